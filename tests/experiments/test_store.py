@@ -17,9 +17,19 @@ import pytest
 from conformance.problems import classification, softmax_model
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import UCFL, FedAvg, Local
-from fedtailor.engine import load_models, run
+from fedtailor.engine import Diverged, load_models, run
 from fedtailor.experiments.checkpoint import load_tree, save_tree
-from fedtailor.experiments.store import CHECKPOINT, LEDGER, MANIFEST, METRICS, Interrupted, run_in
+from fedtailor.experiments.store import (
+    CHECKPOINT,
+    CLIENTS,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+    Interrupted,
+    RunDirectory,
+    run_in,
+)
 from fedtailor.protocol import SGD
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
@@ -143,8 +153,9 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
         start(tmp_path / "run", rounds=4, resume=True)
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == sorted(
-        [MANIFEST, METRICS, LEDGER, CHECKPOINT]
+        [MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY]
     )
+    assert RunDirectory(tmp_path / "run").ended(2) is not None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
@@ -198,3 +209,24 @@ def test_personal_models_come_home(tmp_path):
         result.export(tmp_path / "models")
     with pytest.raises(ValueError, match="holds no exported models"):
         load_models(tmp_path)
+
+
+def test_a_finished_run_says_so_and_who_took_part(tmp_path):
+    done = start(tmp_path / "run")
+    store = RunDirectory(tmp_path / "run")
+    summary = store.ended(4)
+    assert summary is not None and summary["mean"] == done.summary().mean and summary["rounds"] == 4
+    assert summary["training_seconds"] == pytest.approx(sum(done.round_seconds))
+    assert store.ended(5) is None and RunDirectory(tmp_path / "other").ended(4) is None
+    clients = pl.read_parquet(tmp_path / "run" / CLIENTS)
+    assert clients["client"].to_list() == list(done.federation.names)
+    assert clients["unseen"].to_list() == [False, False, True, False, False]
+    for split in ("train", "val", "test"):
+        assert clients[split].to_list() == getattr(done.federation, split).sizes.tolist()
+
+
+def test_a_diverged_run_says_so(tmp_path):
+    with pytest.raises(Diverged) as error:
+        start(tmp_path / "run", algorithm=FedAvg(sgd=SGD(lr=1e38, epochs=3)))
+    summary = RunDirectory(tmp_path / "run").ended(4)
+    assert summary is not None and summary["diverged"] == str(error.value)

@@ -1,14 +1,17 @@
 """Run directories: what a run was, what it measured, and where it can go on.
 
     manifest.toml           every setting, the data, versions
+    clients.parquet         client, group, unseen, and the number of its train, val and test samples
     metrics.parquet         round, client, unseen, split, metric, value
     ledger.parquet          what travelled and was computed; at the end, the delivery of the final models too
     checkpoint.safetensors  the state after the last saved round
+    summary.json            the run in numbers: written last, so a directory that has it holds a finished run
 
 A file is replaced whole or not at all, and the checkpoint last: whenever a run is killed, `resume` continues from its
 last checkpoint and ends with the same bytes in `metrics.parquet` as a run that was never interrupted.
 """
 
+import json
 import signal
 import threading
 import tomllib
@@ -28,10 +31,12 @@ from fedtailor.engine.run import Progress, as_participation, bind
 from fedtailor.experiments.checkpoint import load_tree, save_tree, write_atomically
 from fedtailor.experiments.manifest import difference, manifest
 from fedtailor.federation import Federation
+from fedtailor.federation.validation import SPLITS
 from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Algorithm, require
 
-MANIFEST, METRICS, LEDGER, CHECKPOINT = "manifest.toml", "metrics.parquet", "ledger.parquet", "checkpoint.safetensors"
+MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
+CHECKPOINT, SUMMARY = "checkpoint.safetensors", "summary.json"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -73,6 +78,8 @@ def run_in(
     continued = store.claim(found, resume)
     training = Training(algorithm, federation, bound, seed=seed, participation=participation, settings=settings)
     earlier = store.load(training) if continued else []
+    if not continued:
+        store.write(CLIENTS, clients(federation))
 
     def save_now_and_then(training: Training, evaluated: bool) -> None:
         if training.round % checkpoint_every == 0 or training.round == rounds or stopped.is_set():
@@ -86,11 +93,21 @@ def run_in(
     with _interrupts() as stopped:
         try:
             done = finish(training, rounds, evaluate_every, save_now_and_then, seconds)
-        except Diverged:
+        except Diverged as error:
             store.save(training, seconds)
+            store.conclude({"rounds": rounds, "diverged": str(error)})
             raise
     store.write(LEDGER, done.ledger.frame())  # with the delivery of the final models
+    store.conclude({**done.summary().as_dict(), "training_seconds": float(sum(seconds))})
     return done
+
+
+def clients(federation: Federation) -> pl.DataFrame:
+    """Who took part: client (name), group (null where there are none), unseen, and samples by split."""
+    groups = [None] * len(federation) if federation.groups is None else federation.groups.tolist()
+    sizes = {name: getattr(federation, name).sizes for name in SPLITS}
+    columns = {"client": list(federation.names), "group": groups, "unseen": federation.unseen, **sizes}
+    return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
 
 
 class RunDirectory:
@@ -156,6 +173,23 @@ class RunDirectory:
             raise ValueError(
                 f"cannot write to {self.path}: {why}; what was saved before is kept: make room and resume"
             ) from None
+
+    def conclude(self, summary: dict[str, Any]) -> None:
+        """Say that the run is over, and how it ended.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        with self._one_line():
+            write_atomically(self.path / SUMMARY, lambda file: file.write_text(json.dumps(summary, indent=1)))
+
+    def ended(self, rounds: int) -> dict[str, Any] | None:
+        """The summary of a run that has done `rounds` rounds (or diverged on the way); None if it has not ended."""
+        try:
+            summary = json.loads((self.path / SUMMARY).read_text())
+        except (OSError, ValueError):
+            return None
+        return summary if summary.get("rounds") == rounds else None
 
     def load(self, training: Training) -> list[float]:
         """Put a fresh training where the last checkpoint stood; the seconds of its rounds.

@@ -1,12 +1,27 @@
 """`Scenario`: data, a model and settings that belong together, under one name."""
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture
-from fedtailor.protocol import Algorithm, require
+from fedtailor.protocol import SGD, Algorithm, require
+
+
+def trained(sgd: SGD) -> Callable[[str], Algorithm]:
+    """method name -> the method with its defaults, trained locally as `sgd` says (for `Scenario.default`)."""
+
+    def recommended(name: str) -> Algorithm:
+        kind: Any = Algorithm.registry[name]
+        return kind(sgd=sgd) if "sgd" in inspect.signature(kind).parameters else kind()
+
+    return recommended
 
 
 @dataclass(frozen=True)
@@ -16,20 +31,60 @@ class Scenario:
     Attributes:
         name: on the command line.
         description: one line.
-        build: seed -> the federation.
+        build: seed -> the federation. Its keyword-only parameters are the scenario's sizes: annotated, with defaults
+            as published.
         model: what is trained.
         rounds: how many rounds the settings are meant for.
         settings: method name -> the method as this scenario recommends it; others run with `default`.
         default: method name -> the method as recommended where `settings` has none.
+        participation: who reports in a round: a share of the seen clients, or (from 2) a number of them.
+        source: where the scenario was published.
+        data: the data set that it needs; "" where nothing has to be at hand.
     """
 
     name: str
     description: str
-    build: Callable[[int], Federation]
+    build: Callable[..., Federation]
     model: Architecture
     rounds: int
     settings: Mapping[str, Algorithm] = field(default_factory=dict)
     default: Callable[[str], Algorithm] = lambda name: Algorithm.registry[name]()
+    participation: float = 1.0
+    source: str = ""
+    data: str = ""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The scenario's sizes, by name, with their defaults."""
+        return {name: parameter.default for name, parameter in self._sizes().items()}
+
+    def sized(self, **arguments: Any) -> "Scenario":
+        """The same scenario with other defaults of some of its `parameters`.
+
+        Raises:
+            ValueError: there is no such parameter, or a value is of another type.
+        """
+        sizes = self._sizes()
+        for name, value in arguments.items():
+            allowed = ", ".join(sizes) or "none"
+            require(name in sizes, f"{self.name} has no parameter {name!r}; its parameters are: {allowed}")
+            arguments[name] = self._checked(name, value, sizes[name].annotation)
+        return replace(self, build=partial(self.build, **arguments))
+
+    def _sizes(self) -> dict[str, inspect.Parameter]:
+        found = inspect.signature(self.build).parameters
+        return {name: parameter for name, parameter in found.items() if parameter.kind is parameter.KEYWORD_ONLY}
+
+    def _checked(self, name: str, value: Any, kind: Any) -> Any:
+        """A value of the annotated kind; whole numbers serve as floats, and lists (as in TOML) as tuples."""
+        try:
+            given = tuple(value) if isinstance(value, list) else value
+            return TypeAdapter(kind).validate_python(given, strict=True)
+        except ValidationError as error:
+            wanted = " or ".join(
+                dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
+            )
+            raise ValueError(f"{self.name}: {name} is {value!r}; it must be {wanted}") from None
 
     def algorithm(self, name: str) -> Algorithm:
         """A method as this scenario recommends it.

@@ -35,7 +35,7 @@ PARTITIONERS = [
     IID(7, LogNormal(3, 2), use_all=True, least=5),
     ClassesPerClient(20, 2),
     ClassesPerClient(20, 3, Uniform(30, 100)),
-    ClassesPerClient(20, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, consecutive=True),
+    ClassesPerClient(20, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, stride=1),
     Shards(20, 2),
     DirichletByClass(20, 0.4),
     DirichletByClass(20, 0.5, capped=True),
@@ -74,11 +74,12 @@ def test_iid_clients_are_equally_large_and_alike():
 
 
 def test_classes_per_client_holds_exactly_so_many_and_spreads_the_classes():
-    for partitioner in (ClassesPerClient(20, 3), ClassesPerClient(20, 3, Uniform(30, 100), consecutive=True)):
+    for partitioner in (ClassesPerClient(20, 3), ClassesPerClient(20, 3, Uniform(30, 100), stride=1)):
         held = counts(partitioner(data(), 0), data().y) > 0
         assert (held.sum(axis=1) == 3).all() and (held.sum(axis=0) == 6).all()
-    consecutive = counts(ClassesPerClient(20, 2, consecutive=True)(data(), 0), data().y)
-    assert np.flatnonzero(consecutive[13]).tolist() == [3, 4]
+    chain, blocks = (counts(ClassesPerClient(20, 2, stride=stride)(data(), 0), data().y) for stride in (1, 2))
+    assert np.flatnonzero(chain[13]).tolist() == [3, 4]
+    assert np.flatnonzero(blocks[13]).tolist() == np.flatnonzero(blocks[3]).tolist() == [6, 7]
 
 
 def test_sizes_are_as_wanted_where_the_data_suffice():
@@ -86,7 +87,7 @@ def test_sizes_are_as_wanted_where_the_data_suffice():
     assert set(sizes) == {60}
     assert {len(part) for part in IID(10, Uniform(37, 37))(data(), 0)} == {37}
     # 20 x 3,000 samples do not fit in 4,000: all wishes for a class are scaled down alike
-    tight = counts(ClassesPerClient(20, 2, Uniform(3000, 3000), consecutive=True)(data(), 0), data().y)
+    tight = counts(ClassesPerClient(20, 2, Uniform(3000, 3000), stride=1)(data(), 0), data().y)
     np.testing.assert_array_less(np.ptp(np.where(tight > 0, tight, tight.max(axis=0)), axis=0), 1 + 1)
 
 

@@ -100,7 +100,7 @@ class ClassesPerClient:
     """Every client holds a fixed number of classes (the "pathological" split), and sizes follow a law.
 
     Each class is held by nearly the same number of clients. The published splits: FedProx's digits (Chen et al. 2022)
-    are `ClassesPerClient(1000, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, consecutive=True)`; those
+    are `ClassesPerClient(1000, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, stride=1)`; those
     of Tang et al. 2021 `ClassesPerClient(40, 3, Uniform(400, 5000))`.
 
     Attributes:
@@ -111,7 +111,8 @@ class ClassesPerClient:
         each_class: draw a size for each class of a client instead of one for the client.
         use_all: scale the sizes so that all data are used.
         least: least number of samples of each class that a client holds.
-        consecutive: client i holds classes i, i + 1, ... (modulo their number) instead of a random choice.
+        stride: client i holds the classes from stride * i on (modulo their number) instead of a random choice: 1 is the
+            rule of FedProx and pFedMe; with stride = classes, clients share all their classes or none (PFLlib).
     """
 
     clients: int
@@ -120,11 +121,12 @@ class ClassesPerClient:
     each_class: bool = False
     use_all: bool = False
     least: int = 1
-    consecutive: bool = False
+    stride: int | None = None
 
     def __post_init__(self) -> None:
         _require_clients(self.clients)
         require(self.classes >= 1, f"classes is {self.classes}; it must be 1 or more")
+        require(self.stride is None or self.stride >= 1, f"stride is {self.stride}; it must be 1 or more")
         require(self.least >= 1, f"least is {self.least}; it must be 1 or more")
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
@@ -147,8 +149,8 @@ class ClassesPerClient:
 
     def _held(self, total: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The classes of every client [clients, classes]: the least used ones first, ties at random."""
-        if self.consecutive:
-            return (np.arange(self.clients)[:, None] + np.arange(self.classes)) % total
+        if self.stride is not None:
+            return (self.stride * np.arange(self.clients)[:, None] + np.arange(self.classes)) % total
         used, held = np.zeros(total), np.empty((self.clients, self.classes), np.int64)
         for client in range(self.clients):
             held[client] = np.lexsort((rng.random(total), used))[: self.classes]

@@ -6,13 +6,11 @@ raw pixels hide the groups behind what all images share. Scale and local trainin
 validation data of other seeds.
 """
 
-import inspect
 from dataclasses import replace
-from typing import Any
 
 import fedtailor.algorithms as methods
 from fedtailor.aggregation import ServerOptimizer
-from fedtailor.experiments.scenario import Scenario, known
+from fedtailor.experiments.scenario import Scenario, trained
 from fedtailor.federation import (
     DirichletByClass,
     Federation,
@@ -26,7 +24,7 @@ from fedtailor.federation import (
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
 
-CLIENTS, SCALE, TEST = 20, 0.5, 0.2
+SCALE = 0.5
 
 LOCAL = SGD(lr=0.05, momentum=0.9, epochs=5, batch_size=16)
 """Five epochs of five steps a round: the local work of all methods here, unless a method needs another kind of step.
@@ -35,24 +33,45 @@ PLAIN = replace(LOCAL, lr=0.1, momentum=0.0)
 STEPS = 25
 
 
-def digits_label_shift(seed: int = 0) -> Federation:
-    """Label shift: each class spread over clients in Dirichlet(0.4) proportions (Mestoukirdi et al., section V)."""
-    partition = DirichletByClass(CLIENTS, alpha=0.4, least=10)
-    return _finish(from_partition(datasets.digits(), partition, test=TEST, seed=seed), "digits-label-shift")
+def digits_label_shift(
+    seed: int = 0, *, clients: int = 20, alpha: float = 0.4, test: float = 0.2, val: float = 0.0
+) -> Federation:
+    """Label shift: each class spread over clients in Dirichlet(alpha) proportions (Mestoukirdi et al., section V).
+
+    Args:
+        seed: of the partition and the splits.
+        clients: how many.
+        alpha: concentration.
+        test, val: fractions of each client's images.
+
+    Raises:
+        ValueError: too many clients for the data.
+    """
+    partition = DirichletByClass(clients, alpha, least=10)
+    federation = from_partition(datasets.digits(), partition, test=test, val=val, seed=seed)
+    return _finish(federation, "digits-label-shift")
 
 
-def digits_rotated(seed: int = 0) -> Federation:
-    """Covariate shift: four groups of five clients see the images turned by 0, 90, 180 and 270 degrees."""
-    return _finish(Rotations()(_even(seed), seed=seed), "digits-rotated")
+def digits_rotated(seed: int = 0, *, clients: int = 20, test: float = 0.2, val: float = 0.0) -> Federation:
+    """Covariate shift: four equal groups of clients see the images turned by 0, 90, 180 and 270 degrees.
+
+    Arguments and errors as for `digits_label_shift`.
+    """
+    return _finish(Rotations()(_even(seed, clients, test, val), seed=seed), "digits-rotated")
 
 
-def digits_permuted(seed: int = 0) -> Federation:
-    """Concept shift: four groups of five clients name the digits by permutations of their own."""
-    return _finish(LabelPermutations(4)(_even(seed), seed=seed), "digits-permuted")
+def digits_permuted(
+    seed: int = 0, *, clients: int = 20, groups: int = 4, test: float = 0.2, val: float = 0.0
+) -> Federation:
+    """Concept shift: equal groups of clients name the digits by permutations of their own.
+
+    Arguments and errors as for `digits_label_shift`; `groups` is their number.
+    """
+    return _finish(LabelPermutations(groups)(_even(seed, clients, test, val), seed=seed), "digits-permuted")
 
 
-def _even(seed: int) -> Federation:
-    return from_partition(datasets.digits(), Stratified(CLIENTS), test=TEST, seed=seed)
+def _even(seed: int, clients: int, test: float, val: float) -> Federation:
+    return from_partition(datasets.digits(), Stratified(clients), test=test, val=val, seed=seed)
 
 
 def _finish(federation: Federation, name: str) -> Federation:
@@ -85,28 +104,12 @@ SETTINGS: dict[str, Algorithm] = {
 """The methods' settings for the digits; methods that are not listed train as `LOCAL` says."""
 
 
-def recommended(name: str) -> Algorithm:
-    """A method with its defaults, trained locally as all others on these scenarios."""
-    kind: Any = Algorithm.registry[name]
-    return kind(sgd=LOCAL) if "sgd" in inspect.signature(kind).parameters else kind()
-
-
-SCENARIOS: dict[str, Scenario] = {
-    name: Scenario(name, description, build, mlp(64), 40, SETTINGS, recommended)
+SOURCE = "Mestoukirdi et al. 2022, section V (in small)"
+SCENARIOS = tuple(
+    Scenario(name, description, build, mlp(64), 40, SETTINGS, trained(LOCAL), source=SOURCE)
     for name, description, build in (
         ("digits-label-shift", "20 clients, labels in Dirichlet(0.4) proportions", digits_label_shift),
         ("digits-rotated", "20 clients in 4 groups that see digits turned by 0, 90, 180, 270 degrees", digits_rotated),
         ("digits-permuted", "20 clients in 4 groups that name the digits by other permutations", digits_permuted),
     )
-}
-"""Name -> scenario."""
-
-
-def find(name: str) -> Scenario:
-    """A built-in scenario.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    known(name, SCENARIOS, "scenario", "fedtailor scenarios")
-    return SCENARIOS[name]
+)

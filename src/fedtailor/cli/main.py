@@ -8,6 +8,8 @@ COMMANDS = {
     "algorithms": ("fedtailor.cli.lists", "all methods, or one with its hyper-parameters"),
     "scenarios": ("fedtailor.cli.lists", "data, model and settings that belong together"),
     "run": ("fedtailor.cli.run", "train one method on one scenario"),
+    "compare": ("fedtailor.cli.compare", "an experiment: methods, scenarios, seeds and grids; or a table of your own"),
+    "report": ("fedtailor.cli.report", "tables and figures of what compare ran"),
     "demo": ("fedtailor.cli.demo", "compare methods on rotated and relabelled digits, with figures"),
 }
 INTERRUPTED = 130

@@ -1,12 +1,14 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere; always on stderr."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 from fedtailor.engine import Training
 from fedtailor.engine.run import Progress
+from fedtailor.experiments.compare import Comparison, Entry
+from fedtailor.experiments.compare import Progress as ComparisonProgress
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -15,10 +17,46 @@ SECONDS_BETWEEN_LINES = 10.0
 def progress_of(title: str, rounds: int) -> Iterator[Progress]:
     """A callback for `run` that shows round, mean test accuracy (or loss) of the personal models, and time left."""
     if sys.stderr.isatty():
-        with _bar(title, rounds) as progress:
-            yield progress
+        with _bar(title, rounds) as update:
+            yield lambda training, _: update(training.round, _score(training))
     else:
         yield _lines(title, rounds)
+
+
+@contextmanager
+def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
+    """A callback for a comparison: runs done, what runs, its round and score, and the time left for all."""
+    if sys.stderr.isatty():
+        with _bar(title, runs) as update:
+            yield lambda comparison, entry, seed, training: update(
+                comparison.done + _share(entry, training), _what(entry, seed, training)
+            )
+    else:
+        yield _run_lines(title, runs)
+
+
+def _share(entry: Entry, training: Training | None) -> float:
+    return 0.0 if training is None else training.round / entry.column.rounds
+
+
+def _what(entry: Entry, seed: int, training: Training | None) -> str:
+    text = f"{entry.row} on {entry.column.label}, seed {seed}"
+    if training is None:
+        return text
+    return f"{text}: round {training.round} of {entry.column.rounds} {_score(training)}"
+
+
+def _run_lines(title: str, runs: int) -> ComparisonProgress:
+    last = -SECONDS_BETWEEN_LINES
+
+    def show(comparison: Comparison, entry: Entry, seed: int, training: Training | None) -> None:
+        nonlocal last
+        if monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = monotonic()
+            text = f"{title}: run {comparison.done + 1} of {runs}, {_what(entry, seed, training)}"
+            print(text, file=sys.stderr, flush=True)
+
+    return show
 
 
 def _score(training: Training) -> str:
@@ -28,19 +66,15 @@ def _score(training: Training) -> str:
 
 
 @contextmanager
-def _bar(title: str, rounds: int) -> Iterator[Progress]:
+def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
+    """A bar on stderr, and the function that sets how far it is and what it says."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[score]}"))
-    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=rounds, score="compiling")
-
-        def show(training: Training, evaluated: bool) -> None:
-            bar.update(task, completed=training.round, score=_score(training))
-
-        yield show
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, text="compiling")
+        yield lambda done, text: bar.update(task, completed=done, text=text)
 
 
 def _lines(title: str, rounds: int) -> Progress:

@@ -13,6 +13,7 @@ from fedtailor.engine import Run, Settings
 from fedtailor.engine import run as train
 from fedtailor.experiments import Interrupted, run_in, scenarios
 from fedtailor.experiments.scenario import Scenario, known
+from fedtailor.experiments.settings import reporting
 from fedtailor.experiments.store import MANIFEST
 from fedtailor.protocol import Algorithm, require
 
@@ -56,8 +57,6 @@ def run(arguments: list[str]) -> int:
     scenario = scenarios.find(names[1])
     known(names[0], Algorithm.registry, "algorithm", "fedtailor algorithms")
     algorithm, options = _parse(names[0], scenario, arguments[2:])
-    participation = int(options.participation) if options.participation > 1 else options.participation
-    require(participation == options.participation, f"participation {options.participation} is no number of clients")
     if options.resume:
         require(options.out is not None, "--resume needs the directory of the run: --out DIR")
         found = options.out is not None and (options.out / MANIFEST).exists()
@@ -66,7 +65,7 @@ def run(arguments: list[str]) -> int:
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": participation,
+        "participation": reporting(options.participation),
         "evaluate_every": options.evaluate_every,
         "settings": settings,
     }

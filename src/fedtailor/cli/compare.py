@@ -1,0 +1,95 @@
+"""`fedtailor compare EXPERIMENT.toml`, and the same for a table of one's own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtailor.cli.options import parse
+from fedtailor.cli.progress import progress_over_runs
+from fedtailor.cli.report import report
+from fedtailor.engine import Settings
+from fedtailor.experiments import Interrupted
+from fedtailor.experiments.compare import Comparison
+from fedtailor.experiments.document import Document
+from fedtailor.experiments.experiment import Experiment, load, resolve
+from fedtailor.protocol import require
+
+USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
+TABLES = (".csv", ".parquet")
+METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options for an experiment file."""
+
+    out: Path = Path("fedtailor-results")
+    """Where runs and the index go; runs that are already there are not repeated."""
+    quick: bool = False
+    """The quick size, where the file has one."""
+    devices: int | None = None
+    """Devices to use (all by default)."""
+
+
+@dataclass(frozen=True)
+class TableOptions(Options):
+    """Options for a table of one's own."""
+
+    client: str = "client"
+    """The column that names the client of a row."""
+    target: str = "target"
+    """The column to predict; all other columns are numeric inputs."""
+    algorithms: tuple[str, ...] = METHODS
+    """The methods to compare."""
+    rounds: int = 50
+    """Communication rounds."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of splits, initial models and batches."""
+    lr: tuple[float, ...] = (0.01, 0.1)
+    """Learning rates to choose from, on validation data, for each method."""
+
+
+def compare(arguments: list[str]) -> int:
+    """Run an experiment and print its tables."""
+    if not arguments or arguments[0].startswith("-"):
+        if "-h" in arguments or "--help" in arguments:
+            print(f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare EXPERIMENT.toml --help")
+            return 0
+        raise ValueError(f"usage: {USAGE}")
+    path, rest = Path(arguments[0]), arguments[1:]
+    program = f"fedtailor compare {path}"
+    if path.suffix in TABLES:
+        options: Options = parse(TableOptions, rest, program)
+        assert isinstance(options, TableOptions)
+        experiment = own_table(path, options)
+    else:
+        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(TABLES)})")
+        options = parse(Options, rest, program)
+        experiment = load(path, quick=options.quick)
+    with progress_over_runs(experiment.name, experiment.runs) as progress:
+        comparison = Comparison(experiment, options.out, Settings(devices=options.devices), progress)
+        try:
+            index = comparison.run()
+        except Interrupted as stopped:
+            raise Interrupted("stopped; the same command goes on where it was") from stopped
+    return report([str(options.out), index.parent.name])
+
+
+def own_table(path: Path, options: TableOptions) -> Experiment:
+    """The comparison of methods on a user's own table.
+
+    Raises:
+        ValueError: a column or a method does not exist, or a value is wrong.
+    """
+    grid: dict[str, Any] = {"sgd": {"lr": list(options.lr)}}
+    content = {
+        "title": f"{path.name}: one model per {options.client}",
+        "rounds": options.rounds,
+        "seeds": list(options.seeds),
+        "metrics": ["mean", "worst", "worst10"],
+        "scenarios": {
+            path.stem: {"use": "table", "path": str(path), "client": options.client, "target": options.target}
+        },
+        "algorithms": {name: {"grid": grid} for name in options.algorithms},
+    }
+    return resolve(Document(content, (("the command line", "", ()),)), path.stem)

@@ -1,0 +1,236 @@
+"""`compare`: run an experiment into a result directory, run by run, and go on where it was stopped.
+
+    RESULTS/runs/<scenario>/<method>-<fingerprint>-s<seed>/    one run directory for each training
+    RESULTS/<experiment>/experiment.json                       the index: what was compared, and which runs say so
+
+A run's directory is named by a fingerprint of all its settings: experiments that share a training share its directory,
+and a comparison started again finds what is done. Only the index belongs to one experiment; it is written anew after
+every run from what the run directories hold.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import fedtailor
+from fedtailor.engine import Diverged, Settings, Training
+from fedtailor.experiments.checkpoint import write_atomically
+from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
+from fedtailor.experiments.manifest import settings as described
+from fedtailor.experiments.store import METRICS, RunDirectory, run_in
+from fedtailor.federation import Federation
+from fedtailor.protocol import require
+
+INDEX = "experiment.json"
+RUNS = "runs"
+
+Progress = Callable[["Comparison", Entry, int, Training | None], None]
+"""Called when a run begins (without a training), after each of its rounds, and for finished runs not at all: the
+comparison (see `done`), what runs, its seed, its training."""
+
+
+@dataclass
+class Comparison:
+    """An experiment on its way.
+
+    Attributes:
+        experiment: what is compared.
+        results: the result directory.
+        settings: devices and the like.
+        done: runs that are over.
+        cells, candidates: the index so far.
+    """
+
+    experiment: Experiment
+    results: Path
+    settings: Settings
+    progress: Progress | None = None
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.cells: list[dict[str, Any]] = []
+        self.candidates: list[dict[str, Any]] = []
+        self._seconds: dict[str, float] = {}
+        self._federation: tuple[Column, int, Federation] | None = None
+
+    @property
+    def index(self) -> Path:
+        """Where the index stands."""
+        return self.results / self.experiment.name / INDEX
+
+    def run(self) -> Path:
+        """All runs, in order; the index.
+
+        Raises:
+            ValueError: data are missing, a disk is full, a directory cannot be written: what is finished is kept.
+            Interrupted: Ctrl-C; the last finished round is saved.
+        """
+        seeds = self.experiment.file.seeds
+        chosen: dict[int, Candidate] = {}
+        for column in self.experiment.columns:
+            entries = [entry for entry in self.experiment.entries if entry.column is column]
+            for entry in entries:
+                chosen[id(entry)] = self._choose(entry, seeds[0])
+            for seed in seeds:
+                for entry in entries:
+                    self._cell(entry, chosen[id(entry)], seed)
+        return self.index
+
+    def _choose(self, entry: Entry, seed: int) -> Candidate:
+        """The candidate that is best on the clients' validation data, after the last round, on the first seed."""
+        if len(entry.candidates) == 1:
+            return entry.candidates[0]
+        scores = []
+        for candidate in entry.candidates:
+            path, _ = self._train(entry, candidate, seed)
+            scores.append(_validation_score(path))
+        best = max(
+            range(len(scores)), key=lambda number: scores[number] if scores[number] is not None else -float("inf")
+        )
+        require(scores[best] is not None, f"every candidate of {entry.row} on {entry.column.label} diverged; "
+                                          "offer smaller learning rates in its grid")  # fmt: skip
+        for number, (candidate, score) in enumerate(zip(entry.candidates, scores, strict=True)):
+            self.candidates.append({
+                **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
+                "run": self._place(entry, candidate, seed), "val": score, "chosen": number == best,
+            })  # fmt: skip
+        self.done -= 1  # the chosen one is also the cell of this seed
+        return entry.candidates[best]
+
+    def _cell(self, entry: Entry, candidate: Candidate, seed: int) -> None:
+        self._train(entry, candidate, seed)
+        self.cells.append({
+            **_names(entry), "seed": seed, "run": self._place(entry, candidate, seed),
+            "chosen": dict(candidate.parameters),
+        })  # fmt: skip
+        self._write()
+
+    def _train(self, entry: Entry, candidate: Candidate, seed: int) -> tuple[Path, dict[str, Any]]:
+        """One run, unless its directory holds it already; the directory and the run's summary."""
+        name, column = self._place(entry, candidate, seed), entry.column
+        store = RunDirectory(self.results / name)
+        summary = store.ended(column.rounds)
+        if summary is None:
+            if self.progress is not None:
+                self.progress(self, entry, seed, None)
+            with suppress(Diverged):  # the run's directory says so, and the tables will
+                run_in(
+                    store.path, candidate.algorithm, self._data(column, seed), column.scenario.model, column.rounds,
+                    seed=seed, participation=column.participation, evaluate_every=self._every(column),
+                    checkpoint_every=max(column.rounds // 5, 1), settings=self.settings, resume=True,
+                    progress=self._forward(entry, seed),
+                )  # fmt: skip
+            summary = store.ended(column.rounds)
+            assert summary is not None
+        self.done += 1
+        self._seconds[name] = summary.get("seconds", 0.0)
+        return store.path, summary
+
+    def _forward(self, entry: Entry, seed: int) -> Callable[[Training, bool], None] | None:
+        progress = self.progress
+        return None if progress is None else lambda training, _: progress(self, entry, seed, training)
+
+    def _data(self, column: Column, seed: int) -> Federation:
+        """The clients of one column and seed; only the last ones stay in memory."""
+        if self._federation is None or self._federation[:2] != (column, seed):
+            self._federation = (column, seed, column.scenario.build(seed))
+        return self._federation[2]
+
+    def _every(self, column: Column) -> int:
+        return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
+
+    def _place(self, entry: Entry, candidate: Candidate, seed: int) -> str:
+        """Where a run stands in the result directory: equal settings, equal place."""
+        column = entry.column
+        what = {
+            "algorithm": described(candidate.algorithm), "model": described(column.scenario.model),
+            "data": {**column.arguments, "file": _file(column)}, "rounds": column.rounds, "every": self._every(column),
+            "participation": described(column.participation),
+        }  # fmt: skip
+        fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
+        return f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
+
+    def _write(self) -> None:
+        """The index, whole or not at all."""
+        experiment, file = self.experiment, self.experiment.file
+        found = {
+            "name": experiment.name, "size": experiment.size, "title": file.title, "source": file.source,
+            "note": file.note, "seeds": file.seeds, "metrics": file.metrics, "figures": file.figures,
+            "scenarios": {column.label: _described(column) for column in experiment.columns},
+            "algorithms": experiment.rows, "published": file.published, "sweeps": _sweeps(experiment),
+            "runs": experiment.runs, "cells": self.cells, "candidates": self.candidates,
+            "seconds": sum(self._seconds.values()), "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "versions": {
+                "fedtailor": fedtailor.__version__, "python": platform.python_version(), "jax": version("jax"),
+            },
+        }  # fmt: skip
+        text = json.dumps(found, indent=1, default=str)
+        try:
+            self.index.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.index, lambda path: path.write_text(text))
+        except OSError as error:
+            raise ValueError(f"cannot write to {self.index.parent}: {error.strerror}; finished runs are kept") from None
+
+
+def _file(column: Column) -> str:
+    """A digest of the user's own file, where the scenario reads one: other contents are other runs."""
+    path = column.arguments.get("path")
+    if path is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _names(entry: Entry) -> dict[str, str]:
+    return {"scenario": entry.column.label, "algorithm": entry.row}
+
+
+def _described(column: Column) -> dict[str, Any]:
+    participation = column.participation
+    return {
+        "use": column.scenario.name, "arguments": dict(column.arguments), "model": repr(column.scenario.model),
+        "rounds": column.rounds,
+        "participation": participation.fraction if participation.count is None else participation.count,
+    }  # fmt: skip
+
+
+def _sweeps(experiment: Experiment) -> dict[str, Any]:
+    """Label in the file -> the parameter that its rows vary, and the row of each value."""
+    found: dict[str, Any] = {}
+    for entry in experiment.entries:
+        if len(entry.varied) == 1:
+            ((parameter, value),) = entry.varied.items()
+            sweep = found.setdefault(entry.algorithm, {"parameter": parameter, "rows": {}})
+            sweep["rows"][str(value)] = entry.row
+    return found
+
+
+def _validation_score(path: Path) -> float | None:
+    """Mean over clients of the validation accuracy (without classes: minus the loss) after the last round; None if
+    the run diverged.
+
+    Raises:
+        ValueError: the scenario has no validation data.
+    """
+    summary = json.loads((path / "summary.json").read_text())
+    if "diverged" in summary:
+        return None
+    metric = summary["metric"]
+    frame = pl.read_parquet(path / METRICS).filter(
+        (pl.col("split") == "val") & (pl.col("metric") == metric) & ~pl.col("unseen")
+    )
+    require(len(frame) > 0, "a grid is chosen on validation data, and this scenario has none; remove the grid")
+    last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
+    assert isinstance(last, float)
+    return last if metric == "accuracy" else -last

@@ -1,0 +1,254 @@
+"""`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.engine import Participation
+from fedtailor.experiments import scenarios
+from fedtailor.experiments.document import Document, Misplaced, read
+from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.settings import allow, architecture, combinations, configure, flatten, reporting
+from fedtailor.protocol import Algorithm
+
+METRICS = (
+    "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
+)  # fmt: skip
+FIGURES = (
+    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-time", "histogram", "collaboration", "silhouette",
+    "fairness", "sweep",
+)  # fmt: skip
+
+Share = Annotated[float, Field(gt=0)]
+"""Who reports in a round: a share of the seen clients (up to 1), or a number of them (from 2)."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Scenario(_Table):
+    """[scenarios.LABEL]; every other key is an argument of the scenario (its sizes)."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    use: str | None = None
+    model: str | dict[str, Any] | None = None
+    rounds: int | None = Field(None, ge=1)
+    participation: Share | None = None
+    sgd: dict[str, Any] = {}
+
+
+class _Algorithm(_Table):
+    """[algorithms.LABEL]; every other key is a hyper-parameter."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    use: str | None = None
+    only: list[str] | None = None
+    vary: dict[str, Any] = {}
+    grid: dict[str, Any] = {}
+
+
+class _File(_Table):
+    """The keys of an experiment file."""
+
+    title: str
+    source: str = ""
+    note: str = ""
+    rounds: int | None = Field(None, ge=1)
+    seeds: list[Annotated[int, Field(ge=0)]] = Field([0, 1, 2], min_length=1)
+    participation: Share | None = None
+    evaluate_every: int | None = Field(None, ge=1)
+    metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
+    figures: list[Literal[FIGURES]] = ["accuracy-by-round", "accuracy-by-bytes", "fairness"]  # type: ignore[valid-type]
+    sgd: dict[str, Any] = {}
+    scenarios: dict[str, _Scenario] = Field(min_length=1)
+    algorithms: dict[str, _Algorithm] = Field(min_length=1)
+    published: dict[Literal[METRICS], dict[str, dict[str, str | int | float]]] = {}  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting of a method: one that the grid offers, or its only one.
+
+    Attributes:
+        algorithm: the method.
+        parameters: what the grid sets, by dotted name; empty where there is no grid.
+    """
+
+    algorithm: Algorithm
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A scenario as an experiment uses it."""
+
+    label: str
+    scenario: Scenario
+    arguments: Mapping[str, Any]
+    rounds: int
+    participation: Participation
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the tables in one column: a method, and what the choice is from.
+
+    Attributes:
+        row: the row's label.
+        algorithm: the label in the file, shared by the rows of a sweep.
+        varied: what makes this row differ from the others of its sweep, by dotted name.
+    """
+
+    row: str
+    algorithm: str
+    column: Column
+    candidates: tuple[Candidate, ...]
+    varied: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A comparison, resolved and checked.
+
+    Attributes:
+        name: of the file, with "-quick" for the quick size.
+        size: "full" or "quick".
+        file: title, source, note, seeds, metrics, figures and published figures, as the file gives them.
+        columns: the scenarios.
+        entries: every row in every column where it applies, column by column.
+    """
+
+    name: str
+    size: Literal["full", "quick"]
+    file: _File
+    columns: tuple[Column, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def rows(self) -> list[str]:
+        """The labels of the rows, in the order of the file."""
+        return list(dict.fromkeys(entry.row for entry in self.entries))
+
+    @property
+    def runs(self) -> int:
+        """How many trainings this takes, those of the grids included."""
+        return sum(len(self.file.seeds) + len(entry.candidates) - 1 for entry in self.entries)
+
+
+def load(path: Path, *, quick: bool = False) -> Experiment:
+    """Read and check an experiment file.
+
+    Raises:
+        ValueError: it cannot be read, or something in it is wrong: one line with file, line and what is allowed.
+    """
+    return resolve(read(path, quick=quick), path.stem, quick=quick)
+
+
+def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment:
+    """The experiment that a document describes.
+
+    Raises:
+        ValueError: something in it is wrong, in one line.
+    """
+    try:
+        file = _validated(document.content)
+        columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
+        entries = tuple(entry for column in columns for entry in _entries(column, file))
+        _check_published(file, entries, quick)
+    except Misplaced as error:
+        raise ValueError(document.explain(error)) from None
+    return Experiment(f"{name}-quick" if quick else name, "quick" if quick else "full", file, columns, entries)
+
+
+def _validated(content: Mapping[str, Any]) -> _File:
+    try:
+        return _File.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = tuple(str(part) for part in first["loc"] if part != "[key]")
+        if first["type"] == "extra_forbidden":
+            allow(
+                place[-1], [name for name in (*_File.model_fields, "base", "quick") if name != place[-1]], place, "key"
+            )
+        if first["type"] == "missing":
+            raise Misplaced(place, f"{place[-1]} is missing") from None
+        raise Misplaced(place, f"{'.'.join(place)}: {first['msg'].lower()}, not {first['input']!r}") from None
+
+
+def _column(label: str, table: _Scenario, file: _File) -> Column:
+    place = ("scenarios", label)
+    name = table.use or label
+    allow(name, list(scenarios.SCENARIOS), (*place, "use") if table.use else place, "scenario")
+    scenario = scenarios.find(name)
+    arguments = table.model_extra or {}
+    for key in arguments:
+        allow(key, [*scenario.parameters, *_Scenario.model_fields], (*place, key), f"argument of {name}")
+        try:
+            scenario.sized(**{key: arguments[key]})
+        except ValueError as error:
+            raise Misplaced((*place, key), str(error)) from None
+    scenario = scenario.sized(**arguments)
+    if table.model is not None:
+        scenario = replace(scenario, model=architecture(table.model, (*place, "model")))
+    participation = next(
+        share for share in (table.participation, file.participation, scenario.participation) if share is not None
+    )
+    rounds = table.rounds or file.rounds or scenario.rounds
+    try:
+        reporters = reporting(participation)
+    except ValueError as error:
+        raise Misplaced((*place, "participation"), str(error)) from None
+    return Column(label, scenario, scenario.parameters, rounds, reporters)
+
+
+def _entries(column: Column, file: _File) -> Iterator[Entry]:
+    for label, table in file.algorithms.items():
+        place = ("algorithms", label)
+        name = table.use or label
+        allow(name, list(Algorithm.registry), (*place, "use") if table.use else place, "algorithm")
+        for other in table.only or ():
+            allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
+        if table.only is not None and column.label not in table.only:
+            continue
+        base = configure(_start(name, column, file), table.model_extra or {}, place)
+        for varied in combinations(table.vary, (*place, "vary")):
+            row = configure(base, varied, (*place, "vary"))
+            candidates = tuple(
+                Candidate(configure(row, chosen, (*place, "grid")), flatten(chosen))
+                for chosen in combinations(table.grid, (*place, "grid"))
+            )
+            if len(candidates) > 1 and column.arguments.get("val") == 0:
+                raise Misplaced(
+                    ("scenarios", column.label),
+                    f"{label} has a grid, and grids are chosen on validation data: give scenario {column.label!r} "
+                    "some, such as val = 0.1",
+                )
+            name_of_row = ", ".join([label, *(f"{key} {value}" for key, value in flatten(varied).items())])
+            yield Entry(name_of_row, label, column, candidates, flatten(varied))
+
+
+def _start(name: str, column: Column, file: _File) -> Algorithm:
+    """The method as the scenario recommends it, trained locally as [sgd] and [scenarios.LABEL.sgd] say."""
+    start: Any = column.scenario.algorithm(name)
+    if hasattr(start, "sgd"):
+        for settings, place in (
+            (file.sgd, ("sgd",)),
+            (file.scenarios[column.label].sgd, ("scenarios", column.label, "sgd")),
+        ):
+            start = replace(start, sgd=configure(start.sgd, settings, place))
+    return start
+
+
+def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:
+    """Published figures must have a row and a column here (a quick size may leave some out)."""
+    rows = list(dict.fromkeys(entry.row for entry in entries))
+    for metric, tables in file.published.items():
+        for label, figures in tables.items():
+            allow(label, list(file.scenarios), ("published", metric, label), "scenario in this experiment")
+            for row in figures if not quick else ():
+                allow(row, rows, ("published", metric, label, row), "row in this experiment")

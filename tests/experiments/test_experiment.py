@@ -1,0 +1,162 @@
+"""Experiment files: what they may say, and where a mistake is reported."""
+
+import pytest
+
+from fedtailor.experiments.document import line_of, overlay, read
+from fedtailor.experiments.experiment import load
+
+FILE = """title = "A comparison"
+seeds = [0, 1]
+rounds = 3
+
+[sgd]
+lr = 0.05
+
+[scenarios.rotated]
+use = "digits-rotated"
+val = 0.2
+
+[algorithms.FedAvg]
+use = "fedavg"
+sgd = {batch_size = 8}
+grid.sgd.lr = [0.01, 0.1]
+
+[algorithms.Hyp]
+use = "hypcluster"
+vary.clusters = [1, 2]
+
+[published.mean.rotated]
+FedAvg = "91.3 ± 0.5"
+
+[quick]
+seeds = [0]
+algorithms.Hyp = false
+scenarios.rotated = {clients = 10}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to(text, name="e.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return to
+
+
+def test_a_file_becomes_rows_columns_and_candidates(write):
+    experiment = load(write(FILE))
+    assert experiment.rows == ["FedAvg", "Hyp, clusters 1", "Hyp, clusters 2"]
+    fedavg, one, two = experiment.entries
+    assert [candidate.algorithm.sgd.lr for candidate in fedavg.candidates] == [0.01, 0.1]
+    assert {candidate.algorithm.sgd.batch_size for candidate in fedavg.candidates} == {8}
+    assert [candidate.parameters for candidate in fedavg.candidates] == [{"sgd.lr": 0.01}, {"sgd.lr": 0.1}]
+    assert (one.candidates[0].algorithm.clusters, two.candidates[0].algorithm.clusters) == (1, 2)
+    assert one.candidates[0].algorithm.sgd.lr == 0.05
+    assert one.candidates[0].algorithm.start == "farthest"  # as the scenario recommends
+    assert experiment.runs == 2 * 3 + 1
+
+
+def test_the_quick_size_is_laid_over_the_published_one(write):
+    experiment = load(write(FILE), quick=True)
+    assert (experiment.name, experiment.size, experiment.rows) == ("e-quick", "quick", ["FedAvg"])
+    assert experiment.columns[0].arguments["clients"] == 10 and experiment.columns[0].arguments["val"] == 0.2
+    with pytest.raises(ValueError, match="no quick size"):
+        load(write(FILE[: FILE.index("[quick]")]), quick=True)
+
+
+def test_a_file_may_build_on_another(write):
+    write(FILE)
+    experiment = load(
+        write('base = "e.toml"\nmetrics = ["worst"]\n[algorithms.Hyp]\nstart = "random"\nwarm = 2\n', "f.toml")
+    )
+    assert experiment.file.metrics == ["worst"] and experiment.file.seeds == [0, 1]
+    assert experiment.entries[1].candidates[0].algorithm.warm == 2
+    assert load(write('base = "e.toml"', "f.toml"), quick=True).rows == ["FedAvg"]
+    with pytest.raises(ValueError, match="its own base"):
+        load(write('base = "f.toml"', "f.toml"))
+
+
+def test_tables_are_laid_over_tables():
+    assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}}) == {"a": {"b": 4, "c": 2}, "d": 3}
+    assert overlay({"a": {"b": 1}, "d": True}, {"a": False, "d": False}) == {"d": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("seeds = [0, 1]", "seed = [0]", 2, "no key 'seed'; did you mean 'seeds'.*allowed are title"),
+        ("rounds = 3", "rounds = 0", 3, "rounds: input should be greater than or equal to 1, not 0"),
+        ("rounds = 3", 'rounds = "3"', 3, "rounds: .*integer.*not '3'"),
+        ("lr = 0.05", "lr = -1.0", 6, "lr is -1.0; it must be above 0"),
+        ("lr = 0.05", "rate = 0.05", 6, "no hyper-parameter 'rate'.*allowed are lr, momentum"),
+        ('"digits-rotated"', '"digits-turned"', 9, "no scenario 'digits-turned'; did you mean 'digits-rotated'"),
+        ("val = 0.2", 'val = "a fifth"', 10, "val is 'a fifth'; it must be a valid number"),
+        ("val = 0.2", "vol = 0.2", 10, "no argument of digits-rotated 'vol'; did you mean 'val'"),
+        ("val = 0.2", "", 8, "FedAvg has a grid.*validation data.*val = 0.1"),
+        ('"fedavg"', '"fedavgg"', 13, "no algorithm 'fedavgg'; did you mean 'fedavg"),
+        ("{batch_size = 8}", "{batch_size = 8.5}", 14, "batch_size is 8.5; input should be a valid integer"),
+        ("{batch_size = 8}", "{batch = 8}", 14, "no hyper-parameter 'batch'; did you mean 'batch_size'"),
+        ("[0.01, 0.1]", "0.1", 15, "lr is 0.1; it must be a list of values"),
+        ("[0.01, 0.1]", "[0.01, -0.1]", 15, "lr is -0.1; it must be above 0"),
+        ("[1, 2]", "[0, 2]", 19, "clusters is 0"),
+        ('vary.clusters = [1, 2]', 'only = ["turned"]', 19, "no scenario in this experiment 'turned'"),
+        ("published.mean", "published.maen", 21, "published.maen"),
+        ("FedAvg = ", "FedProx = ", 22, "no row in this experiment 'FedProx'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_place(write, old, new, line, message):
+    assert FILE.count(old) >= 1
+    with pytest.raises(ValueError, match=message) as error:
+        load(write(FILE.replace(old, new, 1)))
+    assert str(error.value).startswith(f"e.toml, line {line}: ") and "\n" not in str(error.value)
+
+
+def test_a_mistake_in_the_quick_size_or_in_the_base_is_found_there(write):
+    path = write(FILE.replace("clients = 10", "clients = 0.5"))
+    with pytest.raises(ValueError, match=r"e\.toml, line 27: .*clients is 0\.5"):
+        load(path, quick=True)
+    with pytest.raises(ValueError, match=r"e\.toml, line 9: there is no scenario"):
+        write(FILE.replace("digits-rotated", "digits-turned"))
+        load(write('base = "e.toml"\nrounds = 2', "f.toml"))
+
+
+def test_files_that_are_none(write, tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read .*nothing\.toml: No such file"):
+        load(tmp_path / "nothing.toml")
+    with pytest.raises(ValueError, match=r"e\.toml is no TOML file: Invalid value"):
+        load(write("title = "))
+    with pytest.raises(ValueError, match="title is missing"):
+        load(write("rounds = 3"))
+    with pytest.raises(ValueError, match="base is 3; it must be the name of a file"):
+        load(write("base = 3"))
+
+
+def test_none_can_be_said(write):
+    text = (
+        FILE
+        + '[algorithms.UCFL]\nuse = "ucfl"\nstreams = "none"\n[algorithms.Ditto]\nuse = "ditto"\nsgd.steps = "none"\n'
+    )
+    ucfl, ditto = load(write(text)).entries[-2:]
+    assert ucfl.candidates[0].algorithm.streams is None and ditto.candidates[0].algorithm.sgd.steps is None
+
+
+def test_lines_of_settings():
+    text = 'a = 1\n[b.c]\nd.e = 2\n["f g"]\nh = {i = 3}\n'
+    places = [("a",), ("b",), ("b", "c"), ("b", "c", "d", "e"), ("f g", "h", "i")]
+    assert [line_of(text, place) for place in places] == [1, 2, 2, 3, 5]
+    assert line_of(text, ("x",)) is None
+
+
+def test_a_model_can_be_chosen(write):
+    text = FILE.replace("val = 0.2", 'val = 0.2\nmodel = {use = "mlp", hidden = 7}')
+    assert load(write(text)).columns[0].scenario.model.hidden == (7,)
+    with pytest.raises(ValueError, match=r"line 11: there is no model 'mpl'; did you mean 'mlp'"):
+        load(write(text.replace('"mlp"', '"mpl"')))
+    with pytest.raises(ValueError, match=r"line 11: there is no argument of mlp 'width'"):
+        load(write(text.replace("hidden", "width")))
+
+
+def test_reading_keeps_the_sources(write):
+    assert read(write(FILE)).content["rounds"] == 3

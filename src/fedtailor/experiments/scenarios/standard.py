@@ -1,0 +1,163 @@
+"""The splits that most papers on personalized federated learning compare on: those of pFedMe and of PFLlib."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import fedtailor.algorithms as methods
+from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenarios.common import PFEDME_SIZES, some
+from fedtailor.federation import (
+    ClassesPerClient,
+    Dataset,
+    DirichletByClass,
+    Federation,
+    LogNormal,
+    Uniform,
+    datasets,
+    from_partition,
+)
+from fedtailor.models import cnn, logistic
+from fedtailor.protocol import SGD, Algorithm
+
+
+def pfedme_mnist(
+    seed: int = 0, *, clients: int = 20, points: int | None = None, test: float = 0.25, val: float = 0.0
+) -> Federation:
+    """Digits over clients with two classes each, i and i + 1 (modulo 10) for client i; sizes are log-normal.
+
+    All images are dealt, in proportion to draws from LogNormal(0, 2) plus 3 (see `PFEDME_SIZES`).
+
+    Args:
+        seed: of the points, the partition and the splits.
+        clients: how many.
+        points: images of all clients together; None = all 70,000.
+        test, val: fractions of each client's images.
+
+    Raises:
+        ValueError: sizes that cannot be met, or MNIST is not at hand.
+    """
+    data = some(datasets.mnist(), points, seed)
+    partition = ClassesPerClient(clients, 2, PFEDME_SIZES, each_class=True, use_all=True, stride=1)
+    return from_partition(data, partition, test=test, val=val, name="pfedme-mnist", seed=seed)
+
+
+def pfedme_synthetic(
+    seed: int = 0,
+    *,
+    clients: int = 100,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    test: float = 0.1,
+    val: float = 0.0,
+) -> Federation:
+    """Linear classifiers that differ by client: 60 inputs, 10 classes, at least 250 samples a client.
+
+    Args:
+        seed: of everything.
+        clients: how many.
+        alpha, beta: how much classifiers and inputs differ (see `datasets.synthetic`).
+        test, val: fractions of each client's samples.
+
+    Raises:
+        ValueError: impossible sizes.
+    """
+    sizes = LogNormal(4, 2, offset=50, factor=5)
+    return datasets.synthetic(alpha, beta, clients=clients, sizes=sizes, test=test, val=val, seed=seed)
+
+
+def pfllib(
+    read: Callable[[], Dataset],
+    seed: int = 0,
+    *,
+    clients: int = 20,
+    split: Literal["pathological", "dirichlet"] = "pathological",
+    classes: int = 2,
+    alpha: float = 0.1,
+    points: int | None = None,
+    test: float = 0.25,
+    val: float = 0.0,
+) -> Federation:
+    """All images of a data set, training and test set merged, by one of PFLlib's two splits.
+
+    Args:
+        read: the data set.
+        seed: of the points, the partition and the splits.
+        clients: how many.
+        split: "pathological": clients share all their classes or none, with shares of a class between a tenth and the
+            whole of the largest (PFLlib draws all but the last client's like this, and the last gets the rest);
+            "dirichlet": each class in Dirichlet(alpha) proportions, nothing more for a client above its equal share.
+        classes: of each client (pathological).
+        alpha: concentration (dirichlet).
+        points: images of all clients together; None = all.
+        test, val: fractions of each client's images.
+
+    Raises:
+        ValueError: sizes that cannot be met, or the data set is not at hand.
+    """
+    data = some(read(), points, seed)
+    if split == "pathological":
+        partition = ClassesPerClient(clients, classes, Uniform(0.1, 1), each_class=True, use_all=True, stride=classes)
+    else:
+        partition = DirichletByClass(clients, alpha, capped=True)
+    return from_partition(data, partition, test=test, val=val, name=f"pfllib ({data.name}, {split})", seed=seed)
+
+
+def _pfedme(inner: SGD, lam: float, meta: SGD, alpha: float) -> dict[str, Algorithm]:
+    """pFedMe and Per-FedAvg as tuned in the authors' repository."""
+    return {
+        "pfedme": methods.PFedMe(sgd=inner, lam=lam, outer_lr=0.01, beta=2.0),
+        "per-fedavg": methods.PerFedAvg(sgd=meta, alpha=alpha),
+    }
+
+
+PFEDME = SGD(lr=0.02, steps=20, batch_size=20)
+"""FedAvg as tuned there: 20 mini-batches a round, for MNIST and for the synthetic task."""
+PFLLIB = SGD(lr=0.005, epochs=1, batch_size=10)
+"""PFLlib's defaults."""
+
+SCENARIOS = (
+    Scenario(
+        "pfedme-mnist",
+        "MNIST over 20 clients, two classes each, sizes log-normal",
+        pfedme_mnist,
+        logistic(),
+        800,
+        _pfedme(replace(PFEDME, lr=0.1), 15.0, replace(PFEDME, lr=0.003), 0.03),
+        trained(PFEDME),
+        participation=0.25,
+        source="Dinh et al. 2020, section 5",
+        data="MNIST",
+    ),
+    Scenario(
+        "pfedme-synthetic",
+        "linear classifiers that differ by client, 100 clients, sizes log-normal",
+        pfedme_synthetic,
+        logistic(),
+        600,
+        _pfedme(replace(PFEDME, lr=0.01), 20.0, replace(PFEDME, lr=0.002), 0.02),
+        trained(PFEDME),
+        participation=0.1,
+        source="Dinh et al. 2020, section 5",
+    ),
+    *(
+        Scenario(
+            name,
+            f"{data} over 20 clients, two classes each or in Dirichlet(0.1) proportions",
+            partial(pfllib, read),
+            cnn(),
+            2000,
+            {},
+            trained(PFLLIB),
+            source="PFLlib (Zhang et al. 2025)",
+            data=data,
+        )
+        for name, data, read in (
+            ("pfllib-mnist", "MNIST", datasets.mnist),
+            ("pfllib-fashion", "Fashion-MNIST", datasets.fashion_mnist),
+            ("pfllib-cifar", "CIFAR-10", datasets.cifar10),
+        )
+    ),
+)
+pfllib_mnist, pfllib_fashion, pfllib_cifar = (scenario.build for scenario in SCENARIOS[2:])

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from fedtailor.engine.data import Pool, Slot
+from fedtailor.engine.data import Brief, Pool
 from fedtailor.engine.local import DeviceLocal
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Inbox
@@ -54,13 +54,10 @@ def map_clients(
     mesh: Mesh,
     chunk: int,
     pool: Pool,
-    round: Int[Array, ""],
-    slots: Slot,
-    states: Any,
     values: dict[str, Array],
-    to: dict[str, Int[Array, "c k"]],
+    briefs: Brief,
+    states: Any,
     note: dict[str, Array],
-    reply: Array,
 ) -> dict[str, Any]:
     """`client_task` for all clients of a cohort [c] (c a multiple of the mesh's devices), outputs stacked [c, ...].
 
@@ -72,15 +69,15 @@ def map_clients(
     @partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, everywhere, clients),
+        in_specs=(everywhere, everywhere, everywhere, clients),
         out_specs=clients,
         check_vma=False,
     )
-    def shard(algorithm: Algorithm, pool: Pool, round: Array, values: dict[str, Array], rows: Any) -> Any:
-        one = partial(run_one, task, algorithm, model, pool, round, values)
+    def shard(algorithm: Algorithm, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
+        one = partial(run_one, task, algorithm, model, pool, values)
         return jax.lax.map(one, rows) if chunk == 1 else jax.lax.map(one, rows, batch_size=chunk)
 
-    return shard(algorithm, pool, round, values, (slots, states, to, note, reply))
+    return shard(algorithm, pool, values, (briefs, states, note))
 
 
 def run_one(
@@ -88,18 +85,17 @@ def run_one(
     algorithm: Algorithm,
     model: Model,
     pool: Pool,
-    round: Array,
     values: dict[str, Array],
-    row: Any,
+    row: tuple[Brief, Any, dict[str, Array]],
     local_type: Callable[..., DeviceLocal] = DeviceLocal,
 ) -> dict[str, Any]:
-    """One client of `map_clients`: its inbox, its `Local`, its outputs, the work it did and whether all is finite."""
-    slot, state, to, note, reply = row
-    local = local_type(model, pool, slot, round)
-    got = {kind: places >= 0 for kind, places in to.items()}
-    inbox = Inbox({kind: _receive(values[kind], places) for kind, places in to.items()}, got, note, reply)
+    """One client of `map_clients`: its outputs and a report [3]: two numbers of work, whether all is finite."""
+    brief, state, note = row
+    local = local_type(model, pool, brief.slot, brief.round)
+    got = {kind: places >= 0 for kind, places in brief.to.items()}
+    inbox = Inbox({kind: _receive(values[kind], places) for kind, places in brief.to.items()}, got, note, brief.reply)
     out = client_task(task, algorithm, state, inbox, local)
-    return {"finite": finite(out), **out, "work": local.tally}
+    return {**out, "report": jnp.append(local.tally, finite(out).astype(jnp.int32))}
 
 
 def _receive(values: Array, places: Int[Array, " k"]) -> Array:

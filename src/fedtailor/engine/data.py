@@ -1,11 +1,12 @@
 """The pool of examples on the device, and one client's place in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 from numpy.typing import NDArray
 
 from fedtailor.federation import Federation
@@ -50,6 +51,54 @@ class Slot:
     size: Int[Array, "*c 3"]
     key: UInt32[Array, "*c 2"]
     fixed: UInt32[Array, "*c 2"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Brief:
+    """All that clients are told in integers, in one array: to ship an array costs 0.1 ms, whatever its size.
+
+    Attributes:
+        numbers: [w] slot (10), round, reply, then the rows of every kind of message; over a cohort [c, w].
+        kinds: the kinds of message, and how many rows of each a client receives.
+    """
+
+    numbers: Int[Array, "*c w"]
+    kinds: tuple[tuple[str, int], ...] = field(metadata={"static": True})
+
+    @staticmethod
+    def pack(
+        padded: int, slots: Sequence[NDArray], round: int, reply: NDArray[np.bool_], to: dict[str, NDArray]
+    ) -> "Brief":
+        """The briefs [padded, w] of a cohort [c], from the fields of its `Slot`; padding has no data, gets nothing."""
+        count, kinds = len(reply), tuple((kind, rows.shape[1]) for kind, rows in to.items())
+        numbers = np.zeros((padded, 12 + sum(width for _, width in kinds)), np.int32)
+        numbers[count:, 12:] = -1
+        columns = [*(part.view(np.int32) for part in slots), np.full((count, 1), round), reply[:, None], *to.values()]
+        np.concatenate(columns, axis=1, out=numbers[:count], casting="same_kind")
+        return Brief(numbers, kinds)  # pyright: ignore[reportArgumentType] (the program takes host arrays)
+
+    @property
+    def slot(self) -> Slot:
+        """Where the client's examples are, and its keys."""
+        keys = jax.lax.bitcast_convert_type(self.numbers[6:10], jnp.uint32)
+        return Slot(self.numbers[:3], self.numbers[3:6], keys[:2], keys[2:])
+
+    @property
+    def round(self) -> Int[Array, ""]:
+        """The round (0-based)."""
+        return self.numbers[10]
+
+    @property
+    def reply(self) -> Bool[Array, ""]:
+        """Whether the server will use the client's answer."""
+        return self.numbers[11] != 0
+
+    @property
+    def to(self) -> dict[str, Int[Array, " k"]]:
+        """kind -> the rows of the streams that the client receives, -1 = nothing."""
+        ends = np.cumsum([12, *(width for _, width in self.kinds)])
+        return {kind: self.numbers[end - width : end] for (kind, width), end in zip(self.kinds, ends[1:], strict=True)}
 
 
 def build_pool(federation: Federation, dtype: str) -> tuple[Pool, NDArray[np.int32], NDArray[np.int32]]:

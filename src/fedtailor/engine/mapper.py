@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from fedtailor.engine.cohort import AXIS, Task, deal, map_clients, run_one
-from fedtailor.engine.data import Slot, build_pool
+from fedtailor.engine.data import Brief, build_pool
 from fedtailor.engine.debug import DebugLocal
 from fedtailor.engine.errors import Diverged
 from fedtailor.engine.settings import Settings
@@ -24,9 +24,10 @@ FIXED = 2**63
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a task yielded: stacked outputs [c', ...] (c' >= c), and the work done."""
+    """What a task yielded: stacked outputs [c', ...] (c' >= c), who was to answer [c], and the work done."""
 
     values: dict[str, Any]
+    report: NDArray[np.bool_]
     gradients: int
     forwards: int
 
@@ -38,7 +39,10 @@ class Mapper:
         self.federation, self.model, self.seed, self.settings = federation, model, seed, settings
         self.mesh = settings.mesh()
         pool, self.start, self.size = build_pool(federation, model.dtype)
-        self.pool = jax.device_put(pool, NamedSharding(self.mesh, PartitionSpec()))
+        self.everywhere, self.sharded = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
+        self.pool = jax.device_put(pool, self.everywhere)
+        self.fixed = client_keys(seed, FIXED, federation.ids)
+        self._shipped: tuple[Any, Any] = (None, None)
 
     def order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """The order in which to list `clients` (places in the federation) in a cohort, for equal loads."""
@@ -59,61 +63,60 @@ class Mapper:
             Diverged: a client's output is NaN or infinite.
         """
         count, padded = len(clients), self.padded(len(clients))
-
-        def rows(values: Any, dtype: Any = None) -> Any:
-            """[c, ...] to padded rows; padding is zero."""
-            values = np.asarray(values, dtype)
-            return np.concatenate([values, np.zeros((padded - count, *values.shape[1:]), values.dtype)])
-
-        slots = Slot(
-            rows(self.start[clients]),
-            rows(self.size[clients]),
-            rows(client_keys(self.seed, cohort.round, cohort.ids)),
-            rows(client_keys(self.seed, FIXED, cohort.ids)),
-        )
-        values = {kind: sent.values for kind, sent in down.sent.items()}
-        to = {kind: rows(sent.to, np.int32) for kind, sent in down.sent.items()}
-        for places in to.values():
-            places[count:] = -1
-        note = {name: rows(self._number(value, count)) for name, value in down.note.items()}
-        report = cohort.report & np.broadcast_to(np.asarray(down.reply, bool), count)
-        sharded, everywhere = NamedSharding(self.mesh, PartitionSpec(AXIS)), NamedSharding(self.mesh, PartitionSpec())
-        slots, states, to, note, reply = jax.device_put((slots, states, to, note, rows(report)), sharded)
-        values, round = jax.device_put((values, np.int32(cohort.round)), everywhere)
+        key = client_keys(self.seed, cohort.round, cohort.ids)
+        slots = (self.start[clients], self.size[clients], key, self.fixed[clients])
+        report = cohort.report & np.asarray(down.reply, bool)
+        to = {kind: sent.to for kind, sent in down.sent.items()}
+        briefs = Brief.pack(padded, slots, cohort.round, report, to)
+        values = {kind: self._to_all(sent.values) for kind, sent in down.sent.items()}
+        note = {name: self._note(value, count, padded) for name, value in down.note.items()}
         if self.settings.debug:
-            outputs = self._one_by_one(task, algorithm, clients, round, values, (slots, states, to, note, reply))
+            outputs = self._one_by_one(task, algorithm, clients, values, (briefs, states, note))
         else:
+            chunk = self.settings.chunk_size()
             outputs = map_clients(
-                task, algorithm, self.model, self.mesh, self.settings.chunk_size(), self.pool, round, slots, states,
-                values, to, note, reply,
-            )  # fmt: skip
-        finite, work = jax.device_get((outputs.pop("finite"), outputs.pop("work")))
-        self._check(task, finite[:count], clients, cohort.round)
+                task, self._numbers(algorithm), self.model, self.mesh, chunk, self.pool, values, briefs, states, note
+            )
+        done = np.asarray(outputs.pop("report"))[:count]
+        self._check(task, done[:, 2], clients, cohort.round)
         if self.settings.canonical:
             outputs = jax.device_put(outputs, self.mesh.devices.flat[0])
-        gradients, forwards = work[:count].astype(np.int64).sum(axis=0) if count else (0, 0)
-        return Outputs(outputs, int(gradients), int(forwards))
+        gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
+        return Outputs(outputs, report, int(gradients), int(forwards))
 
-    def _number(self, value: Any, clients: int) -> NDArray:
+    def _numbers(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with its numbers on every device, where they stay from round to round."""
+        if self._shipped[0] is not algorithm:
+            self._shipped = (algorithm, jax.device_put(algorithm, self.everywhere))
+        return self._shipped[1]
+
+    def _to_all(self, values: Any) -> Any:
+        """Streams on every device, where they are not there already."""
+        present = getattr(values, "sharding", None) == self.everywhere
+        return values if present else jax.device_put(values, self.everywhere)
+
+    def _note(self, value: Any, count: int, padded: int) -> NDArray:
+        """A note's numbers [padded]; padding is zero."""
         value = np.asarray(value)
-        kind = np.int32 if value.dtype.kind in "iub" else self.model.dtype
-        return np.broadcast_to(value.astype(kind), (clients,))
+        row = np.zeros(padded, np.int32 if value.dtype.kind in "iub" else self.model.dtype)
+        row[:count] = value
+        return row
 
     def _one_by_one(
-        self, task: Task, algorithm: Algorithm, clients: NDArray[np.int64], round: Any, values: Any, stacked: Any
+        self, task: Task, algorithm: Algorithm, clients: NDArray[np.int64], values: Any, stacked: Any
     ) -> dict[str, Any]:
         outputs = []
         for place, client in enumerate(clients):
-            row = jax.tree.map(lambda leaf, place=place: leaf[place], stacked)
+            row = jax.tree.map(lambda leaf, place=place: jnp.asarray(leaf[place]), stacked)
 
             def local(*arguments: Any, name: str = self.federation.names[client]) -> DebugLocal:
                 return DebugLocal(*arguments, name=name)
 
             with jax.disable_jit():
-                outputs.append(run_one(task, algorithm, self.model, self.pool, round, values, row, local))
+                outputs.append(run_one(task, algorithm, self.model, self.pool, values, row, local))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
-    def _check(self, task: Task, finite: NDArray[np.bool_], clients: NDArray[np.int64], round: int) -> None:
+    def _check(self, task: Task, finite: NDArray[np.int32], clients: NDArray[np.int64], round: int) -> None:
         if not finite.all():
             doing = {"client": "training", "probe": "the probe"}.get(task, "the personal model")
             raise Diverged(self.federation.names[clients[int(np.argmin(finite))]], round, doing=doing)

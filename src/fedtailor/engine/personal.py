@@ -18,7 +18,7 @@ from fedtailor.engine.mapper import Mapper
 from fedtailor.engine.training import Training
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models import Model
-from fedtailor.protocol import Mixture, Predictor, client_ids, require
+from fedtailor.protocol import Mixture, Predictor, require
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,6 @@ def newcomer(training: Training, x: NDArray[Any], y: NDArray[Any], name: str, gr
         name=federation.name,
     )
     host = copy.copy(training)  # the same server and method, facing the guest's data
-    host.federation, host.ids, host.stranger = guest, client_ids(guest.names), np.array([True])
+    host.federation, host.ids, host.stranger = guest, guest.ids, np.array([True])
     host.mapper = Mapper(guest, training.model, training.seed, replace(training.settings, devices=1))
     return personal_models(host, [0])[name]

@@ -1,34 +1,99 @@
 """Client states: what never leaves the clients, kept for the whole population."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 
-class States:
-    """The states of m clients, stacked on the device: every leaf is [m, ...].
+class States(Protocol):
+    """The states of m clients. Rows of clients that take no part in an exchange are never touched.
 
-    `read` and `write` move the rows of one cohort; rows of absent clients are never touched.
+    Attributes:
+        rows: all states, stacked: every leaf is [m, ...]. A copy, or (`DeviceStates`) gone after the next `write`.
     """
 
-    def __init__(self, state: Any, clients: int) -> None:
-        """All m clients start from `state` (one client's pytree of arrays)."""
-        self.rows = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], clients, axis=0), state)
+    rows: Any
 
     def read(self, index: NDArray[np.int64], padded: int) -> Any:
-        """Rows `index` [c], and copies of the first row up to `padded` rows."""
-        if not jax.tree.leaves(self.rows):
-            return self.rows
-        return _take(self.rows, np.concatenate([index, np.zeros(padded - len(index), np.int64)]))
+        """Rows `index` [c], and copies of the first client's up to `padded` rows."""
+        ...
 
     def write(self, index: NDArray[np.int64], rows: Any) -> None:
         """Store the first len(index) of `rows` at `index`."""
+        ...
+
+    def snapshot(self) -> Any:
+        """What `restore` takes back, for a checkpoint."""
+        ...
+
+    def restore(self, saved: Any) -> None:
+        """Put the states where they stood at a snapshot."""
+        ...
+
+
+class HostStates:
+    """`States` in the host's memory: on CPUs the only copy, whatever the number of devices."""
+
+    def __init__(self, state: Any, clients: int) -> None:
+        """All m clients start from `state` (one client's pytree of arrays)."""
+        first = [np.asarray(jnp.asarray(leaf)) for leaf in jax.tree.leaves(state)]
+        self._tree = jax.tree.structure(state)
+        self._leaves = [np.repeat(leaf[None], clients, axis=0) for leaf in first]
+
+    @property
+    def rows(self) -> Any:
+        return jax.tree.unflatten(self._tree, [leaf.copy() for leaf in self._leaves])
+
+    @rows.setter
+    def rows(self, rows: Any) -> None:
+        self._leaves = [np.array(leaf) for leaf in jax.tree.leaves(rows)]
+
+    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+        index = _padded(index, padded)
+        return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
+
+    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+        for leaf, new in zip(self._leaves, jax.tree.leaves(rows), strict=True):
+            leaf[index] = np.asarray(new)[: len(index)]
+
+    def snapshot(self) -> Any:
+        return jax.tree.leaves(self.rows)
+
+    def restore(self, saved: Any) -> None:
+        self.rows = saved
+
+
+class DeviceStates:
+    """`States` on accelerators, so that they do not travel."""
+
+    def __init__(self, state: Any, clients: int, sharding: Sharding) -> None:
+        """All m clients start from `state`; `read` gives rows with this `sharding`."""
+        self.sharding = sharding
+        self.rows = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], clients, axis=0), state)
+
+    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+        if not jax.tree.leaves(self.rows):
+            return self.rows
+        return jax.device_put(_take(self.rows, _padded(index, padded)), self.sharding)
+
+    def write(self, index: NDArray[np.int64], rows: Any) -> None:
         if jax.tree.leaves(self.rows):
             self.rows = _put(self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows))
+
+    def snapshot(self) -> Any:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self.rows)]
+
+    def restore(self, saved: Any) -> None:
+        self.rows = jax.tree.unflatten(jax.tree.structure(self.rows), [jnp.asarray(leaf) for leaf in saved])
+
+
+def _padded(index: NDArray[np.int64], padded: int) -> NDArray[np.int64]:
+    return np.concatenate([index, np.zeros(padded - len(index), np.int64)])
 
 
 @jax.jit

@@ -15,10 +15,10 @@ from fedtailor.engine.mapper import Mapper, Outputs
 from fedtailor.engine.metrics import Metrics
 from fedtailor.engine.participation import Participation
 from fedtailor.engine.settings import Settings
-from fedtailor.engine.states import States
+from fedtailor.engine.states import DeviceStates, HostStates, States
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Cohort, Down, Population, client_ids
+from fedtailor.protocol import Algorithm, Cohort, Down, Population
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Training:
 
     Attributes:
         round: rounds done.
-        server: the server's state.
         states: the clients' states.
         ledger: what travelled and what was computed in training so far.
         metrics: evaluations so far.
@@ -61,7 +60,7 @@ class Training:
     ) -> None:
         self.federation, self.model, self.seed = federation, model, seed
         self.participation, self.settings = participation, settings
-        self.ids, self.stranger = client_ids(federation.names), federation.unseen
+        self.ids, self.stranger = federation.ids, federation.unseen
         seen, unseen = np.flatnonzero(~federation.unseen), np.flatnonzero(federation.unseen)
         self.seen, self.unseen = seen[np.argsort(self.ids[seen])], unseen[np.argsort(self.ids[unseen])]
         self.population = Population(
@@ -81,6 +80,22 @@ class Training:
         self.ledger, self.metrics = Ledger(), Metrics()
         self._begin(0, self.initial)
 
+    @property
+    def server(self) -> Any:
+        """The server's state. The probe of a method that has one is made when the state is first asked for, so that
+        a training which is put where another stood makes none."""
+        if self._unprobed:
+            cohort = self._cohort(np.arange(len(self.seen)))
+            down = self.algorithm.ask(self._server, cohort)
+            out = self.mapper.run("probe", self.algorithm, cohort, self.seen[cohort.index], (), down)
+            self.server = self.algorithm.absorb(self._server, out.values["up"], cohort)
+            self._charge(self.ledger, "probe", down, cohort, out)
+        return self._server
+
+    @server.setter
+    def server(self, state: Any) -> None:
+        self._server, self._unprobed = state, False
+
     def initial(self, k: int) -> jax.Array:
         """The k-th random initial model [d]; k = 0 is common to all methods."""
         return self.model.init(jax.random.fold_in(jax.random.key(self.seed), k))
@@ -99,9 +114,9 @@ class Training:
         everyone = self.algorithm.trains == "all"
         cohort = self._cohort(np.arange(len(self.seen)) if everyone else np.flatnonzero(report), report)
         down = self.algorithm.broadcast(self.server, cohort)
-        cohort = replace(cohort, report=cohort.report & np.asarray(down.reply, bool))
         states = self.states.read(cohort.index, self.mapper.padded(len(cohort)))
         out = self.mapper.run("client", self.algorithm, cohort, self.seen[cohort.index], states, down)
+        cohort = replace(cohort, report=out.report)
         self.server = self.algorithm.server(self.server, down, out.values["up"], cohort)
         self.states.write(cohort.index, out.values["state"])
         self._charge(self.ledger, "round", down, cohort, out)
@@ -152,28 +167,34 @@ class Training:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next round depends on, as dicts, lists, numbers and arrays (`restore` takes it back)."""
-        rows = jax.tree.leaves(self.states.rows)
-        return {"round": self.round, "phase": [self.phase, self.phase_start], "server": self.server, "states": rows}
+        return {
+            "round": self.round,
+            "phase": [self.phase, self.phase_start],
+            "server": self.server,
+            "states": self.states.snapshot(),
+        }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue where a training with the same arguments stood."""
         self.round, (self.phase, self.phase_start) = snapshot["round"], snapshot["phase"]
         self.algorithm, self.server = self.schedule[self.phase][0], snapshot["server"]
-        self.states = States(self.algorithm.init_client(self.initial(0)), len(self.seen))
-        self.states.rows = jax.tree.unflatten(jax.tree.structure(self.states.rows), snapshot["states"])
+        self.states = self._states(self.initial(0))
+        self.states.restore(snapshot["states"])
 
     def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
-        """Start a phase of the schedule: server and client states, then the probe if the method has one."""
+        """Start a phase of the schedule: server and client states; the probe, if the method has one, comes later."""
         self.phase, self.phase_start = phase, self.round
         self.algorithm = self.schedule[phase][0]
         self.server = self.algorithm.init_server(init, self.population)
-        self.states = States(self.algorithm.init_client(init(0)), len(self.seen))
-        if self.algorithm.probes:
-            cohort = self._cohort(np.arange(len(self.seen)))
-            down = self.algorithm.ask(self.server, cohort)
-            out = self.mapper.run("probe", self.algorithm, cohort, self.seen[cohort.index], (), down)
-            self.server = self.algorithm.absorb(self.server, out.values["up"], cohort)
-            self._charge(self.ledger, "probe", down, cohort, out)
+        self.states = self._states(init(0))
+        self._unprobed = self.algorithm.probes
+
+    def _states(self, theta: jax.Array) -> States:
+        """The clients' states at the start of a phase."""
+        state = self.algorithm.init_client(theta)
+        if jax.default_backend() == "cpu":
+            return HostStates(state, len(self.seen))
+        return DeviceStates(state, len(self.seen), self.mapper.sharded)
 
     def _cohort(self, places: NDArray[np.int64], report: NDArray[np.bool_] | None = None) -> Cohort:
         """The seen clients at `places` of the population, dealt to the devices; everybody reports by default."""

@@ -1,0 +1,63 @@
+"""Client states: every store gives back what was written, and a training goes on from a snapshot without a probe."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.problems import classification, predictors, softmax_model, train
+from fedtailor.algorithms import UCFL
+from fedtailor.engine import Settings, Training
+from fedtailor.engine.mapper import Mapper
+from fedtailor.engine.states import DeviceStates, HostStates
+from fedtailor.protocol import SGD
+
+TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
+STATE = {"model": jnp.arange(3.0), "count": jnp.int32(7)}
+
+
+def in_host_memory():
+    return HostStates(STATE, 5)
+
+
+def on_the_device():
+    mesh = Settings(devices=1).mesh()
+    return DeviceStates(STATE, 5, jax.NamedSharding(mesh, jax.P()))
+
+
+@pytest.mark.parametrize("store", [in_host_memory, on_the_device])
+def test_states_keep_what_was_written(store):
+    states, expected = store(), {"model": np.tile(np.arange(3, dtype=np.float32), (5, 1)), "count": np.full(5, 7)}
+    index = np.array([3, 1])  # the third row is padding
+    rows = {
+        "model": jnp.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]]),
+        "count": jnp.array([1, 2, 3]),
+    }
+    states.write(index, rows)
+    for name in expected:
+        expected[name][index] = rows[name][:2]
+        np.testing.assert_array_equal(states.rows[name], expected[name])
+        read = states.read(np.array([1, 4, 3]), 4)[name]
+        np.testing.assert_array_equal(read, expected[name][[1, 4, 3, 0]])
+    saved = states.snapshot()
+    states.write(np.arange(5), jax.tree.map(jnp.zeros_like, states.rows))
+    other = store()
+    other.restore(saved)
+    for name in expected:
+        np.testing.assert_array_equal(other.rows[name], expected[name])
+        assert other.rows[name].dtype == STATE[name].dtype
+
+
+def test_a_restored_training_makes_no_probe(monkeypatch):
+    federation, model, algorithm = classification(), softmax_model("float32"), UCFL(sgd=TRAINED)
+    training = train(algorithm, federation, model, 1)
+    tasks, run = [], Mapper.run
+    monkeypatch.setattr(Mapper, "run", lambda self, task, *rest: tasks.append(task) or run(self, task, *rest))
+    restored = Training(algorithm, federation, model)
+    restored.restore(training.snapshot())
+    for each in (training, restored):
+        each.advance()
+    assert tasks == ["client", "client"]
+    for one, other in zip(predictors(training), predictors(restored), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {entry.phase for entry in training.ledger.entries} == {"probe", "round"}

@@ -1,22 +1,22 @@
 """`fedtailor demo`: who should share with whom, on rotated and on relabelled digits."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-
 import fedtailor.algorithms as methods
-from fedtailor.accounting import SYSTEMS, time_to_reach
 from fedtailor.cli.options import parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.experiments import Interrupted, run_in, scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.store import MANIFEST
 from fedtailor.protocol import Algorithm, require
-from fedtailor.report import StoredRun, figures
-from fedtailor.report.tables import Table, mean_and_deviation
+from fedtailor.report import StoredRun, costs, drawing
+from fedtailor.report.stored import Runs
+from fedtailor.report.tables import Table
+from fedtailor.report.units import UNITS
 
 NAMES = ("digits-rotated", "digits-permuted")
 SEEDS = (0, 1, 2)
@@ -86,66 +86,22 @@ def _train(scenario: Scenario, directory: Path, options: Options) -> dict[str, l
     return found
 
 
-def table(name: str, found: dict[str, list[StoredRun]]) -> Table:
+def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
     """Accuracy over clients and seeds, traffic, and time to FedAvg's best accuracy."""
-    best = [max(run.curve().values()) for run in found["FedAvg"]]
-    rows = []
+    unit, rows = UNITS["accuracy"], []
     for label, runs in found.items():
         spreads = [run.spread() for run in runs]
-        totals = [run.ledger.totals() for run in runs]
-        row = [
-            label,
-            mean_and_deviation([100 * s["mean"] for s in spreads], digits=1),
-            mean_and_deviation([100 * s["worst"] for s in spreads], digits=1),
-        ]
-        row += [f"{np.mean([t.models_down for t in totals]):.0f}", f"{np.mean([t.models_up for t in totals]):.0f}"]
-        for system in SYSTEMS.values():
-            times = [
-                time_to_reach(target, run.curve(), run.ledger.frame(), system)
-                for target, run in zip(best, runs, strict=True)
-            ]
-            reached = [time for time in times if time is not None]
-            row.append(f"{np.mean(reached):.0f}" if len(reached) == len(times) else "-")
-        rows.append(row)
-    times = [f"time\nrho={system.rho:g}" + (",\nrandom" if system.inverse_mu else "") for system in SYSTEMS.values()]
-    columns = ["method", "accuracy,\n%", "worst\nclient, %", "models\ndown", "models\nup", *times]
-    title = f"{name}, {len(SEEDS)} seeds; time to FedAvg's best accuracy, in model downlinks"
-    return Table(title, columns, rows)
+        quality = [unit.text([spread[which] for spread in spreads]) for which in ("mean", "worst")]
+        rows.append([label, *quality, *costs.models(runs), *costs.times(runs, found[costs.REFERENCE])])
+    columns = ["method", "accuracy,\n%", "worst\nclient, %", "models\ndown", "models\nup", *costs.TIME_HEADERS]
+    return Table(f"{name}, {len(SEEDS)} seeds; {costs.TIME_TITLE.format(metric='accuracy')}", columns, rows)
 
 
-def draw(runs: dict[str, dict[str, list[StoredRun]]], directory: Path) -> list[Path]:
+def draw(runs: Runs, directory: Path) -> list[Path]:
     """All figures of the demo."""
-    by_round = {
-        name: {label: [run.curve() for run in seeds] for label, seeds in found.items()} for name, found in runs.items()
-    }
-    by_time = {
-        f"{name}\n{system}": {
-            label: [run.times(wireless) for run in seeds] for label, seeds in found.items() if label != "Local"
-        }
-        for name, found in runs.items()
-        for system, wireless in SYSTEMS.items()
-    }
-    auto = {name: found["UCFL, auto"] for name, found in runs.items()}
-    weights = {name: (found[0].server["rows"], _groups(name, SEEDS[0])) for name, found in auto.items()}
-    scores = {name: [dict(run.server["silhouettes"].tolist()) for run in found] for name, found in auto.items()}
     return [
-        *figures.lines(by_round, "round", "test accuracy, mean over clients", directory / "accuracy-by-round"),
-        *figures.lines(
-            by_time,
-            "time (model downlinks)",
-            "test accuracy",
-            directory / "accuracy-by-time",
-            columns=len(SYSTEMS),
-            labels=list(runs[NAMES[0]]),
-            x_scale="log",
-        ),
-        *figures.matrices(weights, directory / "collaboration"),
-        *figures.silhouettes(scores, directory / "silhouette"),
+        *drawing.by_round(runs, directory / "accuracy-by-round"),
+        *drawing.by_time(runs, directory / "accuracy-by-time"),
+        *drawing.collaboration(runs, directory / "collaboration"),
+        *drawing.silhouette(runs, directory / "silhouette"),
     ]
-
-
-def _groups(name: str, seed: int) -> np.ndarray:
-    """The true group of every client, in the order of the rows of W (by id)."""
-    federation = scenarios.find(name).build(seed)
-    assert federation.groups is not None
-    return federation.groups[np.argsort(federation.ids)]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 MARKERS = "osD^vP*X"
+LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
+"""One for every round through the palette."""
 
 Curve = Mapping[Any, float]
 """x (a number) -> y."""
@@ -18,37 +20,133 @@ Curve = Mapping[Any, float]
 Curves = Mapping[str, Sequence[Curve]]
 """Label -> one curve a seed."""
 
+Scale = Literal["linear", "log"]
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour, marker and line of the `number`-th label; 32 of them differ."""
+    turn, place = divmod(number, len(COLORS))
+    return {
+        "color": COLORS[place],
+        "marker": MARKERS[(place + 3 * turn) % len(MARKERS)],
+        "linestyle": LINES[turn % len(LINES)],
+    }
+
 
 def lines(
     panels: Mapping[str, Curves],
     x_label: str,
-    y_label: str,
+    y_label: str | Sequence[str],
     path: Path,
     *,
     columns: int | None = None,
     labels: Sequence[str] | None = None,
-    x_scale: Literal["linear", "log"] = "linear",
+    x_scale: Scale = "linear",
 ) -> list[Path]:
     """One panel for each entry: the mean over seeds of every curve, and the range of the seeds as a band.
 
-    A label's place in `labels` (default: the order of appearance) is its colour and marker, so that several figures
-    can agree on them.
+    `y_label` is one for all panels, or one each. A label's place in `labels` (default: the order of appearance) is its
+    colour, marker and line, so that several figures can agree on them.
     """
     columns = columns or len(panels)
-    labels = labels or list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    labels = labels or _labels(panels)
     with _figure(len(panels), columns, path) as (axes, written):
-        for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for axis, y, (title, curves) in zip(axes, _each(y_label, panels), panels.items(), strict=True):
             for label, seeds in curves.items():
-                number = labels.index(label)
                 x, low, mean, high = _band(seeds)
-                color, every = COLORS[number % len(COLORS)], max(len(x) // 8, 1)
-                axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-                axis.plot(x, mean, color=color, label=label, linewidth=1.6, marker=MARKERS[number % len(MARKERS)],
-                          markevery=every, markersize=4)  # fmt: skip
-            axis.set(title=title, xlabel=x_label, ylabel=y_label, xscale=x_scale)
+                looks = style(labels.index(label))
+                axis.fill_between(x, low, high, color=looks["color"], alpha=0.15, linewidth=0)
+                axis.plot(x, mean, label=label, linewidth=1.6, markevery=max(len(x) // 8, 1), markersize=4, **looks)
+            axis.set(title=title, xlabel=x_label, ylabel=y)
             axis.grid(alpha=0.25)
-        handles, names = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 6), frameon=False)
+            if x_scale == "log":
+                _logarithmic(axis)
+        _legend(axes, labels)
+    return written
+
+
+def scatter(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    x_labels: Sequence[str],
+    y_labels: Sequence[str],
+    path: Path,
+    *,
+    labels: Sequence[str],
+) -> list[Path]:
+    """One panel for each entry: label -> one point (x, y) a seed, drawn small, and their mean, drawn large."""
+    with _figure(len(panels), len(panels), path) as (axes, written):
+        for axis, x, y, (title, points) in zip(axes, x_labels, y_labels, panels.items(), strict=True):
+            for label, seeds in points.items():
+                looks = style(labels.index(label)) | {"linestyle": "none"}
+                xs, ys = np.array(seeds, float).T
+                axis.plot(xs, ys, **looks, markersize=3, alpha=0.35, markeredgewidth=0)
+                axis.plot(xs.mean(), ys.mean(), **looks, markersize=8, alpha=0.9, markeredgewidth=0, label=label)
+            axis.set(title=title, xlabel=x, ylabel=y)
+            axis.grid(alpha=0.25)
+        _legend(axes, labels)
+    return written
+
+
+def histograms(
+    panels: Mapping[str, Mapping[str, NDArray[np.float64]]],
+    x_labels: Sequence[str],
+    path: Path,
+    *,
+    labels: Sequence[str],
+) -> list[Path]:
+    """One panel for each entry, one row for each label: how many values lie where, and their mean as a line.
+
+    Every row is scaled to its own highest count.
+    """
+    with _figure(len(panels), len(panels), path, height=0.8 + 0.4 * len(labels)) as (axes, written):
+        for axis, x_label, (title, values) in zip(axes, x_labels, panels.items(), strict=True):
+            bins = np.histogram_bin_edges(np.concatenate(list(values.values())), bins=25)
+            for label, found in values.items():
+                row = labels.index(label)
+                counts, mean = np.histogram(found, bins)[0], float(np.mean(found))
+                axis.bar(bins[:-1], 0.85 * counts / counts.max(), np.diff(bins), -row, align="edge",
+                         color=style(row)["color"], alpha=0.75)  # fmt: skip
+                axis.plot([mean, mean], [-row, 0.9 - row], color="black", linewidth=1)
+                axis.axhline(-row, color="0.6", linewidth=0.5)
+            axis.set(title=title, xlabel=x_label, ylim=(0.9 - len(labels), 1))
+            axis.set_yticks(
+                [0.4 - row for row in range(len(labels))], labels if axis is axes[0] else [""] * len(labels)
+            )
+            axis.tick_params(left=False)
+            axis.spines["left"].set_visible(False)
+    return written
+
+
+def error_bars(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[str, float, float]]]],
+    x_labels: Sequence[str],
+    y_labels: Sequence[str],
+    path: Path,
+    *,
+    columns: int,
+) -> list[Path]:
+    """One panel for each entry: label -> points (x, y, deviation), joined by a line, dashed from the second label on.
+
+    Values of x that are all numbers stand where they belong, others at equal distances.
+    """
+    labels = _labels(panels)
+    with _figure(len(panels), columns, path) as (axes, written):
+        for axis, x_label, y_label, (title, curves) in zip(axes, x_labels, y_labels, panels.items(), strict=True):
+            names = list(dict.fromkeys(x for points in curves.values() for x, _, _ in points))
+            places, numeric = _places(names)
+            for label, points in curves.items():
+                number = labels.index(label)
+                xs = [places[names.index(x)] for x, _, _ in points]
+                axis.errorbar(xs, [y for _, y, _ in points], [deviation for _, _, deviation in points], label=label,
+                              capsize=3, color=COLORS[number], marker=MARKERS[number], markersize=5,
+                              linestyle="--" if number else "-")  # fmt: skip
+            axis.set(title=title, xlabel=x_label, ylabel=y_label)
+            if numeric and min(places) > 0 and max(places) > 20 * min(places):
+                _logarithmic(axis)
+            if len(names) <= 8:
+                axis.set_xticks(places, names)
+            axis.grid(alpha=0.25)
+        _legend(axes, labels)
     return written
 
 
@@ -61,7 +159,8 @@ def matrices(panels: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
             for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
                 axis.axhline(edge, color="white", linewidth=1)
                 axis.axvline(edge, color="white", linewidth=1)
-            axis.set(title=title, xlabel="learns from client $j$", ylabel="client $i$ (by group)")
+            ordered = " (by group)" if np.ptp(groups) else ""
+            axis.set(title=title, xlabel="learns from client $j$", ylabel=f"client $i${ordered}")
             axis.xaxis.get_major_locator().set_params(integer=True)
             axis.yaxis.get_major_locator().set_params(integer=True)
             axis.figure.colorbar(image, ax=axis, label="weight $w_{ij}$", shrink=0.85)
@@ -108,6 +207,43 @@ def _figure(panels: int, columns: int, path: Path, height: float = 3.2) -> Itera
             figure.savefig(target, dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
             written.append(target)
         plt.close(figure)
+
+
+def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
+    """One legend for all panels, in the order of `labels`, below them."""
+    handles = {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    names = [label for label in labels if label in handles]
+    figure = axes[0].figure
+    columns = max(int(figure.get_figwidth() / 1.7), 2)  # a name takes about 1.7 inches
+    figure.legend([handles[name] for name in names], names, loc="outside lower center",
+                  ncols=min(len(names), columns, 6), frameon=False)  # fmt: skip
+
+
+def _logarithmic(axis: Any) -> None:
+    """A logarithmic x with few and plain ticks: 1, 2, 5, 10, 20, ..."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """All labels in the order of appearance."""
+    return list(dict.fromkeys(label for entries in panels.values() for label in entries))
+
+
+def _each(label: str | Sequence[str], panels: Mapping[str, Any]) -> Sequence[str]:
+    return [label] * len(panels) if isinstance(label, str) else label
+
+
+def _places(names: Sequence[str]) -> tuple[list[float], bool]:
+    """Where values stand on an axis, and whether they are numbers."""
+    try:
+        return [float(name) for name in names], True
+    except ValueError:
+        return [float(place) for place in range(len(names))], False
 
 
 def _band(seeds: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -1,6 +1,8 @@
 """A run directory, read back."""
 
+import json
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,61 +15,138 @@ from numpy.typing import NDArray
 from fedtailor.accounting import Ledger, Wireless
 from fedtailor.engine.run import spread
 from fedtailor.experiments.checkpoint import load_tree
-from fedtailor.experiments.store import CHECKPOINT, LEDGER, MANIFEST, METRICS
-from fedtailor.protocol import require
+from fedtailor.experiments.store import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.protocol import client_ids, require
+from fedtailor.report.units import UNITS, Unit
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The measurements of one run.
+    """The measurements of one run that has ended.
 
     Attributes:
         path: its directory.
+
+    Raises:
+        ValueError: the directory holds no run that has ended; later, one of its files is missing or damaged.
     """
 
     path: Path
 
     def __post_init__(self) -> None:
-        for name in (MANIFEST, METRICS, LEDGER):
-            require((self.path / name).exists(), f"{self.path} holds no finished run: {name} is missing")
+        require((self.path / SUMMARY).exists(), f"{self.path} holds no finished run: {SUMMARY} is missing")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The run in numbers, or why it diverged."""
+        try:
+            return json.loads((self.path / SUMMARY).read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.path / SUMMARY} is damaged ({error}); repeat the run") from None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended in a model that became NaN or infinite."""
+        return "diverged" in self.summary
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Settings, data and versions."""
-        return tomllib.loads((self.path / MANIFEST).read_text())
+        try:
+            return tomllib.loads((self.path / MANIFEST).read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path / MANIFEST} is missing or damaged ({error}); repeat the run") from None
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random."""
+        return self.manifest["run"]["seed"]
+
+    @cached_property
+    def clients(self) -> pl.DataFrame:
+        """client, group (null where there are none), unseen, and the number of train, val and test samples."""
+        return self._table(CLIENTS)
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
         """round, client, unseen, split, metric, value."""
-        return pl.read_parquet(self.path / METRICS)
+        return self._table(METRICS)
 
     @cached_property
     def ledger(self) -> Ledger:
         """What travelled, the delivery of the final models included."""
-        return Ledger.from_frame(pl.read_parquet(self.path / LEDGER))
+        return Ledger.from_frame(self._table(LEDGER))
 
     @cached_property
     def server(self) -> dict[str, Any]:
         """The server's final state."""
+        require((self.path / CHECKPOINT).exists(), f"{self.path / CHECKPOINT} is missing; repeat the run")
         return load_tree(self.path / CHECKPOINT)["server"]
 
-    def curve(self, metric: str = "accuracy", split: str = "test") -> dict[int, float]:
-        """Mean over the seen clients, by number of rounds done."""
-        wanted = (pl.col("metric") == metric) & (pl.col("split") == split) & ~pl.col("unseen")
-        means = self.metrics.filter(wanted).group_by("round").agg(pl.col("value").mean()).sort("round")
+    @property
+    def metric(self) -> str:
+        """What the run is judged by: "accuracy", in [0, 1], or "loss" where there is none."""
+        return self.summary["metric"]
+
+    @property
+    def unit(self) -> Unit:
+        """How `metric` is shown."""
+        return UNITS[self.metric]
+
+    def curve(self, split: str = "test") -> dict[int, float]:
+        """Mean of the metric over the seen clients, by number of rounds done."""
+        means = self._scores(split, unseen=False).group_by("round").agg(pl.col("value").mean()).sort("round")
         return dict(means.iter_rows())
 
-    def last(self, metric: str = "accuracy", split: str = "test", *, unseen: bool = False) -> NDArray[np.float64]:
-        """The metric of all clients after the last evaluation."""
-        wanted = (pl.col("metric") == metric) & (pl.col("split") == split) & (pl.col("unseen") == unseen)
-        frame = self.metrics.filter(wanted)
-        return frame.filter(pl.col("round") == frame["round"].max())["value"].to_numpy()
+    def scores(self, *, unseen: bool = False) -> pl.DataFrame:
+        """The metric on test after the last evaluation: value, and the columns of `clients`, one row a client."""
+        found = self._scores("test", unseen=unseen)
+        found = found.filter(pl.col("round") == pl.col("round").max()).select("client", "value")
+        return found.join(self.clients, on="client", how="left", maintain_order="left")
 
     def spread(self) -> dict[str, float]:
-        """Mean, worst, worst10 and std over clients of the last test accuracies."""
-        return spread(self.last())
+        """Mean, worst, worst10 and std of `scores` over the seen clients."""
+        return spread(self.scores()["value"].to_numpy(), self.unit.higher_is_better)
 
-    def times(self, system: Wireless) -> dict[float, float]:
-        """Test accuracy by time over a wireless network."""
+    def by_time(self, system: Wireless) -> dict[float, float]:
+        """`curve` by time over a wireless network."""
         curve = self.curve()
         return dict(zip(system.times(self.ledger.frame(), list(curve)), curve.values(), strict=True))
+
+    def by_bytes(self) -> dict[float, float]:
+        """`curve` by bytes sent down (multicast) and up until then, those of a probe included."""
+        curve = self.curve()
+        spent = np.zeros(max(curve, default=0) + 1)  # [rounds done]
+        for entry in self.ledger.entries:
+            if entry.phase in ("probe", "round"):
+                spent[entry.round + 1 :] += entry.bytes_multicast
+        return {float(spent[done]): value for done, value in curve.items()}
+
+    @cached_property
+    def silent(self) -> bool:
+        """Whether nothing travelled in training."""
+        return not any(entry.bytes_multicast for entry in self.ledger.entries if entry.phase == "round")
+
+    def groups(self) -> NDArray[np.int64]:
+        """The true group [m] of every seen client, by id as the server's tables are; zeros where there are none."""
+        seen = self.clients.filter(~pl.col("unseen"))
+        order = np.argsort(client_ids(tuple(seen["client"])))
+        return seen["group"].fill_null(0).to_numpy()[order]
+
+    def _scores(self, split: str, *, unseen: bool) -> pl.DataFrame:
+        wanted = (pl.col("metric") == self.metric) & (pl.col("split") == split) & (pl.col("unseen") == unseen)
+        found = self.metrics.filter(wanted)
+        missing = found.is_empty() and split == "test" and not unseen
+        require(not missing, f"{self.path} has no {self.metric} on test; a report needs clients with test data")
+        return found
+
+    def _table(self, name: str) -> pl.DataFrame:
+        try:
+            return pl.read_parquet(self.path / name)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{self.path / name} is missing or damaged ({why}); repeat the run") from None
+
+
+Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]
+"""Scenario -> algorithm -> its runs, one a seed (none that diverged)."""

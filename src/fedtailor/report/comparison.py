@@ -1,0 +1,142 @@
+"""The tables of an experiment."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from fedtailor.report import costs
+from fedtailor.report.experiment import Candidate, Experiment
+from fedtailor.report.measures import MEASURES, Measure
+from fedtailor.report.tables import Table
+from fedtailor.report.units import Unit
+
+SPREAD = ("mean", "worst", "worst10", "std", "unseen")
+"""The measures of the table of a single scenario."""
+
+NOTHING = "-"
+
+
+def tables(experiment: Experiment) -> dict[str, Table]:
+    """All tables by (file) name: one for each metric, two for each scenario, and what was chosen on val."""
+    found: dict[str, Table] = {}
+    by_unit = sorted(experiment.index.scenarios, key=lambda scenario: experiment.unit(scenario).label)
+    for name in experiment.index.metrics:
+        for unit, scenarios in groupby(by_unit, key=experiment.unit):
+            found[name if name not in found else slug(f"{name} {unit.label}")] = main(experiment, name, [*scenarios])
+    for scenario in experiment.index.scenarios:
+        found[f"{slug(scenario)}-clients"] = over_clients(experiment, scenario)
+        found[f"{slug(scenario)}-costs"] = traffic_and_time(experiment, scenario)
+    if experiment.index.candidates:
+        found["chosen"] = chosen(experiment)
+    return found
+
+
+def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
+    """One measure: algorithms x scenarios (of one unit), the published figures beside ours."""
+    measure, published = MEASURES[name], experiment.index.published.get(name, {})
+    columns, rows = ["algorithm"], [[label] for label in experiment.index.algorithms]
+    for scenario in scenarios:
+        columns.append(f"{scenario},\n{measure.warning}" if measure.warning else scenario)
+        for row in rows:
+            row.append(cell(experiment, scenario, row[0], measure))
+        if scenario in published:
+            columns.append(f"{scenario},\npublished" if len(scenarios) > 1 else "published")
+            for row in rows:
+                row.append(str(published[scenario].get(row[0], NOTHING)))
+    unit = experiment.unit(scenarios[0])
+    return Table(f"Test {unit.label}: {measure.title}", columns, rows)
+
+
+def over_clients(experiment: Experiment, scenario: str) -> Table:
+    """How one scenario's clients fare: mean, worst, worst 10 %, deviation, and unseen ones where there are any."""
+    runs = experiment.runs[scenario]
+    newcomers = any(run.clients["unseen"].any() for found in runs.values() for run in found)
+    measures = [MEASURES[name] for name in SPREAD if name != "unseen" or newcomers]
+    rows = [
+        [label, *(cell(experiment, scenario, label, measure) for measure in measures)]
+        for label in _present(experiment, scenario)
+    ]
+    columns = ["algorithm", *(measure.header for measure in measures)]
+    return Table(f"{scenario}: test {experiment.unit(scenario).label}, over clients", columns, rows)
+
+
+def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
+    """What one scenario's methods cost: streams, models and megabytes, seconds a round, and time to FedAvg's best."""
+    runs = experiment.runs[scenario]
+    references = runs.get(costs.REFERENCE, [])
+    times = costs.TIME_HEADERS if references else []
+    columns = ["algorithm", "streams", "models\ndown", "models\nup", "MB\ndown", "MB\nup", "s a\nround", *times]
+    rows = []
+    for label in _present(experiment, scenario):
+        found = runs[label]
+        if not found:
+            rows.append([label, *[NOTHING] * (len(columns) - 1)])
+            continue
+        row = [label, f"{np.mean([run.ledger.last_streams() for run in found]):.3g}"]
+        row += [*costs.models(found), *costs.megabytes(found)]
+        row.append(costs.average([run.summary["seconds_per_round"] for run in found], digits=3))
+        rows.append(row + (costs.times(found, references) if references else []))
+    time = f"; {costs.TIME_TITLE.format(metric=references[0].metric)}" if references else ""
+    return Table(f"{scenario}: traffic (down: multicast){time}", columns, rows)
+
+
+def chosen(experiment: Experiment) -> Table:
+    """What was chosen on val, and from which grid."""
+    rows = []
+    for scenario in experiment.index.scenarios:
+        unit = experiment.unit(scenario)
+        for label in experiment.index.algorithms:
+            grid: dict[str, list[Candidate]] = {}
+            for candidate in experiment.index.candidates:
+                if (candidate.scenario, candidate.algorithm) == (scenario, label):
+                    grid.setdefault(settings(candidate.parameters), []).append(candidate)
+            if grid:
+                tried = [f"{name}: {_on_val(tries, unit)}" for name, tries in grid.items()]
+                rows.append([scenario, label, ", ".join(_winners(grid)) or NOTHING, "; ".join(tried)])
+    return Table(
+        "Chosen by the mean over clients on val", ["scenario", "algorithm", "chosen", "grid: on val"], rows, text=4
+    )
+
+
+def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> str:
+    """Mean ± deviation over seeds; where a seed is missing, over how many, and how many diverged."""
+    runs, diverged = experiment.runs[scenario][label], experiment.diverged[scenario, label]
+    values = [value for run in runs if (value := measure.of(run)) is not None]
+    if not values:
+        return "diverged" if diverged and not runs else NOTHING
+    fewer = f" [{len(values)}]" if len(values) < len(experiment.index.seeds) else ""
+    return experiment.unit(scenario).text(values) + fewer + (f", {diverged} diverged" if diverged else "")
+
+
+def settings(parameters: Mapping[str, Any]) -> str:
+    """Parameters as "lam 0.1, sgd.lr 0.05"."""
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())
+
+
+def slug(text: str) -> str:
+    """A file name of a label."""
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
+
+
+def _present(experiment: Experiment, scenario: str) -> list[str]:
+    """The algorithms that have ended at least one run on a scenario."""
+    runs, diverged = experiment.runs[scenario], experiment.diverged
+    return [label for label in experiment.index.algorithms if runs[label] or diverged[scenario, label]]
+
+
+def _on_val(tries: Sequence[Candidate], unit: Unit) -> str:
+    """Mean over seeds, as shown: a loss without the sign that makes higher better."""
+    values = [candidate.val for candidate in tries if candidate.val is not None]
+    sign = 1 if unit.higher_is_better else -1
+    return unit.text([sign * float(np.mean(values))]) if values else "diverged"
+
+
+def _winners(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:
+    """The settings that were chosen; with the number of seeds where seeds differ."""
+    won = {name: sum(candidate.chosen for candidate in tries) for name, tries in grid.items()}
+    found = {name: count for name, count in won.items() if count}
+    for name, count in found.items():
+        yield name if len(found) == 1 else f"{name} ({count} of {sum(found.values())} seeds)"

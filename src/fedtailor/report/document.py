@@ -1,0 +1,67 @@
+"""A report of an experiment: as text, or as a directory with tables and figures."""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fedtailor.report import drawing, overview
+from fedtailor.report.comparison import tables
+from fedtailor.report.experiment import Experiment
+from fedtailor.report.tables import Table
+
+Format = Literal["terminal", "markdown", "csv", "latex"]
+REPORT = "report.md"
+
+
+def show(experiment: Experiment, form: Format) -> None:
+    """Print what was run (as terminal or Markdown text only) and all tables."""
+    found = tables(experiment)
+    if form == "terminal":
+        _show_facts(experiment)
+        for table in found.values():
+            print()
+            table.show()
+    elif form == "markdown":
+        print(markdown(experiment, found))
+    elif form == "csv":
+        print("\n".join(f"# {table.title}\n{table.csv()}" for table in found.values()))
+    else:
+        print("\n".join(table.latex() for table in found.values()))
+
+
+def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
+    """Write report.md, tables/*.csv and *.tex, and figures/*.png and *.svg; returns the path of report.md.
+
+    Raises:
+        ValueError: the directory cannot be written.
+    """
+    found = tables(experiment)
+    try:
+        (directory / "tables").mkdir(parents=True, exist_ok=True)
+        for name, table in found.items():
+            (directory / "tables" / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
+            (directory / "tables" / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
+        written, left_out = drawing.draw(experiment, directory / "figures") if figures else ([], [])
+        drawn = [f"![{path.stem}](figures/{path.name})" for path in written if path.suffix == ".png"]
+        (directory / REPORT).write_text(markdown(experiment, found, [*drawn, *left_out]), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
+    return directory / REPORT
+
+
+def markdown(experiment: Experiment, found: Mapping[str, Table], paragraphs: Sequence[str] = ()) -> str:
+    """What was run, the tables, and further paragraphs (figures)."""
+    facts = "\n".join(f"- {fact}" for fact in overview.facts(experiment))
+    parts = [f"# {overview.title(experiment)}", facts, *(table.markdown().rstrip() for table in found.values())]
+    return "\n\n".join([*parts, *paragraphs]) + "\n"
+
+
+def _show_facts(experiment: Experiment) -> None:
+    """What was run, wrapped to a terminal's width, never in a pipe."""
+    title = overview.title(experiment)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    for line in (title, *overview.facts(experiment)):
+        print(textwrap.fill(line, width, subsequent_indent="" if line is title else "  ", break_on_hyphens=False))

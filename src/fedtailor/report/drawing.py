@@ -1,0 +1,205 @@
+"""The figures of an experiment, and of any runs: what is drawn. How it is drawn is in `figures`."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.accounting import SYSTEMS
+from fedtailor.protocol import require
+from fedtailor.report import figures
+from fedtailor.report.experiment import Experiment
+from fedtailor.report.figures import Curve
+from fedtailor.report.stored import Runs, StoredRun
+from fedtailor.report.units import Unit
+
+
+def by_round(runs: Runs, path: Path) -> list[Path]:
+    """Accuracy (or loss) on test, mean over clients, by round."""
+    return _lines({name: (found, StoredRun.curve) for name, found in runs.items()}, runs, "round", path)
+
+
+def by_bytes(runs: Runs, path: Path) -> list[Path]:
+    """The same by traffic. Methods that send nothing are left out."""
+    panels = {name: (_talking(found), _by_megabytes) for name, found in runs.items()}
+    return _lines(panels, runs, "MB down (multicast) and up", path, x_scale="log")
+
+
+def by_time(runs: Runs, path: Path) -> list[Path]:
+    """The same by time over each of the `SYSTEMS`, a row of panels for each scenario."""
+    panels = {
+        f"{name}\n{system}": (_talking(found), lambda run, wireless=wireless: run.by_time(wireless))
+        for name, found in runs.items()
+        for system, wireless in SYSTEMS.items()
+    }
+    return _lines(panels, runs, "time (model downlinks)", path, columns=len(SYSTEMS), x_scale="log")
+
+
+def histogram(runs: Runs, path: Path) -> list[Path]:
+    """The clients' own accuracies (or losses) on test after the last round, of all seeds together."""
+    panels = {
+        name: {label: np.concatenate([_values(run) for run in seeds]) for label, seeds in _drawn(found).items()}
+        for name, found in runs.items()
+        if _drawn(found)
+    }
+    x_labels = [f"test {_unit(runs[name]).label}, of a client (line: mean)" for name in panels]
+    return figures.histograms(panels, x_labels, path, labels=_labels(runs)) if panels else []
+
+
+def collaboration(runs: Runs, path: Path) -> list[Path]:
+    """UCFL's weights: who learns from whom, for the first seed of the first row that is UCFL."""
+    found = {name: seeds[0] for name, labels in runs.items() if (seeds := _first_ucfl(labels))}
+    return figures.matrices({name: (run.server["rows"], run.groups()) for name, run in found.items()}, path) \
+        if found else []  # fmt: skip
+
+
+def silhouette(runs: Runs, path: Path) -> list[Path]:
+    """How well clients fall into k streams, for the first row of UCFL that chooses k by itself."""
+    scores = {
+        name: [dict(run.server["silhouettes"].tolist()) for run in seeds]
+        for name, labels in runs.items()
+        if (seeds := _first_ucfl(labels, lambda run: run.manifest["algorithm"].get("streams") == "auto"))
+    }
+    return figures.silhouettes(scores, path) if scores else []
+
+
+def fairness(runs: Runs, path: Path) -> list[Path]:
+    """The mean over clients against the mean over the worst tenth."""
+    panels, units = {}, [_unit(found) for found in runs.values() if _drawn(found)]
+    for name, found in runs.items():
+        if drawn := _drawn(found):
+            scale, spreads = (
+                _unit(found).scale,
+                {label: [run.spread() for run in runs] for label, runs in drawn.items()},
+            )
+            panels[name] = {
+                label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds] for label, seeds in spreads.items()
+            }
+    x_labels, y_labels = ([f"test {unit.label}: {what}" for unit in units] for what in ("mean", "worst 10 %"))
+    return figures.scatter(panels, x_labels, y_labels, path, labels=_labels(runs)) if panels else []
+
+
+def sweep(experiment: Experiment, path: Path) -> list[Path]:
+    """The mean over clients against a parameter that the experiment varies; the published figures dashed."""
+    index, panels, x_labels, y_labels = experiment.index, {}, [], []
+    for algorithm, varied in index.sweeps.items():
+        for scenario in index.scenarios:
+            runs, unit = experiment.runs[scenario], experiment.unit(scenario)
+            ours = [
+                (value, float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else 0.0)
+                for value, label in varied.rows.items()
+                if (means := [unit.scale * run.spread()["mean"] for run in runs.get(label, ())])
+            ]
+            if not ours:
+                continue
+            theirs = index.published.get("mean", {}).get(scenario, {})
+            printed = [
+                (value, float(number[0]), 0.0)
+                for value, label in varied.rows.items()
+                if (number := re.search(r"\d+\.?\d*|\.\d+", str(theirs.get(label, ""))))
+            ]
+            panels[f"{algorithm}, {scenario}"] = {"here": ours, **({"published": printed} if printed else {})}
+            x_labels.append(varied.parameter)
+            y_labels.append(f"test {unit.label}")
+    columns = min(len(index.scenarios), len(panels))
+    return figures.error_bars(panels, x_labels, y_labels, path, columns=columns) if panels else []
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What can be asked for by name.
+
+    Attributes:
+        draw: (experiment, path without suffix) -> files written, none where no run supports it.
+        needs: what is missing then.
+    """
+
+    draw: Callable[[Experiment, Path], list[Path]]
+    needs: str = "a finished run"
+
+
+def _of_runs(draw: Callable[[Runs, Path], list[Path]]) -> Callable[[Experiment, Path], list[Path]]:
+    return lambda experiment, path: draw(experiment.runs, path)
+
+
+FIGURES: Mapping[str, Figure] = {
+    "accuracy-by-round": Figure(_of_runs(by_round)),
+    "accuracy-by-bytes": Figure(_of_runs(by_bytes), "a finished run in which something travels"),
+    "accuracy-by-time": Figure(_of_runs(by_time), "a finished run in which something travels"),
+    "histogram": Figure(_of_runs(histogram)),
+    "collaboration": Figure(_of_runs(collaboration), "a finished run of UCFL"),
+    "silhouette": Figure(_of_runs(silhouette), "a finished run of UCFL that chooses its number of streams"),
+    "fairness": Figure(_of_runs(fairness)),
+    "sweep": Figure(sweep, "finished runs of an algorithm with a varied parameter"),
+}
+
+
+def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]]:
+    """All figures of an experiment: the files, and a line for each that is left out."""
+    written, left_out = [], []
+    for name in experiment.index.figures:
+        require(name in FIGURES, f"there is no figure {name!r}; figures are {', '.join(FIGURES)}")
+        files = FIGURES[name].draw(experiment, directory / name)
+        written += files
+        left_out += [] if files else [f"Figure {name} is left out: it needs {FIGURES[name].needs}"]
+    return written, left_out
+
+
+Found = Mapping[str, Sequence[StoredRun]]
+"""Algorithm -> its runs on one scenario."""
+
+
+def _lines(
+    panels: Mapping[str, tuple[Found, Callable[[StoredRun], Curve]]],
+    runs: Runs,
+    x_label: str,
+    path: Path,
+    *,
+    columns: int | None = None,
+    x_scale: figures.Scale = "linear",
+) -> list[Path]:
+    """Curves of every panel's runs, in the unit that they are shown in; panels without runs are left out."""
+    curves, y_labels = {}, []
+    for title, (found, curve) in panels.items():
+        if drawn := _drawn(found):
+            unit = _unit(found)
+            y_labels.append(f"test {unit.label}")
+            curves[title] = {
+                label: [{x: unit.scale * y for x, y in curve(run).items()} for run in seeds]
+                for label, seeds in drawn.items()
+            }
+    if not curves:
+        return []
+    return figures.lines(curves, x_label, y_labels, path, columns=columns, labels=_labels(runs), x_scale=x_scale)
+
+
+def _labels(runs: Runs) -> list[str]:
+    """All algorithms that have a run; the order decides on colours in all figures."""
+    return list(dict.fromkeys(label for found in runs.values() for label in _drawn(found)))
+
+
+def _drawn(found: Found) -> Found:
+    return {label: seeds for label, seeds in found.items() if seeds}
+
+
+def _talking(found: Found) -> Found:
+    return {label: seeds for label, seeds in _drawn(found).items() if not seeds[0].silent}
+
+
+def _first_ucfl(found: Found, wanted: Callable[[StoredRun], bool] = lambda run: True) -> Sequence[StoredRun]:
+    ucfl = [seeds for seeds in _drawn(found).values() if seeds[0].manifest["algorithm"]["name"].startswith("ucfl")]
+    return next((seeds for seeds in ucfl if wanted(seeds[0])), ())
+
+
+def _unit(found: Found) -> Unit:
+    return next(run.unit for seeds in found.values() for run in seeds)
+
+
+def _values(run: StoredRun) -> np.ndarray:
+    return run.unit.scale * run.scores()["value"].to_numpy()
+
+
+def _by_megabytes(run: StoredRun) -> dict[float, float]:
+    return {count / 1e6: value for count, value in run.by_bytes().items()}

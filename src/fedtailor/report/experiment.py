@@ -1,0 +1,193 @@
+"""The index of an experiment, read back: which algorithms ran on which scenarios, and where their runs are."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedtailor.experiments.scenario import known
+from fedtailor.protocol import require
+from fedtailor.report.measures import MEASURES
+from fedtailor.report.stored import Runs, StoredRun
+from fedtailor.report.units import UNITS, Unit
+
+INDEX = "experiment.json"
+
+
+@dataclass(frozen=True)
+class ScenarioUse:
+    """A scenario as the experiment uses it.
+
+    Attributes:
+        use: its name.
+        arguments: sizes that differ from the scenario's own.
+        model: what is trained.
+        rounds: communication rounds.
+        participation: who reports in a round: a share (float) or a number (int) of the clients.
+    """
+
+    use: str
+    arguments: dict[str, Any]
+    model: str
+    rounds: int
+    participation: int | float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: its labels, seed, and directory below the results."""
+
+    scenario: str
+    algorithm: str
+    seed: int
+    run: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One run that was made to choose hyper-parameters.
+
+    Attributes:
+        val: mean over clients, on val, of the accuracy or of minus the loss: higher is better. None: it diverged.
+    """
+
+    scenario: str
+    algorithm: str
+    parameters: dict[str, Any]
+    seed: int
+    val: float | None
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A parameter that the experiment varies: value -> label of the row."""
+
+    parameter: str
+    rows: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `experiment.json` says.
+
+    Attributes:
+        name: on the command line.
+        size: "quick" or "full".
+        title, source, note: what it repeats, from where, and how it differs.
+        seeds: of every cell.
+        metrics: names of `MEASURES`, a table each.
+        figures: names of figures.
+        scenarios: by label, in the order of the columns.
+        algorithms: labels, in the order of the rows.
+        published: measure -> scenario -> algorithm -> the source's figure.
+        sweeps: algorithm -> what is varied.
+        runs: how many runs the whole experiment takes, those that only serve to choose included.
+        cells: the runs of the tables that have ended.
+        candidates: the runs that have been chosen from; a chosen one is a cell, too.
+        seconds: wall time so far.
+        machine, versions: where and with what.
+    """
+
+    name: str
+    size: str
+    title: str
+    source: str
+    note: str
+    seeds: list[int]
+    metrics: list[str]
+    figures: list[str]
+    scenarios: dict[str, ScenarioUse]
+    algorithms: list[str]
+    runs: int
+    cells: list[Cell]
+    seconds: float
+    machine: str
+    versions: dict[str, str]
+    published: dict[str, dict[str, dict[str, str | int | float]]] = field(default_factory=dict)
+    sweeps: dict[str, Sweep] = field(default_factory=dict)
+    candidates: list[Candidate] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment's index with its runs.
+
+    Attributes:
+        results: the directory that the paths of runs start from.
+        index: what was run.
+    """
+
+    results: Path
+    index: Index
+
+    @staticmethod
+    def read(results: Path, name: str) -> "Experiment":
+        """The experiment `name` below `results`.
+
+        Raises:
+            ValueError: its index is damaged.
+        """
+        path = results / name / INDEX
+        try:
+            index = TypeAdapter(Index).validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            first = error.errors()[0] if isinstance(error, ValidationError) else None
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
+            raise ValueError(f"{path} is no index of an experiment ({why})") from None
+        for name in index.metrics:
+            require(name in MEASURES, f"{path} has the metric {name!r}; it must be one of {', '.join(MEASURES)}")
+        for cell in index.cells:
+            listed = cell.scenario in index.scenarios and cell.algorithm in index.algorithms
+            require(listed, f"{path} has a run of {cell.algorithm!r} on {cell.scenario!r}, which it does not list")
+        return Experiment(results, index)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Scenario -> every algorithm of the table -> its finished runs (maybe none), by seed."""
+        found: dict[str, dict[str, list[StoredRun]]] = {
+            scenario: {label: [] for label in self.index.algorithms} for scenario in self.index.scenarios
+        }
+        for cell, run in self._ended:
+            if not run.diverged:
+                found[cell.scenario][cell.algorithm].append(run)
+        return found
+
+    @cached_property
+    def diverged(self) -> Counter[tuple[str, str]]:
+        """(scenario, algorithm) -> how many runs diverged."""
+        return Counter((cell.scenario, cell.algorithm) for cell, run in self._ended if run.diverged)
+
+    @property
+    def done(self) -> int:
+        """How many of `index.runs` have ended."""
+        return len(self.index.cells) + sum(not candidate.chosen for candidate in self.index.candidates)
+
+    def unit(self, scenario: str) -> Unit:
+        """How a scenario's metric is shown."""
+        units = (run.unit for runs in self.runs[scenario].values() for run in runs)
+        return next(units, UNITS["accuracy"])
+
+    @cached_property
+    def _ended(self) -> Sequence[tuple[Cell, StoredRun]]:
+        cells = sorted(self.index.cells, key=lambda cell: cell.seed)
+        return [(cell, StoredRun(self.results / cell.run)) for cell in cells]
+
+
+def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments of a results directory: all, or those of some names.
+
+    Raises:
+        ValueError: there are none, or none of such a name (near ones are suggested).
+    """
+    there = sorted(path.parent.name for path in results.glob(f"*/{INDEX}")) if results.is_dir() else []
+    require(
+        bool(there), f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor compare` makes them"
+    )
+    for name in names:
+        known(name, dict.fromkeys(there), "experiment", f"ls {results}")
+    return [Experiment.read(results, name) for name in (names or there)]

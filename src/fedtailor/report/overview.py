@@ -1,0 +1,59 @@
+"""The first part of a report: what was run."""
+
+from fedtailor.report.experiment import Experiment, ScenarioUse
+from fedtailor.report.stored import StoredRun
+
+
+def title(experiment: Experiment) -> str:
+    """The headline."""
+    return f"{experiment.index.name}: {experiment.index.title}"
+
+
+def facts(experiment: Experiment) -> list[str]:
+    """One paragraph each: source, note, size, every scenario, machine."""
+    index = experiment.index
+    done, seeds = experiment.done, ", ".join(map(str, index.seeds))
+    progress = f"{done} runs" if done == index.runs else f"unfinished: {done} of {index.runs} runs"
+    choosing = ", those to choose on val included" if index.candidates else ""
+    versions = ", ".join(f"{name} {version}" for name, version in index.versions.items())
+    fewer = done < index.runs or experiment.diverged
+    found = [
+        f"Source: {index.source}" if index.source else "",
+        f"Differences: {index.note}" if index.note else "",
+        f"Size: {index.size}; seeds {seeds}; {progress}{choosing}; {duration(index.seconds)}",
+        *(_scenario(label, used, _any(experiment, label)) for label, used in index.scenarios.items()),
+        f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]" if fewer else "",
+        f"Machine: {index.machine}",
+        f"Versions: {versions}",
+    ]
+    return [fact for fact in found if fact]
+
+
+def duration(seconds: float) -> str:
+    """Wall time in the unit that suits it."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else \
+        f"{seconds / 3600:.1f} h"  # fmt: skip
+
+
+def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
+    """Data, clients, model and rounds; clients and samples as in the first run."""
+    arguments = ", ".join(f"{name}={value}" for name, value in used.arguments.items())
+    parts = [f"{used.use}({arguments})"]
+    if run is not None:
+        clients = run.clients
+        newcomers = clients["unseen"].sum()
+        parts.append(f"{len(clients) - newcomers} clients" + (f" and {newcomers} unseen ones" if newcomers else ""))
+        sizes = {split: clients[split].sum() for split in ("train", "val", "test")}
+        parts.append("samples: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size))
+    parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used.participation)} report in a round"]
+    return f"Scenario {label}: {'; '.join(parts)}"
+
+
+def _reporters(participation: int | float) -> str:
+    if isinstance(participation, int):
+        return f"{participation} clients"
+    return "all clients" if participation == 1 else f"{100 * participation:g} % of the clients"
+
+
+def _any(experiment: Experiment, scenario: str) -> StoredRun | None:
+    return next((run for runs in experiment.runs[scenario].values() for run in runs), None)

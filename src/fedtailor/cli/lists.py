@@ -3,12 +3,17 @@
 import dataclasses
 import inspect
 import json
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.cli.hyper import parameters
 from fedtailor.experiments import scenarios as known_scenarios
-from fedtailor.experiments.scenario import known
+from fedtailor.experiments.scenario import Scenario, known
+from fedtailor.models import logistic
 from fedtailor.protocol import Algorithm, require
 
 ORDER = (
@@ -38,19 +43,19 @@ def algorithms(arguments: list[str]) -> int:
 
 
 def scenarios(arguments: list[str]) -> int:
-    """`fedtailor scenarios [--json]`"""
-    names, as_json = _names(arguments, "usage: fedtailor scenarios [--json]")
+    """`fedtailor scenarios [NAME] [--json]`"""
+    usage = "usage: fedtailor scenarios [NAME] [--json]"
+    names, as_json = _names(arguments, usage)
     if names is None:
         return 0
-    require(not names, "usage: fedtailor scenarios [--json]")
-    rows = [
-        {"name": scenario.name, "rounds": scenario.rounds, "description": scenario.description}
-        for scenario in known_scenarios.SCENARIOS.values()
-    ]
+    require(len(names) <= 1, usage)
+    if names:
+        return _scenario(known_scenarios.find(names[0]), as_json)
+    rows = [_row(scenario) for scenario in known_scenarios.SCENARIOS.values()]
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        _table(rows, ["name", "rounds", "description"])
+        _listed(rows)
     return 0
 
 
@@ -79,6 +84,60 @@ def _one(kind: type[Algorithm], as_json: bool) -> int:
     return 0
 
 
+def _row(scenario: Scenario) -> dict[str, Any]:
+    """What the list of scenarios shows of one; without a number of clients all of the data set's own take part."""
+    return {
+        "name": scenario.name,
+        "clients": scenario.parameters.get("clients"),
+        "model": "logistic" if scenario.model == logistic() else type(scenario.model).__name__,
+        "rounds": scenario.rounds,
+        "participation": scenario.participation,
+        "data": scenario.data,
+        "source": scenario.source,
+        "description": scenario.description,
+    }
+
+
+def _listed(rows: list[dict[str, Any]]) -> None:
+    line = "  {name:<20} {clients:>7}  {model:<12}  {rounds:>6}  {data}"
+    head = {name: name for name in ("name", "clients", "model", "rounds")}
+    print(line.format(**head, data="data that must be at hand"))
+    for source, group in groupby(rows, lambda row: row["source"]):
+        print(f"\n{source}")
+        for row in group:
+            print(line.format(**{**row, "clients": row["clients"] or "all", "data": row["data"] or "-"}))
+    print("\n`fedtailor scenarios NAME` says more.")
+
+
+def _scenario(scenario: Scenario, as_json: bool) -> int:
+    about, explained = _explained(scenario.build)
+    row = _row(scenario)
+    if as_json:
+        print(json.dumps({**row, "doc": about, "parameters": scenario.parameters}, indent=2))
+        return 0
+    print(f"{row.pop('name')}: {row.pop('description')}\n\n{about}\n")
+    row["model"] = scenario.model
+    row["clients"] = row["clients"] or "all"
+    for name, value in row.items():
+        if value:
+            print(f"{name:>13}: {value}")
+    print("\nParameters:")
+    for name, default in scenario.parameters.items():
+        print(f"  {name} (default {default!r})\n      {explained[name]}")
+    return 0
+
+
+def _explained(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """What a builder's docstring says before its arguments, and about each of them."""
+    doc = inspect.getdoc(build.func if isinstance(build, partial) else build) or ""
+    about, _, rest = doc.partition("\n\nArgs:\n")
+    entries = re.split(r"^    (?=\w)", rest.partition("\n\nRaises:")[0], flags=re.MULTILINE)
+    found = {}
+    for names, _, text in (entry.partition(": ") for entry in entries):
+        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return about, found
+
+
 def _table(rows: list[dict[str, Any]], columns: list[str]) -> None:
     from rich import box
     from rich.console import Console
@@ -86,7 +145,7 @@ def _table(rows: list[dict[str, Any]], columns: list[str]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
-        table.add_column(column, no_wrap=column in ("name", "rounds"), overflow="fold")
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     Console().print(table)

@@ -55,7 +55,13 @@ def digits_label_shift(
 def digits_rotated(seed: int = 0, *, clients: int = 20, test: float = 0.2, val: float = 0.0) -> Federation:
     """Covariate shift: four equal groups of clients see the images turned by 0, 90, 180 and 270 degrees.
 
-    Arguments and errors as for `digits_label_shift`.
+    Args:
+        seed: of the partition, the splits and the groups.
+        clients: how many.
+        test, val: fractions of each client's images.
+
+    Raises:
+        ValueError: too many clients for the data.
     """
     return _finish(Rotations()(_even(seed, clients, test, val), seed=seed), "digits-rotated")
 
@@ -65,7 +71,14 @@ def digits_permuted(
 ) -> Federation:
     """Concept shift: equal groups of clients name the digits by permutations of their own.
 
-    Arguments and errors as for `digits_label_shift`; `groups` is their number.
+    Args:
+        seed: of the partition, the splits, the groups and their permutations.
+        clients: how many.
+        groups: how many.
+        test, val: fractions of each client's images.
+
+    Raises:
+        ValueError: too many clients for the data.
     """
     return _finish(LabelPermutations(groups)(_even(seed, clients, test, val), seed=seed), "digits-permuted")
 

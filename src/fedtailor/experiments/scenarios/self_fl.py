@@ -110,7 +110,16 @@ def sent140(seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float 
 
 
 def sent140_words(seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float = 0.0) -> Federation:
-    """The tweets of `sent140` as bags of words, for a linear model. Arguments and errors as there."""
+    """The tweets of `sent140` as bags of words, for a linear model.
+
+    Args:
+        seed: of the splits.
+        clients: how many users, those with the most tweets.
+        test, val: fractions of each user's tweets.
+
+    Raises:
+        ValueError: sizes that cannot be met, or Sentiment140 is not at hand.
+    """
     return _tweets("words", seed, clients, test, val)
 
 
@@ -158,8 +167,7 @@ def _settings(local: SGD, warm: int = 0) -> dict[str, Algorithm]:
 MNIST = SGD(lr=0.03, steps=20, batch_size=10)
 LETTER = SGD(lr=0.01, steps=20, batch_size=10)
 CIFAR = SGD(lr=0.01, steps=40, batch_size=10)
-TWEETS = SGD(lr=0.3, steps=20, batch_size=10)
-"""FedProx's learning rate for Sent140."""
+TWEETS = SGD(lr=0.1, steps=20, batch_size=10)
 SCALARS = SGD(lr=0.05, steps=20, batch_size=100)
 
 SOURCE = "Chen et al. 2022, section 4"
@@ -209,7 +217,7 @@ SCENARIOS = (
         _settings(TWEETS, warm=20),
         trained(TWEETS),
         participation=0.1,
-        source=f"{SOURCE} and appendix G.3",
+        source=SOURCE,
         data="Sent140",
     ),
     Scenario(
@@ -221,7 +229,7 @@ SCENARIOS = (
         _settings(TWEETS),
         trained(TWEETS),
         participation=0.1,
-        source=f"{SOURCE}, linear",
+        source=SOURCE,
         data="Sent140",
     ),
     Scenario(

@@ -150,7 +150,7 @@ SCENARIOS = (
             2000,
             {},
             trained(PFLLIB),
-            source="PFLlib (Zhang et al. 2025)",
+            source="PFLlib, Zhang et al. 2025",
             data=data,
         )
         for name, data, read in (

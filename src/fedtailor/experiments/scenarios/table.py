@@ -47,6 +47,7 @@ SCENARIOS = (
         50,
         {},
         trained(LOCAL),
+        source="Your own data",
         data="your file",
     ),
 )

@@ -64,7 +64,15 @@ def emnist_rotated(
 ) -> Federation:
     """Label and covariate shift: four equal groups see the characters turned by 0, 90, 180 and 270 degrees.
 
-    Arguments and errors as for `emnist_label_shift`.
+    Args:
+        seed: of the points, the partition, the splits and the groups.
+        clients: how many.
+        points: characters of all clients together.
+        alpha: concentration (small: few classes a client).
+        test, val: fractions of each client's characters.
+
+    Raises:
+        ValueError: sizes that cannot be met, or EMNIST is not at hand.
     """
     even = emnist_label_shift(seed, clients=clients, points=points, alpha=alpha, test=test, val=val)
     return replace(Rotations()(even, seed=seed), name="emnist-rotated")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.protocol import Cohort
 
 STREAMS, CLIENTS, SIZE = 3, 5, 7
@@ -101,3 +101,8 @@ def test_reporter_weights():
     np.testing.assert_array_equal(reporter_weights(cohort([10, 20], [False, False]), "samples"), [0, 0])
     with pytest.raises(ValueError, match="samples"):
         reporter_weights(some, "equal")  # pyright: ignore[reportArgumentType]
+
+
+def test_cluster_averages_are_scaled_shares_of_members():
+    weights = cluster_averages(np.array([0, 2, 0, 2]), 3, np.array([0.1, 0.4, 0.3, 0.0]))
+    np.testing.assert_allclose(weights, [[0.25, 0, 0.75, 0], [0, 0, 0, 0], [0, 1, 0, 0]], rtol=0, atol=1e-15)

@@ -7,13 +7,14 @@ from fedtailor.aggregation.kernel import (
     restrict_to_reporters,
     user_centric_weights,
 )
-from fedtailor.aggregation.mix import mix, reporter_weights
+from fedtailor.aggregation.mix import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.server_optimizer import ServerOptimizer
 
 __all__ = [
     "Kernel",
     "Probe",
     "ServerOptimizer",
+    "cluster_averages",
     "mix",
     "newcomer_weights",
     "reporter_weights",

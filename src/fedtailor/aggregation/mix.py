@@ -62,6 +62,21 @@ def reporter_weights(cohort: Cohort, weights: Literal["samples", "uniform"]) -> 
     return share / max(share.sum(), 1.0)
 
 
+def cluster_averages(
+    label: NDArray[np.integer], clusters: int, share: NDArray[np.float64]
+) -> Float[np.ndarray, "clusters c"]:
+    """Weights of the average of every cluster: its members' shares, scaled to sum 1; zero where they have none.
+
+    Args:
+        label: the cluster of each client [c].
+        clusters: how many there are.
+        share: weight of each client [c], such as `reporter_weights`.
+    """
+    weights = (label == np.arange(clusters)[:, None]) * share
+    total = weights.sum(axis=1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0)
+
+
 @partial(jax.jit, static_argnames="sharding")
 def _mix(
     theta: Float[Array, "s d"],

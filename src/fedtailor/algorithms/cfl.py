@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
 from fedtailor.protocol import (
@@ -114,10 +114,9 @@ class CFL(Algorithm):
 
     def _aggregate(self, server: Any, models: Float[Array, "c d"], cohort: Cohort) -> Float[Array, "s d"]:
         """Every cluster's average; a cluster nobody of which reports stays as it is."""
-        own = server["stream"][cohort.index] == np.arange(len(server["model"]))[:, None]
-        weights = own * reporter_weights(cohort, self.weights)
-        weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-        return mix(server["model"], models, weights)
+        share = reporter_weights(cohort, self.weights)
+        stream, streams = server["stream"][cohort.index], len(server["model"])
+        return mix(server["model"], models, cluster_averages(stream, streams, share))
 
     def _unsettled(self, server: Any, mixed: Array, models: Array, cohort: Cohort) -> list[NDArray[np.int64]]:
         """The clusters to be split, as rows of the cohort in the order of client ids."""

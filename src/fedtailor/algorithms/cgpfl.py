@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import k_means_of_models, match
 from fedtailor.aggregation.distances import squared_distances
 from fedtailor.algorithms.fedprox import require_stable
@@ -101,8 +101,8 @@ class Contextual(Algorithm):
         seed = int(cohort.rng("contexts").integers(2**31))
         label = k_means_of_models(uploads, len(contexts), seed=seed)
         clusters = label.max() + 1
-        member = (label == np.arange(clusters)[:, None]) * reporter_weights(cohort, self.weights)[rows]
-        means = mix(contexts[:clusters], uploads, member / member.sum(axis=1, keepdims=True))
+        share = reporter_weights(cohort, self.weights)[rows]
+        means = mix(contexts[:clusters], uploads, cluster_averages(label, clusters, share))
         old = match(squared_distances(means, contexts))
         context[cohort.index[rows]] = old[label]
         moves = self.alpha * (np.arange(len(contexts))[:, None] == old)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import reporter_weights
+from fedtailor.aggregation import cluster_averages, reporter_weights
 from fedtailor.algorithms.fedavg import step
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.protocol import (
@@ -112,18 +112,18 @@ class HypCluster(FedAvgM):
             cluster[cohort.index[cohort.report]] = stream[cohort.report]
         else:
             stream = down.sent["model"].to[:, 0]
-        weights = (stream == np.arange(self.clusters)[:, None]) * reporter_weights(cohort, self.weights)
-        new = self.aggregate(server, ups, weights, cohort)
+        new = self.aggregate(server, ups, stream, reporter_weights(cohort, self.weights), cohort)
         return {**server, **new, "cluster": cluster, "round": server["round"] + 1}
 
     def train(self, theta: Float[Array, " d"], local: Local) -> Up:
         """What a client sends of its training of theta."""
         return {"model": local.sgd(theta, self.sgd)}
 
-    def aggregate(self, server: Any, ups: Up, weights: Float[np.ndarray, "q c"], cohort: Cohort) -> dict[str, Any]:
-        """New models and optimiser states; `weights` are the reporters' shares, each in its cluster's row."""
-        total = weights.sum(axis=1, keepdims=True)
-        return step(self.optimizer, server, ups["model"], weights / np.where(total > 0, total, 1))
+    def aggregate(
+        self, server: Any, ups: Up, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
+    ) -> dict[str, Any]:
+        """New models and optimiser states, from each client's cluster [c] and share of the reporters [c]."""
+        return step(self.optimizer, server, ups["model"], cluster_averages(stream, self.clusters, share))
 
     def serve(self, server: Any, cohort: Cohort) -> Down:
         return Down({"model": Sent.all_to_all(server["model"], len(cohort))})

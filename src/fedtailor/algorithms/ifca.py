@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, mix
 from fedtailor.algorithms.hypcluster import HypCluster
@@ -53,10 +54,13 @@ class IFCA(HypCluster):
     def train(self, theta: Float[Array, " d"], local: Local) -> Up:
         return {"gradient": local.gradient(theta)} if self.averaging == "gradients" else super().train(theta, local)
 
-    def aggregate(self, server: Any, ups: Up, weights: Float[np.ndarray, "q c"], cohort: Cohort) -> dict[str, Any]:
+    def aggregate(
+        self, server: Any, ups: Up, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
+    ) -> dict[str, Any]:
         if self.averaging == "models":
-            return super().aggregate(server, ups, weights, cohort)
+            return super().aggregate(server, ups, stream, share, cohort)
         theta = server["model"]
+        weights = (stream == np.arange(self.clusters)[:, None]) * share  # not scaled: clusters move by their mass
         descended = theta - self.sgd.rate(cohort.round) * mix(jnp.zeros_like(theta), ups["gradient"], weights)
         state, theta = self.optimizer.apply(server["optimizer"], theta, descended, weights.sum(axis=1) > 0)
         return {"model": theta, "optimizer": state}

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import reporter_weights
+from fedtailor.aggregation import cluster_averages, reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg, step
 from fedtailor.protocol import About, Cohort, Down, Init, Population, Sent, Up, method, require
 
@@ -41,9 +41,8 @@ class Oracle(FedAvg):
         return Down({"model": Sent(server["model"], _streams(server, cohort)[:, None])})
 
     def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        member = _streams(server, cohort) == np.arange(len(server["groups"]))[:, None]
-        weights = member * reporter_weights(cohort, self.weights)
-        weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+        share = reporter_weights(cohort, self.weights)
+        weights = cluster_averages(_streams(server, cohort), len(server["groups"]), share)
         return {**server, **step(self.optimizer, server, ups["model"], weights)}
 
 

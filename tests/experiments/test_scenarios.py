@@ -5,13 +5,13 @@ import pytest
 
 from fedtailor.algorithms import UCFL
 from fedtailor.engine import Training, run
-from fedtailor.experiments.scenarios import SCENARIOS, find
+from fedtailor.experiments.scenarios import digits, find
 from fedtailor.protocol import Algorithm
 
 CHANCE = 0.1
 
 
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
+@pytest.mark.parametrize("name", [scenario.name for scenario in digits.SCENARIOS])
 def test_federations_are_as_described(name):
     federation = find(name).build(0)
     assert len(federation) == 20

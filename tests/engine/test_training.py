@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.problems import EXACT, ROUNDED, classification, float64, personal, softmax_model, train
-from fedtailor.algorithms import UCFL, FedAvg, FineTune, Local
+from conformance.problems import EXACT, ROUNDED, classification, float64, personal, predictors, softmax_model, train
+from fedtailor.algorithms import UCFL, Ditto, FedAvg, FineTune, Local
 from fedtailor.engine import Diverged, Participation, Training, run
 from fedtailor.engine.cohort import deal
 from fedtailor.federation import Ragged
@@ -58,6 +58,16 @@ def test_the_order_of_listing_devices_and_chunks_do_not_matter(algorithm):
         one, two = (personal(train(algorithm, federation, model, 2, devices=n, canonical=True)) for n in (1, 2))
         np.testing.assert_array_equal(one, two)
         np.testing.assert_allclose(one, base, **EXACT)
+
+
+def test_newcomers_are_served_alike_by_any_number_of_devices():
+    """Their states are outputs of the exchange before."""
+    federation = classification(unseen=[False, False, True, False, False])
+    one, two = (
+        predictors(train(Ditto(sgd=TRAINED), federation, softmax_model("float32"), 1, devices=n, canonical=True))
+        for n in (1, 2)
+    )
+    np.testing.assert_array_equal(one, two)
 
 
 def test_the_debug_engine_gives_the_same_numbers():

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from fedtailor.engine.cohort import AXIS, Task, deal, map_clients, run_one
@@ -68,7 +68,8 @@ class Mapper:
         report = cohort.report & np.asarray(down.reply, bool)
         to = {kind: sent.to for kind, sent in down.sent.items()}
         briefs = Brief.pack(padded, slots, cohort.round, report, to)
-        values = {kind: self._to_all(sent.values) for kind, sent in down.sent.items()}
+        values = {kind: _put(sent.values, self.everywhere) for kind, sent in down.sent.items()}
+        states = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _put(leaf, self.sharded), states)
         note = {name: self._note(value, count, padded) for name, value in down.note.items()}
         if self.settings.debug:
             outputs = self._one_by_one(task, algorithm, clients, values, (briefs, states, note))
@@ -89,11 +90,6 @@ class Mapper:
         if self._shipped[0] is not algorithm:
             self._shipped = (algorithm, jax.device_put(algorithm, self.everywhere))
         return self._shipped[1]
-
-    def _to_all(self, values: Any) -> Any:
-        """Streams on every device, where they are not there already."""
-        present = getattr(values, "sharding", None) == self.everywhere
-        return values if present else jax.device_put(values, self.everywhere)
 
     def _note(self, value: Any, count: int, padded: int) -> NDArray:
         """A note's numbers [padded]; padding is zero."""
@@ -120,3 +116,8 @@ class Mapper:
         if not finite.all():
             doing = {"client": "training", "probe": "the probe"}.get(task, "the personal model")
             raise Diverged(self.federation.names[clients[int(np.argmin(finite))]], round, doing=doing)
+
+
+def _put(values: Any, sharding: Sharding) -> Any:
+    """An array where it belongs; to ask JAX for a move that moves nothing is slow."""
+    return values if getattr(values, "sharding", None) == sharding else jax.device_put(values, sharding)

@@ -157,7 +157,7 @@ class Run:
     def summary(self) -> Summary:
         """The run in numbers."""
         training, totals = self.training, self.ledger.totals()
-        metric = "accuracy" if self.model.classification else "loss"
+        metric = self.model.metric
         values = self.metrics.values(metric)
         unseen = self.metrics.values(metric, unseen=True)
         return Summary(
@@ -167,7 +167,7 @@ class Run:
             seed=training.seed,
             clients=len(training.seen),
             metric=metric,
-            **spread(values, higher_is_better=self.model.classification),
+            **spread(values, higher_is_better=metric == "accuracy"),
             unseen_mean=float(unseen.mean()) if len(unseen) else None,
             streams=self.ledger.last_streams(),
             models_down=totals.models_down,

@@ -1,12 +1,12 @@
 """Client states: what never leaves the clients, kept for the whole population."""
 
+import sys
 from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 
@@ -19,8 +19,13 @@ class States(Protocol):
 
     rows: Any
 
+    @property
+    def at_once(self) -> int:
+        """How many clients' states to read at a time when all clients are gone through."""
+        ...
+
     def read(self, index: NDArray[np.int64], padded: int) -> Any:
-        """Rows `index` [c], and copies of the first client's up to `padded` rows."""
+        """Rows `index` [c], and any others up to `padded` rows."""
         ...
 
     def write(self, index: NDArray[np.int64], rows: Any) -> None:
@@ -31,17 +36,28 @@ class States(Protocol):
         """What `restore` takes back, for a checkpoint."""
         ...
 
+    def saved(self) -> None:
+        """Called when a checkpoint holds the last snapshot."""
+        ...
+
     def restore(self, saved: Any) -> None:
         """Put the states where they stood at a snapshot."""
         ...
 
 
-class HostStates:
+class _InMemory:
+    at_once = sys.maxsize
+
+    def saved(self) -> None:
+        """A checkpoint holds copies."""
+
+
+class HostStates(_InMemory):
     """`States` in the host's memory: on CPUs the only copy, whatever the number of devices."""
 
     def __init__(self, state: Any, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
-        first = [np.asarray(jnp.asarray(leaf)) for leaf in jax.tree.leaves(state)]
+        first = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
         self._tree = jax.tree.structure(state)
         self._leaves = [np.repeat(leaf[None], clients, axis=0) for leaf in first]
 
@@ -68,18 +84,17 @@ class HostStates:
         self.rows = saved
 
 
-class DeviceStates:
+class DeviceStates(_InMemory):
     """`States` on accelerators, so that they do not travel."""
 
-    def __init__(self, state: Any, clients: int, sharding: Sharding) -> None:
-        """All m clients start from `state`; `read` gives rows with this `sharding`."""
-        self.sharding = sharding
-        self.rows = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], clients, axis=0), state)
+    def __init__(self, state: Any, clients: int) -> None:
+        """All m clients start from `state` (one client's pytree of arrays)."""
+        self.rows = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), state)
 
     def read(self, index: NDArray[np.int64], padded: int) -> Any:
         if not jax.tree.leaves(self.rows):
             return self.rows
-        return jax.device_put(_take(self.rows, _padded(index, padded)), self.sharding)
+        return _take(self.rows, _padded(index, padded))
 
     def write(self, index: NDArray[np.int64], rows: Any) -> None:
         if jax.tree.leaves(self.rows):

@@ -2,19 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Phase
+from fedtailor.engine.cohort import Task
 from fedtailor.engine.data import SPLITS
 from fedtailor.engine.examples import examples_of
 from fedtailor.engine.mapper import Mapper, Outputs
 from fedtailor.engine.metrics import Metrics
 from fedtailor.engine.participation import Participation
+from fedtailor.engine.parts import joined, part
 from fedtailor.engine.settings import Settings
+from fedtailor.engine.state_file import FileStates, remove_others, states_path
 from fedtailor.engine.states import DeviceStates, HostStates, States
 from fedtailor.federation import Federation
 from fedtailor.models import Model
@@ -28,7 +33,7 @@ class Service:
     Attributes:
         cohort: the clients, in the order of `places`.
         places: [c] their places in the federation.
-        states: their states, stacked.
+        states: their states, stacked; None where the training holds them.
         down: what the server sent them.
     """
 
@@ -57,7 +62,10 @@ class Training:
         seed: int = 0,
         participation: Participation = Participation(),  # noqa: B008 (frozen)
         settings: Settings = Settings(),  # noqa: B008 (frozen)
+        directory: Path | None = None,
     ) -> None:
+        """`directory`: where states that do not fit into memory stay, so that checkpoints need not hold them."""
+        self.directory = directory
         self.federation, self.model, self.seed = federation, model, seed
         self.participation, self.settings = participation, settings
         self.ids, self.stranger = federation.ids, federation.unseen
@@ -114,11 +122,11 @@ class Training:
         everyone = self.algorithm.trains == "all"
         cohort = self._cohort(np.arange(len(self.seen)) if everyone else np.flatnonzero(report), report)
         down = self.algorithm.broadcast(self.server, cohort)
-        states = self.states.read(cohort.index, self.mapper.padded(len(cohort)))
-        out = self.mapper.run("client", self.algorithm, cohort, self.seen[cohort.index], states, down)
+        out = self._exchange("client", cohort, down)
         cohort = replace(cohort, report=out.report)
-        self.server = self.algorithm.server(self.server, down, out.values["up"], cohort)
+        server = self.algorithm.server(self.server, down, out.values["up"], cohort)
         self.states.write(cohort.index, out.values["state"])
+        self.server = server
         self._charge(self.ledger, "round", down, cohort, out)
         self.round += 1
 
@@ -142,7 +150,7 @@ class Training:
         down = self.algorithm.serve(self.server, cohort)
         if seen:
             self._charge(ledger, "delivery", down, cohort)
-            states = self.states.read(cohort.index, self.mapper.padded(len(cohort)))
+            states = None
         else:
             out = self.mapper.run("enroll", self.algorithm, cohort, places, (), down)
             self._charge(ledger, "unseen", down, cohort, replace(out, values={}))
@@ -161,12 +169,25 @@ class Training:
                     correct = correct if self.model.classification else None
                     self.metrics.append(self.round, service.places, unseen, split, count, loss, correct)
 
-    def ask(self, task: Any, service: Service) -> Outputs:
+    def ask(self, task: Task, service: Service) -> Outputs:
         """Run "personal" or "evaluate" for the clients of a service."""
-        return self.mapper.run(task, self.algorithm, service.cohort, service.places, service.states, service.down)
+        if service.states is not None:
+            return self.mapper.run(
+                task, self.algorithm, service.cohort, service.places, service.states, service.down
+            )  # fmt: skip
+        times = -(-len(service.cohort) // self.states.at_once)
+        parts = np.array_split(np.arange(len(service.cohort)), times)
+        return joined([self._exchange(task, *part(service.cohort, service.down, rows)) for rows in parts])
+
+    def _exchange(self, task: Task, cohort: Cohort, down: Down) -> Outputs:
+        """Run `task` for seen clients."""
+        states = self.states.read(cohort.index, self.mapper.padded(len(cohort)))
+        return self.mapper.run(task, self.algorithm, cohort, self.seen[cohort.index], states, down)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next round depends on, as dicts, lists, numbers and arrays (`restore` takes it back)."""
+        """Everything that the next round depends on, as dicts, lists, numbers and arrays (`restore` takes it back).
+
+        States in a file of `directory` stay there; call `saved` when the snapshot is safely stored."""
         return {
             "round": self.round,
             "phase": [self.phase, self.phase_start],
@@ -174,11 +195,17 @@ class Training:
             "states": self.states.snapshot(),
         }
 
+    def saved(self) -> None:
+        """The last snapshot is stored: from now on keep what it needs, and only that."""
+        self.states.saved()
+        if self.directory is not None:
+            remove_others(self.directory, self.phase)
+
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue where a training with the same arguments stood."""
         self.round, (self.phase, self.phase_start) = snapshot["round"], snapshot["phase"]
         self.algorithm, self.server = self.schedule[self.phase][0], snapshot["server"]
-        self.states = self._states(self.initial(0))
+        self.states = self._states(self.initial(0), in_file=isinstance(snapshot["states"], dict))
         self.states.restore(snapshot["states"])
 
     def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
@@ -189,12 +216,18 @@ class Training:
         self.states = self._states(init(0))
         self._unprobed = self.algorithm.probes
 
-    def _states(self, theta: jax.Array) -> States:
-        """The clients' states at the start of a phase."""
-        state = self.algorithm.init_client(theta)
+    def _states(self, theta: jax.Array, in_file: bool = False) -> States:
+        """The clients' states at the start of a phase: in a file where they exceed the limit."""
+        state, clients = self.algorithm.init_client(theta), len(self.seen)
+        if (
+            in_file
+            or clients * sum(jnp.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) > self.settings.state_limit
+        ):
+            path = None if self.directory is None else states_path(self.directory, self.phase)
+            return FileStates(state, clients, path, self.settings.state_dir)
         if jax.default_backend() == "cpu":
-            return HostStates(state, len(self.seen))
-        return DeviceStates(state, len(self.seen), self.mapper.sharded)
+            return HostStates(state, clients)
+        return DeviceStates(state, clients)
 
     def _cohort(self, places: NDArray[np.int64], report: NDArray[np.bool_] | None = None) -> Cohort:
         """The seen clients at `places` of the population, dealt to the devices; everybody reports by default."""

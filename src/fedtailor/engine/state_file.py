@@ -1,0 +1,173 @@
+"""Client states of a population larger than memory: one file, from which only the rows of a cohort are read."""
+
+import os
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.protocol import require
+
+AT_ONCE = 2**28
+"""Bytes of states in memory when all clients are gone through (evaluation)."""
+
+FIRST = -1
+"""The place of a client that still holds the state that all start from; it takes no room in the file."""
+
+
+def states_path(directory: Path, phase: int) -> Path:
+    """Where a run directory keeps the states of a phase of the schedule."""
+    return directory / f"states-{phase}.bin"
+
+
+def remove_others(directory: Path, phase: int) -> None:
+    """Remove the states of phases that are over."""
+    for path in directory.glob("states-*.bin"):
+        if path != states_path(directory, phase):
+            path.unlink()
+
+
+class FileStates:
+    """`States` in a file.
+
+    The file has two places for every client. What a checkpoint holds is never overwritten: the first write after it
+    goes to a client's other place, later ones replace that. So a checkpoint is the list of places in force (and of
+    checksums), no state is written for it, and whenever the process dies the last checkpoint can be resumed.
+
+    Plain reads and writes at offsets, no memory map: there a full disk kills the process.
+    """
+
+    def __init__(self, state: Any, clients: int, path: Path | None, directory: Path | str | None = None) -> None:
+        """All m clients start from `state`. Without a `path` the file is a nameless one in `directory`, or where
+        temporary files go. It is made by the first write."""
+        self._tree = jax.tree.structure(state)
+        self._path, self._directory = path, directory
+        self._file: int | None = None
+        self._begin([np.asarray(leaf) for leaf in jax.tree.leaves(state)], clients)
+
+    def _begin(self, first: list[NDArray], clients: int) -> None:
+        self._type = np.dtype([(str(place), leaf.dtype, leaf.shape) for place, leaf in enumerate(first)])
+        self._first = np.zeros((), self._type)
+        for name, leaf in zip(self._type.names or (), first, strict=True):
+            self._first[name] = leaf
+        self._place, self._saved = np.full(clients, FIRST, np.int8), np.full(clients, FIRST, np.int8)
+        self._checksum = np.zeros(clients, np.uint32)
+
+    @property
+    def at_once(self) -> int:
+        """Clients whose states fill `AT_ONCE` bytes."""
+        return max(AT_ONCE // self._type.itemsize, 1)
+
+    @property
+    def rows(self) -> Any:
+        return self.read(np.arange(len(self._place)), len(self._place))
+
+    @rows.setter
+    def rows(self, rows: Any) -> None:
+        self.write(np.arange(len(self._place)), rows)
+
+    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+        """Rows `index` [c], and copies of the first state up to `padded` rows.
+
+        Raises:
+            ValueError: the file cannot be read, or it does not hold what was written.
+        """
+        records = np.full(padded, self._first)
+        rows = _bytes(records)
+        with self._one_line():
+            for row in np.flatnonzero(self._place[index] != FIRST):
+                client = int(index[row])
+                read = os.preadv(self._opened(), [rows[row]], self._offset(client, int(self._place[client])))
+                whole = read == self._type.itemsize and zlib.crc32(rows[row]) == self._checksum[client]
+                require(whole, f"the states of clients in {self._where()} are damaged; start the run again")
+        return self._unpacked(records)
+
+    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+        """Store the first len(index) of `rows` at `index`.
+
+        Raises:
+            ValueError: the file cannot be made or the disk is full; resume from the last checkpoint.
+        """
+        records = np.empty(len(index), self._type)
+        for name, leaf in zip(self._type.names or (), jax.tree.leaves(rows), strict=True):
+            records[name] = np.asarray(leaf)[: len(index)]
+        with self._one_line():
+            for client, record in zip(index.tolist(), _bytes(records), strict=True):
+                place = int(self._saved[client] == 0)
+                _write(self._opened(), record.data, self._offset(client, place))
+                self._place[client], self._checksum[client] = place, zlib.crc32(record)
+
+    def snapshot(self) -> Any:
+        """The places in force, after all states are safely on the disk; of a nameless file, all states."""
+        if self._path is None:
+            return jax.tree.leaves(self.rows)
+        with self._one_line():
+            os.fsync(self._opened())
+        first = [np.asarray(self._first[name]) for name in self._type.names or ()]
+        return {"first": first, "place": self._place.copy(), "checksum": self._checksum.copy()}
+
+    def saved(self) -> None:
+        """A checkpoint holds the last snapshot: what it names stays until the next one."""
+        self._saved = self._place.copy()
+
+    def restore(self, saved: Any) -> None:
+        if isinstance(saved, list):
+            self.rows = jax.tree.unflatten(self._tree, saved)
+            return
+        self._begin(saved["first"], len(saved["place"]))
+        self._place, self._checksum = saved["place"].copy(), saved["checksum"].copy()
+        self.saved()
+        with self._one_line():
+            self._keep(os.open(self._path or "", os.O_RDWR))
+
+    def _offset(self, client: int, place: int) -> int:
+        return (place * len(self._place) + client) * self._type.itemsize
+
+    def _unpacked(self, records: NDArray) -> Any:
+        return jax.tree.unflatten(self._tree, [records[name] for name in self._type.names or ()])
+
+    def _opened(self) -> int:
+        """The file's descriptor; an old file under its name is emptied."""
+        if self._file is None:
+            if self._path is not None:
+                return self._keep(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
+            with tempfile.TemporaryFile(dir=self._directory) as file:
+                return self._keep(os.dup(file.fileno()))
+        return self._file
+
+    def _keep(self, file: int) -> int:
+        self._file = file
+        weakref.finalize(self, os.close, file)
+        return file
+
+    def _where(self) -> str:
+        return str(self._path or self._directory or tempfile.gettempdir())
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Failures of the disk, as a `ValueError`."""
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"cannot keep the states of {len(self._place)} clients in {self._where()}: {error.strerror}; make "
+                "room, or name another directory (Settings.state_dir)"
+            ) from None
+
+
+def _bytes(records: NDArray) -> NDArray[np.uint8]:
+    return records.view(np.uint8).reshape(len(records), records.itemsize)
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    """All of `data`: one call may write less (a disk that fills up)."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], offset + done)

@@ -27,8 +27,18 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    """A new name is on the disk only when its directory is; before that, a power cut may bring the old file back."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def save_tree(path: Path, tree: Any) -> None:

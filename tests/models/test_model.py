@@ -162,3 +162,9 @@ def test_wrong_inputs_and_too_few_classes_are_refused():
     narrow = models.from_function(lambda key: jnp.zeros((4, 3)), lambda weight, x: x @ weight).bind((4,), 10)
     with pytest.raises(ValueError, match=r"gives \(3,\) outputs.*10 classes"):
         narrow.logits(narrow.params(jnp.zeros(12)), jnp.zeros((2, 4)))
+
+
+def test_what_clients_are_compared_by():
+    assert models.logistic().bind((4,), 3).metric == "accuracy"
+    assert models.logistic().bind((4,), 3, loss=models.squared_error).metric == "loss"
+    assert models.density().bind((0,), 3).metric == "loss"  # no inputs: every example gets the same class

@@ -60,7 +60,7 @@ def _run_lines(title: str, runs: int) -> ComparisonProgress:
 
 
 def _score(training: Training) -> str:
-    metric = "accuracy" if training.model.classification else "loss"
+    metric = training.model.metric
     values = training.metrics.values(metric)
     return f"{metric} {values.mean():.3f}" if len(values) else ""
 

@@ -130,6 +130,11 @@ class Model:
         """Whether outputs are class scores, so that accuracy means something."""
         return isinstance(self.loss, Classification)
 
+    @property
+    def metric(self) -> Literal["accuracy", "loss"]:
+        """What clients are compared by. Without inputs every example gets the same class: only the loss says much."""
+        return "accuracy" if self.classification and math.prod(self.input_shape) > 0 else "loss"
+
     def logits(self, params: Any, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
         """Outputs for inputs x [b, *input_shape], floats in the model's precision or integer tokens.
 

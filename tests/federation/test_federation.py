@@ -52,6 +52,7 @@ def test_ragged_refuses_what_is_not_rows_of_clients(rows, offsets, message):
 
 
 def test_a_federation_shows_its_clients():
+    assert [client.name for client in small()] == ["ann", "bob", "cyd"]
     federation = small()
     assert len(federation) == 3 and federation.seen.tolist() == [0, 1] and federation.input_shape == (2,)
     bob = federation.client("bob")

@@ -37,7 +37,7 @@ class TableOptions(Options):
 
     client: str = "client"
     """The column that names the client of a row."""
-    target: str = "target"
+    target: str = "label"
     """The column to predict; all other columns are numeric inputs."""
     algorithms: tuple[str, ...] = METHODS
     """The methods to compare."""

@@ -1,6 +1,6 @@
 """`Federation`: who holds which examples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -203,6 +203,9 @@ class Federation:
     def __len__(self) -> int:
         """Number of clients, seen and unseen."""
         return len(self.names)
+
+    def __iter__(self) -> Iterator[Client]:
+        return (Client(self, index) for index in range(len(self)))
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:

@@ -1,0 +1,73 @@
+"""`fedtailor compare`: an experiment file, a table of one's own, and what can go wrong."""
+
+import json
+
+import polars as pl
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.experiments import scenarios
+
+FILE = """title = "Two methods"
+seeds = [0]
+rounds = 2
+[scenarios.rotated]
+use = "digits-rotated"
+[algorithms.FedAvg]
+use = "fedavg"
+[quick]
+rounds = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "digits.csv"
+    digits = scenarios.digits_rotated(clients=4)
+    rows = [(client.name, *x.ravel(), int(y)) for client in digits for x, y in zip(*client.train, strict=True)]
+    names = ["hospital", *(f"pixel {place}" for place in range(64)), "digit"]
+    pl.DataFrame(rows, schema=names, orient="row").write_csv(path)
+    return path
+
+
+def test_an_experiment_ends_with_its_tables(tmp_path, capsys):
+    (tmp_path / "two.toml").write_text(FILE)
+    assert main(["compare", str(tmp_path / "two.toml"), "--quick", "--out", str(tmp_path / "results")]) == 0
+    shown = capsys.readouterr()
+    assert "Two methods" in shown.out and "FedAvg" in shown.out
+    assert "run 1 of 1, FedAvg on rotated, seed 0" in shown.err
+    index = json.loads((tmp_path / "results" / "two-quick" / "experiment.json").read_text())
+    assert [cell["algorithm"] for cell in index["cells"]] == ["FedAvg"]
+
+
+def test_a_table_of_ones_own(tmp_path, table, capsys):
+    options = ["--client", "hospital", "--target", "digit", "--algorithms", "local", "fedavg", "--rounds", "2"]
+    results = ["--seeds", "0", "--lr", "0.1", "--out", str(tmp_path / "results")]
+    assert main(["compare", str(table), *options, *results]) == 0
+    shown = capsys.readouterr().out
+    assert "one model per hospital" in shown and "local" in shown and "4 clients" in shown
+    runs = sorted(path.name for path in (tmp_path / "results" / "runs" / "table").iterdir())
+    assert main(["compare", str(table), *options, *results]) == 0
+    assert sorted(path.name for path in (tmp_path / "results" / "runs" / "table").iterdir()) == runs
+    pl.read_csv(table).head(60).write_csv(table)  # other rows are other runs
+    assert main(["compare", str(table), *options, *results]) == 0
+    assert len(list((tmp_path / "results" / "runs" / "table").iterdir())) == 2 * len(runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "usage: fedtailor compare"),
+        (["nothing.toml"], "cannot read nothing.toml: No such file"),
+        (["data.xlsx"], "neither an experiment (.toml) nor a table (.csv, .parquet)"),
+        (["nothing.csv"], "nothing.csv"),
+        (["nothing.csv", "--algorithms", "fedavgg"], "no algorithm 'fedavgg'; did you mean 'fedavg"),
+        (["nothing.csv", "--rounds", "0"], "rounds: input should be greater than or equal to 1"),
+        (["nothing.csv", "--round", "3"], "--rounds"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformance.problems import classification, predictors, softmax_model
-from fedtailor.algorithms import APFL, Ditto
+from fedtailor.algorithms import APFL, Ditto, Then
 from fedtailor.engine import Participation, Settings, Training, state_file
 from fedtailor.engine.state_file import FileStates
 from fedtailor.experiments.checkpoint import load_tree, save_tree
@@ -66,6 +66,26 @@ def test_a_run_may_change_where_its_states_are(tmp_path):
         resumed = start(METHODS[0], tmp_path, state_limit=then)
         resumed.restore(training.snapshot())
         assert_same(after(resumed, 3), expected)
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_the_states_of_a_phase_stay_until_a_checkpoint_of_the_next(tmp_path, last):
+    schedule = Then(METHODS[0], rounds=2, next=METHODS[1])
+    training = start(schedule, tmp_path, state_limit=0)
+    files = []
+    for rounds in (2, 3):
+        after(training, rounds)
+        files.append(sorted(path.name for path in tmp_path.glob("states*")))
+        if rounds <= last:
+            save_tree(tmp_path / "checkpoint", training.snapshot())
+            training.saved()
+    assert files == [["states-0.bin"], ["states-0.bin", "states-1.bin"]]
+    resumed = start(schedule, tmp_path, state_limit=0)
+    resumed.restore(load_tree(tmp_path / "checkpoint"))
+    assert resumed.round == last
+    assert_same(after(resumed, 4), after(start(schedule), 4))
+    resumed.saved()
+    assert [path.name for path in tmp_path.glob("states*")] == ["states-1.bin"]
 
 
 def test_what_a_checkpoint_names_is_not_overwritten(tmp_path):

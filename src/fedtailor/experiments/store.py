@@ -76,7 +76,9 @@ def run_in(
     found = manifest(algorithm, federation, bound, seed, participation, evaluate_every)
     store = RunDirectory(Path(directory))
     continued = store.claim(found, resume)
-    training = Training(algorithm, federation, bound, seed=seed, participation=participation, settings=settings)
+    training = Training(
+        algorithm, federation, bound, seed=seed, participation=participation, settings=settings, directory=store.path
+    )  # fmt: skip
     earlier = store.load(training) if continued else []
     if not continued:
         store.write(CLIENTS, clients(federation))
@@ -153,6 +155,7 @@ class RunDirectory:
         rows = {"metrics": len(metrics), "ledger": len(ledger), "seconds": np.asarray(round_seconds, float)}
         with self._one_line():
             save_tree(self.path / CHECKPOINT, {**training.snapshot(), "saved": rows})
+            training.saved()
 
     def write(self, name: str, frame: pl.DataFrame) -> None:
         """Put a table into the directory.

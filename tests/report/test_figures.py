@@ -1,6 +1,8 @@
 import numpy as np
 
-from fedtailor.report import figures
+from fedtailor.report import drawing, figures
+from fedtailor.report.stored import StoredRun
+from report.results import CLIENTS, UNSEEN, as_loss
 
 
 def test_figures_are_written_twice_and_reproducibly(tmp_path):
@@ -31,3 +33,40 @@ def test_figures_agree_on_colours(tmp_path):
         {colour for colour in figures.COLORS[:6] if colour.lower() in path[1].read_text()} for path in (both, one)
     ]
     assert colours == [set(figures.COLORS[:2]), {figures.COLORS[1]}]
+
+
+def test_32_labels_look_different():
+    looks = [(style["color"], style["marker"], style["linestyle"]) for style in map(figures.style, range(32))]
+    assert len(set(looks)) == 32
+    assert len({(color, line) for color, _, line in looks}) == 32  # also where markers are too small to see
+
+
+def test_values_of_a_sweep_stand_where_they_belong():
+    assert figures._places(["1", "2", "4"]) == ([1, 2, 4], True)
+    assert figures._places(["1", "2", "auto"]) == ([0, 1, 2], False)
+
+
+def test_bytes_are_those_of_the_rounds_done(results):
+    """A round of FedAvg: one model down to all, one up from each; the delivery is not part of a curve."""
+    run = StoredRun(results / "runs/digits-permuted/fedavg-s0")
+    size = 4 * (64 * 64 + 64 + 64 * 10 + 10)
+    assert list(run.by_bytes()) == [t * size * (1 + CLIENTS - UNSEEN) for t in (1, 2, 3)]
+    assert list(run.by_bytes().values()) == list(run.curve().values())
+    ucfl = StoredRun(results / "runs/digits-permuted/ucfl-s0")
+    assert next(iter(ucfl.by_bytes())) > 2 * (CLIENTS - UNSEEN) * size  # with the gradients of the probe
+    assert not run.silent and StoredRun(results / "runs/digits-permuted/local-s0").silent
+
+
+def test_groups_are_in_the_order_of_the_weights(results):
+    """Under permuted labels, clients learn from their own group."""
+    run = StoredRun(results / "runs/digits-permuted/ucfl-s0")
+    weights, groups = run.server["rows"], run.groups()
+    own = groups[:, None] == groups[None]
+    assert weights.shape == own.shape == (CLIENTS - UNSEEN,) * 2
+    assert weights[own].min() > weights[~own].max()
+
+
+def test_curves_of_losses_say_so(results, tmp_path):
+    run = StoredRun(as_loss(results / "runs/digits-permuted/local-s0", tmp_path / "run"))
+    svg = drawing.by_round({"s": {"Local": [run]}}, tmp_path / "loss")[1].read_text()
+    assert "<!-- test loss -->" in svg and "accuracy" not in svg

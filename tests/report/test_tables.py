@@ -13,6 +13,18 @@ def test_formats():
     assert r"UCFL\_x & 0.9 $\pm$ 0.1 \\" in TABLE.latex() and r"50 \%" in TABLE.latex()
 
 
+def test_headers_have_several_lines_on_a_terminal_only():
+    table = Table("t", ["scenario", "method", "worst\nclient"], [["a", "b", "1"]], text=2)
+    assert table.csv().splitlines()[0] == "scenario,method,worst client"
+    assert "| --- | --- | ---: |" in table.markdown() and "{llr}" in table.latex()
+
+
+def test_latex_is_escaped_once():
+    table = Table("t", [r"a\b"], [["50 % {x}^2 ~ $1"]])
+    assert r"a\textbackslash{}b \\" in table.latex()
+    assert r"50 \% \{x\}\textasciicircum{}2 \textasciitilde{} \$1" in table.latex()
+
+
 def test_nothing_is_wrapped_in_a_pipe(capsys):
     Table("t", ["m", *"abcdefgh"], [["x" * 40, *["0.123 ± 0.456"] * 8]]).show()
     assert "x" * 40 in capsys.readouterr().out

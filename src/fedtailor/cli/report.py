@@ -15,7 +15,7 @@ from fedtailor.report.experiment import experiments
 class Options:
     """Tables and figures of experiments that `fedtailor compare` ran, or is running."""
 
-    results: tyro.conf.Positional[Path]
+    results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")]
     """The directory with the results."""
     experiments: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")] = ()
     """Which experiments (all by default)."""

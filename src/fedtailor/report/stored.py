@@ -117,9 +117,8 @@ class StoredRun:
         """`curve` by bytes sent down (multicast) and up until then, those of a probe included."""
         curve = self.curve()
         spent = np.zeros(max(curve, default=0) + 1)  # [rounds done]
-        for entry in self.ledger.entries:
-            if entry.phase in ("probe", "round"):
-                spent[entry.round + 1 :] += entry.bytes_multicast
+        for entry in self.ledger.entries:  # the delivery comes after the last round: it is past the end of `spent`
+            spent[entry.round + 1 :] += entry.bytes_multicast
         return {float(spent[done]): value for done, value in curve.items()}
 
     @cached_property

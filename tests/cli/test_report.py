@@ -1,0 +1,98 @@
+"""`fedtailor report`: formats, directories, and how every mistake ends."""
+
+import csv
+import re
+
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.report.drawing import FIGURES
+from fedtailor.report.experiment import Experiment
+from report.results import NAME, build, write_index
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("results"))
+
+
+def printed(capsys, *arguments):
+    assert main(["report", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    assert main(["report", *map(str, arguments)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedtailor: ") and said.count("\n") == 1
+    return said
+
+
+def test_formats(results, capsys):
+    text = printed(capsys, results)
+    assert text.startswith(f"{NAME}: A small comparison\nSource: Somebody 2020, table 1\n")
+    assert "Test accuracy, %: worst client\n" in text and "diverged" in text
+    markdown = printed(capsys, results, NAME, "--format", "markdown")
+    assert markdown.startswith(f"# {NAME}: A small comparison\n\n- Source:") and "\n| FedAvg | " in markdown
+    blocks = printed(capsys, results, "--format", "csv").strip().split("\n\n")
+    assert all(block.startswith("# ") for block in blocks)
+    header, *rows = csv.reader(blocks[0].splitlines()[1:])
+    assert header == ["algorithm", "shift", "shift, published", "permuted"] and len(rows) == 5
+    latex = printed(capsys, results, "--format", "latex")
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == len(blocks)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_wider_than_the_terminal(results, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", printed(capsys, results))
+    assert max(map(len, text.splitlines())) <= width and "76.7 ± 4.0" in text
+
+
+def test_a_directory_with_everything(results, capsys, tmp_path):
+    text = printed(capsys, results, "--out", tmp_path / "out")
+    directory = tmp_path / "out" / NAME
+    assert str(directory / "report.md") in text
+    report = (directory / "report.md").read_text()
+    for name in FIGURES:
+        assert f"![{name}](figures/{name}.png)" in report
+        assert all((directory / "figures" / f"{name}.{kind}").stat().st_size > 3000 for kind in ("png", "svg"))
+    names = sorted(path.stem for path in (directory / "tables").glob("*.csv"))
+    assert names == sorted(path.stem for path in (directory / "tables").glob("*.tex"))
+    assert {"mean", "max_test", "chosen", "shift-clients", "permuted-costs"} <= set(names)
+
+
+def test_a_figure_without_runs_is_left_out_with_a_line(results, capsys, tmp_path):
+    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm == "Local"]
+    (tmp_path / "runs").symlink_to(results / "runs")
+    write_index(tmp_path, cells, sweeps={})
+    printed(capsys, tmp_path, "--out", tmp_path / "out")
+    report = (tmp_path / "out" / NAME / "report.md").read_text()
+    left_out = ["accuracy-by-bytes", "accuracy-by-time", "collaboration", "silhouette", "sweep"]
+    for name in FIGURES:
+        assert (f"Figure {name} is left out: it needs " in report) == (name in left_out)
+        assert (tmp_path / "out" / NAME / "figures" / f"{name}.png").exists() == (name not in left_out)
+
+
+def test_no_figures(results, capsys, tmp_path):
+    printed(capsys, results, "--out", tmp_path, "--no-figures")
+    assert sorted(path.name for path in (tmp_path / NAME).iterdir()) == ["report.md", "tables"]
+
+
+def test_an_experiment_without_any_run(capsys, tmp_path):
+    write_index(tmp_path, [], candidates=[])
+    assert "unfinished: 0 of 16 runs" in printed(capsys, tmp_path)
+    printed(capsys, tmp_path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / NAME / "figures").exists()
+
+
+def test_mistakes_end_in_one_line(results, capsys, tmp_path):
+    assert "no results in" in refused(capsys, tmp_path)
+    assert "no results in" in refused(capsys, tmp_path / "nowhere")
+    assert f"did you mean {NAME!r}" in refused(capsys, results, "smal")
+    assert "there is no experiment 'x'" in refused(capsys, results, "x")
+    (tmp_path / "file").touch()
+    assert "cannot write to" in refused(capsys, results, "--out", tmp_path / "file")
+    assert "pdf" in refused(capsys, results, "--format", "pdf")
+    assert "RESULTS" in refused(capsys)

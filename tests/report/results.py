@@ -1,0 +1,94 @@
+"""A small result directory with real runs: some diverged, some still to come, one judged by its loss."""
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.engine import Diverged
+from fedtailor.experiments import run_in
+from fedtailor.experiments.scenarios import find
+from fedtailor.experiments.store import SUMMARY
+from fedtailor.protocol import SGD
+from fedtailor.report.drawing import FIGURES
+from fedtailor.report.experiment import INDEX, Cell
+from fedtailor.report.measures import MEASURES
+
+NAME = "small"
+CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)
+SGD_ = SGD(lr=0.05, momentum=0.9, epochs=1, batch_size=16)
+SCENARIOS = {"shift": "digits-label-shift", "permuted": "digits-permuted"}
+
+
+def build(results: Path) -> Path:
+    """FedAvg and Local on both scenarios, UCFL on the second with its second seed still to come; "Wild" always
+    diverges there, "Half" for one seed."""
+    shift, permuted = (_federations(name) for name in SCENARIOS.values())
+    cells = [
+        *(_run(results, "shift", label, seed, shift[seed]) for label in ("Local", "FedAvg") for seed in SEEDS),
+        *(_run(results, "permuted", label, seed, permuted[seed]) for label in ("Local", "FedAvg") for seed in SEEDS),
+        _run(results, "permuted", "UCFL, auto", 0, permuted[0]),
+        *(_run(results, "permuted", "Wild", seed, permuted[seed]) for seed in SEEDS),
+    ]
+    half = [replace(cell, algorithm="Half") for cell in (cells[-5], cells[-1])]  # FedAvg of seed 0, Wild of seed 1
+    write_index(results, [*cells, *half])
+    return results
+
+
+def write_index(results: Path, cells: list[Cell], **changes) -> None:
+    """The index that `compare` would write."""
+    used = {"arguments": {"clients": CLIENTS}, "model": "mlp(64)", "rounds": ROUNDS, "participation": 1.0}
+    grid = {0.01: 0.5, 0.05: 0.75, 1e30: None}
+    index = {
+        "name": NAME,
+        "size": "quick",
+        "title": "A small comparison",
+        "source": "Somebody 2020, table 1",
+        "note": "fewer rounds",
+        "seeds": list(SEEDS),
+        "metrics": list(MEASURES),
+        "figures": list(FIGURES),
+        "scenarios": {label: {"use": name, **used} for label, name in SCENARIOS.items()},
+        "algorithms": ["Local", "FedAvg", "UCFL, auto", "Wild", "Half"],
+        "published": {"mean": {"shift": {"FedAvg": "76.7 ± 4.0", "Local": 68.2}}},
+        "sweeps": {"FedAvg": {"parameter": "sgd.lr", "rows": {"0.05": "FedAvg", "1e30": "Wild"}}},
+        "runs": 16,
+        "cells": [asdict(cell) for cell in cells],
+        "candidates": [
+            {"scenario": "shift", "algorithm": "FedAvg", "parameters": {"sgd.lr": lr}, "seed": 0, "run": "runs/x",
+             "val": val, "chosen": lr == 0.05}
+            for lr, val in grid.items()
+        ],
+        "seconds": 150.0,
+        "machine": "2 cores",
+        "versions": {"fedtailor": "1.0"},
+    }  # fmt: skip
+    (results / NAME).mkdir(parents=True, exist_ok=True)
+    (results / NAME / INDEX).write_text(json.dumps(index | changes))
+
+
+def as_loss(run: Path, copy: Path) -> Path:
+    """The same run, judged by its loss, as a model without classes is."""
+    shutil.copytree(run, copy)
+    summary = json.loads((copy / SUMMARY).read_text())
+    (copy / SUMMARY).write_text(json.dumps(summary | {"metric": "loss"}))
+    return copy
+
+
+def _federations(name: str):
+    scenario = find(name)
+    federations = [scenario.build(seed, clients=CLIENTS, val=0.2) for seed in SEEDS]
+    return [replace(federation, unseen=np.arange(CLIENTS) < UNSEEN) for federation in federations]
+
+
+def _run(results: Path, label: str, algorithm: str, seed: int, federation) -> Cell:
+    scenario = find(SCENARIOS[label])
+    method = scenario.algorithm({"Local": "local", "UCFL, auto": "ucfl"}.get(algorithm, "fedavg"))
+    method = replace(method, sgd=replace(SGD_, lr=1e30) if algorithm == "Wild" else SGD_)
+    run = f"runs/{scenario.name}/{algorithm.split(',')[0].lower()}-s{seed}"
+    with suppress(Diverged):
+        run_in(results / run, method, federation, scenario.model, ROUNDS, seed=seed)
+    return Cell(label, algorithm, seed, run)

@@ -1,0 +1,210 @@
+"""Tables against numbers computed from the parquet files by other means."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.experiments.experiment import METRICS
+from fedtailor.report import overview
+from fedtailor.report.comparison import tables
+from fedtailor.report.experiment import Experiment
+from fedtailor.report.measures import MEASURES
+from fedtailor.report.stored import StoredRun
+from report.results import CLIENTS, NAME, ROUNDS, SEEDS, UNSEEN, as_loss, write_index
+
+SEEN = CLIENTS - UNSEEN
+RUNS = {"shift": "runs/digits-label-shift", "permuted": "runs/digits-permuted"}
+
+
+def column(table, header):
+    """Label -> cell."""
+    place = [name.replace("\n", " ") for name in table.columns].index(header)
+    return {row[0]: row[place] for row in table.rows}
+
+
+def accuracies(run, round=ROUNDS, split="test", unseen=False):
+    """Client -> accuracy."""
+    rows = pl.read_parquet(run / "metrics.parquet").to_dicts()
+    wanted = {"round": round, "split": split, "unseen": unseen, "metric": "accuracy"}
+    return {row["client"]: row["value"] for row in rows if all(row[key] == wanted[key] for key in wanted)}
+
+
+def expected(measure, run):
+    """A measure in percent, by sorting and summing plain numbers."""
+    clients = {row["client"]: row for row in pl.read_parquet(run / "clients.parquet").to_dicts()}
+    found = accuracies(run)
+    assert len(found) == SEEN
+    means = {t: np.mean(list(accuracies(run, t).values())) for t in range(1, ROUNDS + 1)}
+    vals = {t: np.mean(list(accuracies(run, t, "val").values())) for t in range(1, ROUNDS + 1)}
+    correct = {client: value * clients[client]["test"] for client, value in found.items()}
+    most = sorted(found, key=lambda client: -clients[client]["train"])[: SEEN // 10]
+    return (
+        100
+        * {
+            "mean": lambda: means[ROUNDS],
+            "weighted": lambda: sum(correct.values()) / sum(clients[client]["test"] for client in found),
+            "worst": lambda: min(found.values()),
+            "worst10": lambda: np.mean(sorted(found.values())[: SEEN // 10]),
+            "std": lambda: np.sqrt(np.mean([(value - means[ROUNDS]) ** 2 for value in found.values()])),
+            "largest10": lambda: sum(correct[c] for c in most) / sum(clients[c]["test"] for c in most),
+            "unseen": lambda: np.mean(list(accuracies(run, unseen=True).values())),
+            "best_val": lambda: means[max(vals, key=lambda t: (vals[t], -t))],
+            "max_test": lambda: max(means.values()),
+        }[measure]()
+    )
+
+
+def test_measures_are_those_that_experiments_may_ask_for():
+    assert tuple(MEASURES) == METRICS
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_main_tables(results, experiment, measure):
+    table = tables(experiment)[measure]
+    assert [row[0] for row in table.rows] == ["Local", "FedAvg", "UCFL, auto", "Wild", "Half"]
+    warning = ", max over rounds on test" if measure == "max_test" else ""
+    for scenario, directory in RUNS.items():
+        for label in ("Local", "FedAvg"):
+            runs = [results / directory / f"{label.lower()}-s{seed}" for seed in SEEDS]
+            values = [expected(measure, run) for run in runs]
+            found = [MEASURES[measure].of(StoredRun(run)) for run in runs]
+            assert [100 * value for value in found] == pytest.approx(values, abs=1e-9)
+            text = f"{np.mean(values):.1f} ± {abs(values[0] - values[1]) / np.sqrt(2):.1f}"
+            assert column(table, scenario + warning)[label] == text
+    permuted = column(table, f"permuted{warning}")
+    ucfl = expected(measure, results / RUNS["permuted"] / "ucfl-s0")
+    half = expected(measure, results / RUNS["permuted"] / "fedavg-s0")
+    assert permuted["UCFL, auto"] == f"{ucfl:.1f} [1]" and permuted["Half"] == f"{half:.1f} [1], 1 diverged"
+    assert permuted["Wild"] == "diverged"
+    assert column(table, f"shift{warning}")["UCFL, auto"] == "-"
+
+
+def test_the_measures_differ_on_these_runs(results):
+    """Or else the tests above would not tell one from another."""
+    values = [expected(measure, results / RUNS["shift"] / "local-s0") for measure in MEASURES if "_" not in measure]
+    assert len({round(value, 6) for value in values}) == len(values)
+
+
+def test_published_figures_stand_beside_ours(experiment):
+    table = tables(experiment)["mean"]
+    assert table.columns[1:3] == ["shift", "shift,\npublished"] and len(table.columns) == 4
+    published = {"FedAvg": "76.7 ± 4.0", "Local": "68.2", "UCFL, auto": "-", "Wild": "-", "Half": "-"}
+    assert column(table, "shift, published") == published
+    assert len(tables(experiment)["worst"].columns) == 3
+
+
+def test_over_clients(results, experiment):
+    table = tables(experiment)["shift-clients"]
+    assert [row[0] for row in table.rows] == ["Local", "FedAvg"]  # the others never ran there
+    runs = [results / RUNS["shift"] / f"fedavg-s{seed}" for seed in SEEDS]
+    unseen = np.mean([expected("unseen", run) for run in runs])
+    assert column(table, "unseen")["FedAvg"].startswith(f"{unseen:.1f} ± ")
+
+
+def test_traffic_and_time(results, experiment):
+    table = tables(experiment)["permuted-costs"]
+    assert column(table, "models down")["FedAvg"] == str(ROUNDS + 1)  # and the delivery
+    assert column(table, "models up")["FedAvg"] == str(ROUNDS * SEEN)
+    assert column(table, "models up")["Local"] == "0" and column(table, "streams")["FedAvg"] == "1"
+    size = 4 * (64 * 64 + 64 + 64 * 10 + 10)
+    assert column(table, "MB up")["FedAvg"] == f"{ROUNDS * SEEN * size / 1e6:.1f}"
+    assert set(column(table, "streams")["Wild"]) == {"-"}
+
+    curves = {
+        label: [
+            [np.mean(list(accuracies(results / RUNS["permuted"] / f"{label}-s{seed}", t).values()))
+             for t in range(1, ROUNDS + 1)]
+            for seed in SEEDS
+        ]
+        for label in ("fedavg", "local")
+    }  # fmt: skip
+    harmonic = sum(1 / k for k in range(1, SEEN + 1))
+    for header, rho, delay in (("time rho=4, random", 4, harmonic), ("time rho=2", 2, 0), ("time rho=1", 1, 0)):
+        first = [int(np.argmax(curve)) + 1 for curve in curves["fedavg"]]
+        assert column(table, header)["FedAvg"] == f"{np.mean(first) * (1 + 1 + delay + rho):.0f}"
+        reached = [
+            [t for t, value in enumerate(curve, 1) if value >= max(target)]
+            for curve, target in zip(curves["local"], curves["fedavg"], strict=True)
+        ]
+        local = f"{np.mean([times[0] for times in reached]) * (1 + delay):.0f}" if all(reached) else "-"
+        assert column(table, header)["Local"] == local
+
+
+def test_without_fedavg_there_is_no_time_to_its_best(results, tmp_path):
+    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm != "FedAvg"]
+    (tmp_path / "runs").symlink_to(results / "runs")
+    write_index(tmp_path, cells)
+    table = tables(Experiment.read(tmp_path, NAME))["permuted-costs"]
+    assert table.columns[-1] == "s a\nround" and "FedAvg" not in table.title
+
+
+def test_what_was_chosen_and_from_which_grid(experiment):
+    (row,) = tables(experiment)["chosen"].rows
+    assert row == ["shift", "FedAvg", "sgd.lr 0.05", "sgd.lr 0.01: 50.0; sgd.lr 0.05: 75.0; sgd.lr 1e+30: diverged"]
+
+
+def test_an_unfinished_experiment_says_so(experiment):
+    facts = "\n".join(overview.facts(experiment))
+    assert "unfinished: 15 of 16 runs, those to choose on val included; 2 min" in facts
+    assert "fewer than the 2 seeds" in facts
+
+
+def test_what_was_run(results, experiment):
+    facts = "\n".join(overview.facts(experiment))
+    clients = pl.read_parquet(results / RUNS["shift"] / "local-s0" / "clients.parquet")
+    samples = ", ".join(f"{clients[split].sum():,} {split}" for split in ("train", "val", "test"))
+    assert f"{SEEN} clients and {UNSEEN} unseen ones; samples: {samples}" in facts
+    assert "digits-label-shift(clients=22)" in facts and "3 rounds; all clients report" in facts
+    assert "Somebody 2020" in facts and "fewer rounds" in facts and "2 cores" in facts and "seeds 0, 1" in facts
+
+
+def test_losses_are_better_when_lower(results, tmp_path):
+    run = StoredRun(as_loss(results / RUNS["permuted"] / "local-s0", tmp_path / "runs" / "loss"))
+    rows = pl.read_parquet(run.path / "metrics.parquet").to_dicts()
+    found = {
+        t: [row["value"] for row in rows
+            if (row["round"], row["metric"], row["split"], row["unseen"]) == (t, "loss", "test", False)]
+        for t in range(1, ROUNDS + 1)
+    }  # fmt: skip
+    last, means = sorted(found[ROUNDS]), [np.mean(values) for values in found.values()]
+    assert MEASURES["worst"].of(run) == last[-1]
+    assert MEASURES["worst10"].of(run) == pytest.approx(np.mean(last[-2:]))
+    assert MEASURES["max_test"].of(run) == pytest.approx(min(means))
+
+    cell = Experiment.read(results, NAME).index.cells[0]
+    (tmp_path / "runs" / "digits-label-shift").symlink_to(results / RUNS["shift"])
+    loss = type(cell)("permuted", "Local", 0, "runs/loss")
+    write_index(tmp_path, [cell, loss], seeds=[0], metrics=["mean"])
+    tables_ = tables(Experiment.read(tmp_path, NAME))
+    assert [row[1] for row in tables_["mean-loss"].rows[:1]] == [f"{means[-1]:.3f}"]
+    assert tables_["mean"].columns == ["algorithm", "shift", "published"] and "loss" in tables_["mean-loss"].title
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": ["mode"]}, "'mode'"),
+        ({"seeds": "zero"}, "seeds"),
+        ({"algorithms": ["Local"]}, "does not list"),
+    ],
+)
+def test_a_damaged_index_is_named(results, tmp_path, changes, message):
+    write_index(tmp_path, Experiment.read(results, NAME).index.cells, **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        Experiment.read(tmp_path, NAME)
+    assert str(tmp_path / NAME) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    with pytest.raises(ValueError, match=r"no finished run: summary.json"):
+        StoredRun(path)
+    (path / "summary.json").write_text('{"metric": "accuracy"}')
+    run = StoredRun(path)
+    for read in (run.spread, lambda: run.seed, lambda: run.ledger, lambda: run.clients, lambda: run.server):
+        with pytest.raises(ValueError, match=r"run.*missing"):
+            read()
+    (path / "metrics.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"metrics.parquet is missing or damaged"):
+        run.curve()

@@ -59,7 +59,7 @@ def test_a_table_of_ones_own(tmp_path, table, capsys):
     [
         ([], "usage: fedtailor compare"),
         (["nothing.toml"], "cannot read nothing.toml: No such file"),
-        (["data.xlsx"], "neither an experiment (.toml) nor a table (.csv, .parquet)"),
+        (["data.xlsx"], "neither an experiment (.toml) nor a table (.csv, .csv.gz, .tsv, .parquet)"),
         (["nothing.csv"], "nothing.csv"),
         (["nothing.csv", "--algorithms", "fedavgg"], "no algorithm 'fedavgg'; did you mean 'fedavg"),
         (["nothing.csv", "--rounds", "0"], "rounds: input should be greater than or equal to 1"),

@@ -15,7 +15,7 @@ from fedtailor.experiments.experiment import Experiment, load, resolve
 from fedtailor.protocol import require
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
-TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".csv.gz", ".tsv", ".parquet")
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 
 
@@ -58,7 +58,7 @@ def compare(arguments: list[str]) -> int:
         raise ValueError(f"usage: {USAGE}")
     path, rest = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
-    if path.suffix in TABLES:
+    if path.name.endswith(TABLES):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
         experiment = own_table(path, options)

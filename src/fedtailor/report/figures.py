@@ -195,7 +195,7 @@ def _figure(panels: int, columns: int, path: Path, height: float = 3.2) -> Itera
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedtailor"}
     ):
         figure, axes = plt.subplots(
-            rows, columns, figsize=(4.2 * columns, height * rows + 0.4), squeeze=False, layout="constrained"
+            rows, columns, figsize=(4.2 * columns, height * rows), squeeze=False, layout="constrained"
         )
         for spare in axes.flat[panels:]:
             spare.set_visible(False)
@@ -210,13 +210,13 @@ def _figure(panels: int, columns: int, path: Path, height: float = 3.2) -> Itera
 
 
 def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
-    """One legend for all panels, in the order of `labels`, below them."""
+    """One legend for all panels, in the order of `labels`, below them; the figure grows by its height."""
     handles = {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
     names = [label for label in labels if label in handles]
     figure = axes[0].figure
-    columns = max(int(figure.get_figwidth() / 1.7), 2)  # a name takes about 1.7 inches
-    figure.legend([handles[name] for name in names], names, loc="outside lower center",
-                  ncols=min(len(names), columns, 6), frameon=False)  # fmt: skip
+    columns = min(len(names), max(int(figure.get_figwidth() / 2), 2), 6)  # a name takes about two inches
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _logarithmic(axis: Any) -> None:

@@ -40,7 +40,8 @@ class Mapper:
         self.mesh = settings.mesh()
         pool, self.start, self.size = build_pool(federation, model.dtype)
         self.everywhere, self.sharded = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
-        self.pool = jax.device_put(pool, self.everywhere)
+        self._everywhere = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
+        self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
         self.fixed = client_keys(seed, FIXED, federation.ids)
         self._shipped: tuple[Any, Any] = (None, None)
 
@@ -68,9 +69,9 @@ class Mapper:
         report = cohort.report & np.asarray(down.reply, bool)
         to = {kind: sent.to for kind, sent in down.sent.items()}
         briefs = Brief.pack(padded, slots, cohort.round, report, to)
-        values = {kind: _put(sent.values, self.everywhere) for kind, sent in down.sent.items()}
-        states = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _put(leaf, self.sharded), states)
+        values = {kind: place(sent.values, self.everywhere) for kind, sent in down.sent.items()}
         note = {name: self._note(value, count, padded) for name, value in down.note.items()}
+        briefs, states, note = jax.tree.map(self._rows, (briefs, states, note))
         if self.settings.debug:
             outputs = self._one_by_one(task, algorithm, clients, values, (briefs, states, note))
         else:
@@ -78,15 +79,24 @@ class Mapper:
             outputs = map_clients(
                 task, self._numbers(algorithm), self.model, self.mesh, chunk, self.pool, values, briefs, states, note
             )
+        if not self.everywhere.is_fully_addressable:
+            outputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), self._everywhere(outputs))
         done = np.asarray(outputs.pop("report"))[:count]
         self._check(task, done[:, 2], clients, cohort.round)
         if self.settings.canonical:
-            outputs = jax.device_put(outputs, self.mesh.devices.flat[0])
+            outputs = jax.device_put(outputs, jax.local_devices()[0])
         gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
         return Outputs(outputs, report, int(gradients), int(forwards))
 
+    def _rows(self, values: Any) -> Any:
+        """Rows of the cohort for the program, which deals host arrays to the devices of this process itself."""
+        here = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
+        return values if here else place(values, self.sharded)
+
     def _numbers(self, algorithm: Algorithm) -> Algorithm:
         """The algorithm with its numbers on every device, where they stay from round to round."""
+        if not self.everywhere.is_fully_addressable:
+            return algorithm
         if self._shipped[0] is not algorithm:
             self._shipped = (algorithm, jax.device_put(algorithm, self.everywhere))
         return self._shipped[1]
@@ -118,6 +128,11 @@ class Mapper:
             raise Diverged(self.federation.names[clients[int(np.argmin(finite))]], round, doing=doing)
 
 
-def _put(values: Any, sharding: Sharding) -> Any:
-    """An array where it belongs; to ask JAX for a move that moves nothing is slow."""
-    return values if getattr(values, "sharding", None) == sharding else jax.device_put(values, sharding)
+def place(values: Any, sharding: Sharding) -> Any:
+    """An array where it belongs, of one process or of several that all hold it."""
+    if getattr(values, "sharding", None) == sharding:  # JAX, too, would move nothing, but take its time
+        return values
+    if sharding.is_fully_addressable:
+        return jax.device_put(values, sharding)
+    host = np.asarray(values)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

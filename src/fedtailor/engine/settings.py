@@ -16,7 +16,7 @@ class Settings:
     """Where and how clients are trained.
 
     Attributes:
-        devices: how many of JAX's devices to use; None = all.
+        devices: how many of this process's devices to use; None = all, of all processes.
         chunk: clients trained at once on one device; None = 1 on CPUs, 32 elsewhere.
         canonical: aggregate on one device in the order of client ids: bitwise equal results for any number of devices.
         debug: one client at a time without compilation; errors name the client and the step.
@@ -44,7 +44,8 @@ class Settings:
         Raises:
             ValueError: more devices asked for than JAX has.
         """
-        found = jax.devices()
+        alone = self.debug or self.devices is not None
+        found = jax.local_devices() if alone else jax.devices()
         wanted = 1 if self.debug else self.devices or len(found)
         require(wanted <= len(found), f"{wanted} devices asked for, but JAX has {len(found)}")
         return Mesh(np.array(found[:wanted]), (AXIS,))

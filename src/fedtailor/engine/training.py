@@ -23,7 +23,7 @@ from fedtailor.engine.state_file import FileStates, remove_others, states_path
 from fedtailor.engine.states import DeviceStates, HostStates, States
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Cohort, Down, Population
+from fedtailor.protocol import Algorithm, Cohort, Down, Population, require
 
 
 @dataclass(frozen=True)
@@ -218,14 +218,17 @@ class Training:
 
     def _states(self, theta: jax.Array, in_file: bool = False) -> States:
         """The clients' states at the start of a phase: in a file where they exceed the limit."""
-        state, clients = self.algorithm.init_client(theta), len(self.seen)
-        if (
-            in_file
-            or clients * sum(jnp.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) > self.settings.state_limit
-        ):
+        state, clients = jax.tree.map(jnp.asarray, self.algorithm.init_client(theta)), len(self.seen)
+        size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if in_file or size > self.settings.state_limit:
+            require(
+                jax.process_count() == 1,
+                f"the states of {clients} clients need {size / 2**30:.1f} GiB, and several processes keep all of them in "
+                "memory: raise Settings.state_limit, or use one process",
+            )
             path = None if self.directory is None else states_path(self.directory, self.phase)
             return FileStates(state, clients, path, self.settings.state_dir)
-        if jax.default_backend() == "cpu":
+        if jax.default_backend() == "cpu" or jax.process_count() > 1:
             return HostStates(state, clients)
         return DeviceStates(state, clients)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -20,7 +21,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file beside `path`, then put it in its place: readers see the old file or the new one.
 
     The name of the unfinished file is always the same, so that what a killed process leaves behind is used again.
+    Of several processes of one run the first writes, for all of them.
     """
+    if jax.process_index() != 0:
+        return
     temporary = path.with_name(f".{path.name}.part")
     try:
         write(temporary)
@@ -39,6 +43,12 @@ def _sync_directory(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def all_here(step: str) -> None:
+    """Wait until every process of a run has come to this step."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(step)
 
 
 def save_tree(path: Path, tree: Any) -> None:

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from fedtailor.accounting import Ledger
 from fedtailor.engine import Diverged, Metrics, Participation, Run, Settings, Training, finish
 from fedtailor.engine.run import Progress, as_participation, bind
-from fedtailor.experiments.checkpoint import load_tree, save_tree, write_atomically
+from fedtailor.experiments.checkpoint import all_here, load_tree, save_tree, write_atomically
 from fedtailor.experiments.manifest import difference, manifest
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
@@ -130,6 +130,7 @@ class RunDirectory:
             inside = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
         except OSError as error:
             raise ValueError(f"cannot use {path} for a run: {error.strerror}; name another directory") from None
+        all_here("run directory seen")  # before one of them writes
         if inside and MANIFEST not in inside:
             raise ValueError(f"{path} holds other files ({inside[0]}, ...), not a run; name an empty or new directory")
         if inside and not resume:

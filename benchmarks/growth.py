@@ -71,7 +71,7 @@ def rounds_of(method: str, clients: int, cohort: int) -> Callable[[], object]:
 
     def call() -> object:
         training.advance()
-        return jax.block_until_ready((training.server, training.states.rows))
+        return jax.block_until_ready(training.server)
 
     return call
 

@@ -46,7 +46,6 @@ class Comparison:
         experiment: what is compared.
         results: the result directory.
         settings: devices and the like.
-        done: runs that are over.
         cells, candidates: the index so far.
     """
 
@@ -54,13 +53,17 @@ class Comparison:
     results: Path
     settings: Settings
     progress: Progress | None = None
-    done: int = 0
 
     def __post_init__(self) -> None:
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self._seconds: dict[str, float] = {}
         self._federation: tuple[Column, int, Federation] | None = None
+
+    @property
+    def done(self) -> int:
+        """Runs that are over."""
+        return len(self._seconds)
 
     @property
     def index(self) -> Path:
@@ -103,7 +106,6 @@ class Comparison:
                 **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
                 "run": self._place(entry, candidate, seed), "val": score, "chosen": number == best,
             })  # fmt: skip
-        self.done -= 1  # the chosen one is also the cell of this seed
         return entry.candidates[best]
 
     def _cell(self, entry: Entry, candidate: Candidate, seed: int) -> None:
@@ -131,7 +133,6 @@ class Comparison:
                 )  # fmt: skip
             summary = store.ended(column.rounds)
             assert summary is not None
-        self.done += 1
         self._seconds[name] = summary.get("seconds", 0.0)
         return store.path, summary
 

@@ -223,7 +223,7 @@ class Training:
         if in_file or size > self.settings.state_limit:
             require(
                 jax.process_count() == 1,
-                f"the states of {clients} clients need {size / 2**30:.1f} GiB, and several processes keep all of them in "
+                f"the states of {clients} clients need {size / 2**30:.1f} GiB, which several processes keep in "
                 "memory: raise Settings.state_limit, or use one process",
             )
             path = None if self.directory is None else states_path(self.directory, self.phase)

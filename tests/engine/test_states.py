@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from conformance.problems import classification, predictors, softmax_model, train
-from fedtailor.algorithms import UCFL
-from fedtailor.engine import Training
+from fedtailor.algorithms import UCFL, Ditto
+from fedtailor.engine import Participation, Training
 from fedtailor.engine.mapper import Mapper
 from fedtailor.engine.state_file import FileStates
 from fedtailor.engine.states import DeviceStates, HostStates
@@ -46,6 +46,22 @@ def test_states_keep_what_was_written(store):
     for name in expected:
         np.testing.assert_array_equal(other.rows[name], expected[name])
         assert other.rows[name].dtype == STATE[name].dtype
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
+    """As on accelerators."""
+    federation, model = classification(unseen=[False, False, True, False, False]), softmax_model("float32")
+
+    def trained():
+        participation = Participation(fraction=0.5)
+        training = train(Ditto(sgd=TRAINED), federation, model, 3, participation=participation, canonical=canonical)
+        return predictors(training)
+
+    expected = trained()
+    monkeypatch.setattr("fedtailor.engine.training.HostStates", DeviceStates)
+    for one, other in zip(trained(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_restored_training_makes_no_probe(monkeypatch):

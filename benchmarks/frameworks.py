@@ -57,26 +57,28 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A framework on so many processes, with so many threads of PyTorch's in each."""
+    """A framework on so many processes, in each of them so many threads of PyTorch's or devices of JAX's."""
 
     framework: str
     threads: int = 1
+    devices: int = 1
     processes: int = 1
 
     def __str__(self) -> str:
         names = {"loop": "plain PyTorch loop", "pfl": "pfl-research"}
-        counts = (("threads", self.threads), ("processes", self.processes))
+        counts = (("threads", self.threads), ("devices", self.devices), ("processes", self.processes))
         return ", ".join([names.get(self.framework, self.framework), *(f"{n} {what}" for what, n in counts if n > 1)])
 
 
 def contenders() -> list[Contender]:
-    """All of them. fedtailor and Flower use every core by themselves, and FedJAX as XLA does."""
-    several = cores() > 1
-    found = [Contender("fedtailor"), Contender("loop")]
-    found += [Contender("loop", threads=cores())] * several
-    found += [Contender("fedjax"), Contender("pfl")]
-    found += [Contender("pfl", threads=cores()), Contender("pfl", processes=cores())] * several
-    return [*found, Contender("flower")]
+    """All of them; what does not use every core by itself, as fedtailor and Flower do, in each way of using them."""
+    several = (
+        Contender("loop", threads=cores()),
+        Contender("fedjax", devices=cores()),
+        Contender("pfl", threads=cores()),
+        Contender("pfl", processes=cores()),
+    )
+    return [*map(Contender, FRAMEWORKS), *(several if cores() > 1 else ())]
 
 
 def main() -> None:
@@ -111,6 +113,7 @@ def installed(name: str, pythons: Mapping[str, str], console: Console) -> bool:
             f"{name} is left out ({why}): python -m venv /venvs/{name} && /venvs/{name}/bin/pip install "
             f"{framework.install or name}, then --python {name}=/venvs/{name}/bin/python",
             soft_wrap=True,
+            markup=False,  # brackets of extras
         )
     return not done.returncode
 
@@ -169,12 +172,14 @@ class Worker:
     def __init__(self, contender: Contender, python: str, folder: Path) -> None:
         self.contender, self.folder = contender, folder
         torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={contender.processes}"]
+        devices = f"--xla_force_host_platform_device_count={contender.devices}"
         script = [str(HERE / "workers" / FRAMEWORKS[contender.framework].worker), str(folder)]
         paths = [str(HERE / "workers"), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": str(contender.threads),  # of PyTorch; XLA does not look at it
+            **({"XLA_FLAGS": devices} if contender.devices > 1 else {}),
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
@@ -184,6 +189,8 @@ class Worker:
                 [python, *(torchrun if contender.processes > 1 else []), *script],
                 env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
+        assert self.process.stdin and self.process.stdout
+        self.commands, self.answers = self.process.stdin, self.process.stdout
 
     def ask(self, command: str) -> None:
         """Have a command obeyed, and wait.
@@ -192,8 +199,8 @@ class Worker:
             SystemExit: the process has failed.
         """
         with suppress(BrokenPipeError):  # its process has ended; the answer says so
-            print(command, file=self.process.stdin, flush=True)
-        if self.process.stdout.readline() != "done\n":
+            print(command, file=self.commands, flush=True)
+        if self.answers.readline() != "done\n":
             last = "\n".join(self.log.read_text().splitlines()[-20:])
             raise SystemExit(f"{last}\n{self.contender} failed at {command!r}; above is the end of what it said")
 
@@ -212,7 +219,7 @@ class Worker:
         return found
 
     def close(self) -> None:
-        self.process.stdin.close()
+        self.commands.close()
         self.process.wait()
 
 

@@ -4,7 +4,6 @@ Flower leaves local training to its user; this one is the plain PyTorch loop. A 
 model at every client on its test samples, as `FedAvg` does unless told otherwise.
 """
 
-import os
 import sys
 
 import numpy as np
@@ -14,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+from measuring import cores
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 from worker import Pipe, Task, network, serve, task, torch_data
@@ -85,10 +85,6 @@ def main() -> None:
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores()}}
     run_simulation(server_app, client_app, num_supernodes=clients, backend_config=resources)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the worker processes of `frameworks.py` share: the task, and the pipe on which rounds are ordered.
 
-Workers may run in virtual environments of their own: this file needs nothing but NumPy.
+Workers may run in virtual environments of their own: this file needs nothing but NumPy, and PyTorch where it is used.
 """
 
 import os

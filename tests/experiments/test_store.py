@@ -16,7 +16,7 @@ import pytest
 
 from conformance.problems import classification, softmax_model
 from fedtailor.accounting import Ledger
-from fedtailor.algorithms import UCFL, FedAvg, Local
+from fedtailor.algorithms import UCFL, FedAvg, Local, Then
 from fedtailor.engine import Diverged, load_models, run
 from fedtailor.experiments.checkpoint import load_tree, save_tree
 from fedtailor.experiments.store import (
@@ -230,3 +230,9 @@ def test_a_diverged_run_says_so(tmp_path):
         start(tmp_path / "run", algorithm=FedAvg(sgd=SGD(lr=1e38, epochs=3)))
     summary = RunDirectory(tmp_path / "run").ended(4)
     assert summary is not None and summary["diverged"] == str(error.value)
+
+
+def test_a_schedule_has_a_manifest(tmp_path):
+    start(tmp_path / "run", rounds=2, algorithm=Then(FedAvg(sgd=TRAINED), rounds=1, next=Local(sgd=TRAINED)))
+    found = tomllib.loads((tmp_path / "run" / MANIFEST).read_text())["algorithm"]
+    assert (found["name"], found["first"]["name"], found["next"]["name"]) == ("then", "fedavg", "local")

@@ -81,7 +81,7 @@ class AFL(Algorithm):
         return {**server, "skewness": skewness(mixture, shares)}
 
     def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"][0], len(cohort))})
+        return Down({"model": Sent.everyone(server["model"], len(cohort))})
 
     def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
         theta = inbox["model"][0]

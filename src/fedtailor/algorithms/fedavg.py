@@ -41,7 +41,7 @@ class FedAvg(Algorithm):
         return {"model": theta, "optimizer": self.optimizer.init(theta)}
 
     def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"][0], len(cohort))})
+        return Down({"model": Sent.everyone(server["model"], len(cohort))})
 
     def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}

@@ -88,7 +88,7 @@ class L2GD(Algorithm):
         if not self._averages(cohort):
             return Down(reply=self._averages(cohort, 1))
         held = cohort.round == 0 or self._averages(cohort, -1)
-        return Down({"model": Sent.everyone(server["model"][0], len(cohort), held=held)}, reply=False)
+        return Down({"model": Sent.everyone(server["model"], len(cohort), held=held)}, reply=False)
 
     def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
         x = state["model"]
@@ -106,7 +106,7 @@ class L2GD(Algorithm):
     def serve(self, server: Any, cohort: Cohort) -> Down:
         if (cohort.index >= 0).all():
             return Down()
-        mean = Sent.everyone(server["model"][0], len(cohort))
+        mean = Sent.everyone(server["model"], len(cohort))
         return Down({"model": mean}, note={"local_rounds": server["local_rounds"]})
 
     def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:

@@ -85,7 +85,7 @@ class PFedMe(Algorithm):
         require(0 < share < 2, f"outer_lr times lam is {share:g}; it must be above 0 and below 2 (at most 1 is usual)")
 
     def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"][0], len(cohort))})
+        return Down({"model": Sent.everyone(server["model"], len(cohort))})
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}

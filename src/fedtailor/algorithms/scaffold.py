@@ -77,7 +77,7 @@ class SCAFFOLD(Algorithm):
         return {"control": jnp.zeros_like(theta)}
 
     def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        model, control = (Sent.everyone(value, len(cohort)) for value in (server["model"][0], server["control"]))
+        model, control = (Sent.everyone(value, len(cohort)) for value in (server["model"], server["control"]))
         return Down({"model": model, "control": control})
 
     def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
@@ -97,4 +97,4 @@ class SCAFFOLD(Algorithm):
         return {**server, "model": model, "control": server["control"] + change[0]}
 
     def serve(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"][0], len(cohort))})
+        return Down({"model": Sent.everyone(server["model"], len(cohort))})

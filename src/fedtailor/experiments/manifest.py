@@ -21,7 +21,7 @@ def manifest(
     """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
     return {
         "run": {"seed": seed, "evaluate_every": every, "participation": settings(participation)},
-        "algorithm": {"name": algorithm.about.name, **settings(algorithm)},
+        "algorithm": settings(algorithm),
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
         "versions": {
@@ -36,8 +36,7 @@ def settings(value: Any) -> Any:
     """A dataclass as a nested dict of TOML values: arrays by digest, functions by name, None left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        kind = {} if isinstance(value, Algorithm | Participation | Model) else {"type": type(value).__name__}
-        return kind | {name: settings(part) for name, part in parts.items() if part is not None}
+        return _kind(value) | {name: settings(part) for name, part in parts.items() if part is not None}
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -45,6 +44,13 @@ def settings(value: Any) -> Any:
     if hasattr(value, "dtype"):
         return f"array {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
     return getattr(value, "__qualname__", repr(value))
+
+
+def _kind(value: Any) -> dict[str, str]:
+    """What tells apart dataclasses with the same fields; methods go by their names."""
+    if isinstance(value, Algorithm):
+        return {"name": value.about.name if hasattr(value, "about") else type(value).__name__.lower()}
+    return {} if isinstance(value, Participation | Model) else {"type": type(value).__name__}
 
 
 def digest(federation: Federation) -> str:

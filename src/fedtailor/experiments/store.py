@@ -5,6 +5,7 @@
     metrics.parquet         round, client, unseen, split, metric, value
     ledger.parquet          what travelled and was computed; at the end, the delivery of the final models too
     checkpoint.safetensors  the state after the last saved round
+    states-<phase>.bin      the clients' states, where they do not fit into memory (`Settings.state_limit`)
     summary.json            the run in numbers: written last, so a directory that has it holds a finished run
 
 A file is replaced whole or not at all, and the checkpoint last: whenever a run is killed, `resume` continues from its

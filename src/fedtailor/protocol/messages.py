@@ -29,9 +29,9 @@ class Sent:
     held: bool = False
 
     @staticmethod
-    def everyone(theta: Float[Array, " d"], clients: int, held: bool = False) -> "Sent":
-        """One stream for all clients of the cohort."""
-        return Sent(theta[None], np.zeros((clients, 1), np.int32), held)
+    def everyone(theta: Float[Array, "*one d"], clients: int, held: bool = False) -> "Sent":
+        """One stream for all clients of the cohort: a vector [d], or the only row of [1, d]."""
+        return Sent(theta.reshape(1, -1) if theta.ndim == 1 else theta, np.zeros((clients, 1), np.int32), held)
 
     @staticmethod
     def all_to_all(values: Shaped[Array, "s ..."], clients: int, held: bool = False) -> "Sent":

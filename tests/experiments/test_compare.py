@@ -94,3 +94,17 @@ def test_results_that_cannot_be_written_are_one_line(experiment, tmp_path):
     (tmp_path / "runs").write_text("a file where a directory should be")
     with pytest.raises(ValueError, match=r"cannot use .*; name another directory"):
         Comparison(experiment, tmp_path, Settings()).run()
+
+
+def test_seeds_trained_at_once_end_like_seeds_in_turn(experiment, whole, tmp_path):
+    def stop(comparison, entry, seed, training):
+        if training is not None and entry.row == "FedAvg" and seed == 1 and training.round == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        Comparison(experiment, tmp_path, Settings(), stop, at_once=2).run()
+    index = json.loads(Comparison(experiment, tmp_path, Settings(), at_once=2).run().read_text())
+    results, expected = whole
+    assert sorted(map(str, index["cells"])) == sorted(map(str, expected["cells"]))
+    for found, wanted in zip(measured(tmp_path, expected["cells"]), measured(results, expected["cells"]), strict=True):
+        assert found.equals(wanted)

@@ -1,5 +1,6 @@
 """APFL: each client's own mixture of a global and a personal model."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -80,10 +81,9 @@ class APFL(FedAvg):
 
         def step(carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]) -> tuple[Pair, Array]:
             (v, w), alpha = carry
-            of_v, of_alpha = self._gradients(local, (v, w), alpha, batch)
+            of_v, slope = self._gradients(local, (v, w), alpha, batch)
             if not is_off(self.alpha_lr):
-                adapted = jnp.clip(alpha - self.alpha_lr * of_alpha, 0, 1)
-                alpha = jnp.where(index == 0, adapted, alpha)
+                alpha = jax.lax.cond(index == 0, lambda: jnp.clip(alpha - self.alpha_lr * slope(), 0, 1), lambda: alpha)
             return (descend(v, of_v), descend(w, local.batch_gradient(w, batch))), alpha
 
         start = local.params(state["model"]), local.params(inbox["model"][0])
@@ -91,20 +91,25 @@ class APFL(FedAvg):
         (v, w), alpha = local.loop((start, state["alpha"]), step, steps, sgd.batch_size, drop_last=sgd.drop_last)
         return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w)}
 
-    def _gradients(self, local: Local, pair: Pair, alpha: Array, batch: Batch) -> tuple[Params, Array]:
-        """Of the mixture's loss over a batch: with respect to v, and to alpha."""
+    def _gradients(self, local: Local, pair: Pair, alpha: Array, batch: Batch) -> tuple[Params, Callable[[], Array]]:
+        """Of the mixture's loss over a batch: with respect to v, and (a pass over the models: on demand) to alpha."""
         v, w = pair
         if self.mix == "parameters":
             g = local.batch_gradient(jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w), batch)
-            slope = sum(jnp.vdot(g, v - w) for g, v, w in zip(*map(jax.tree.leaves, (g, v, w)), strict=True))
-            return jax.tree.map(lambda g: alpha * g, g), jnp.asarray(slope)
+
+            def slope() -> Array:
+                leaves = zip(*map(jax.tree.leaves, (g, v, w)), strict=True)
+                return jnp.stack([jnp.vdot(g, v - w) for g, v, w in leaves]).sum()
+
+            return jax.tree.map(lambda g: alpha * g, g), slope
 
         def loss(v: Params, alpha: Array) -> Array:
             mixed = alpha * local.logits(v, batch.x) + (1 - alpha) * local.logits(w, batch.x)
             return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(batch.weight.sum(), 1)
 
         local.account(gradients=1, forwards=1)
-        return jax.grad(loss, argnums=(0, 1))(v, alpha)
+        of_v, of_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
+        return of_v, lambda: of_alpha
 
     def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
         v, w, alpha = state["model"], inbox["model"][0], state["alpha"]

@@ -29,6 +29,8 @@ class Options:
     """The quick size, where the file has one."""
     devices: int | None = None
     """Devices to use (all by default)."""
+    seeds_at_once: int = 1
+    """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def compare(arguments: list[str]) -> int:
         options = parse(Options, rest, program)
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
-        comparison = Comparison(experiment, options.out, Settings(devices=options.devices), progress)
+        comparison = Comparison(
+            experiment, options.out, Settings(devices=options.devices), progress, options.seeds_at_once
+        )
         try:
             index = comparison.run()
         except Interrupted as stopped:

@@ -28,15 +28,9 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
     """A callback for a comparison: runs done, what runs, its round and score, and the time left for all."""
     if sys.stderr.isatty():
         with _bar(title, runs) as update:
-            yield lambda comparison, entry, seed, training: update(
-                comparison.done + _share(entry, training), _what(entry, seed, training)
-            )
+            yield lambda comparison, entry, seed, training: update(comparison.progressed, _what(entry, seed, training))
     else:
         yield _run_lines(title, runs)
-
-
-def _share(entry: Entry, training: Training | None) -> float:
-    return 0.0 if training is None else training.round / entry.column.rounds
 
 
 def _what(entry: Entry, seed: int, training: Training | None) -> str:

@@ -1,5 +1,6 @@
 """The pool of examples on the device, and one client's place in it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from fedtailor.federation import Federation
 
 SPLITS = ("train", "val", "test")
+_ALIGNMENT = 64
 
 
 @jax.tree_util.register_dataclass
@@ -101,30 +103,44 @@ class Brief:
         return {kind: self.numbers[end - width : end] for (kind, width), end in zip(self.kinds, ends[1:], strict=True)}
 
 
-def build_pool(federation: Federation, dtype: str) -> tuple[Pool, NDArray[np.int32], NDArray[np.int32]]:
-    """The pool (host arrays), and start [m, 3] and size [m, 3] of every client's splits.
+def split_sizes(federation: Federation) -> NDArray[np.int32]:
+    """[m, 3] samples of every client in train, val and test."""
+    return np.stack([getattr(federation, name).sizes for name in SPLITS], axis=1).astype(np.int32)
+
+
+def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, list[NDArray[np.int32]]]:
+    """The pool (host arrays) of federations with one normalisation, and for each start [m, 3] of its clients' splits.
 
     Lengths are rounded up (to 1/8 of a power of two, at least 1,024), so that federations of nearly one size share
     compiled programs.
     """
-    splits = [getattr(federation, name) for name in SPLITS]
-    size = np.stack([split.sizes for split in splits], axis=1).astype(np.int32)
-    ends = np.cumsum(size.ravel())
-    start = (ends - size.ravel()).reshape(size.shape).astype(np.int32)
-    rows = np.zeros(_rounded(int(ends[-1])), np.int32)
-    for column, split in enumerate(splits):
-        place = np.repeat(start[:, column] - split.offsets[:-1], size[:, column]) + np.arange(len(split.rows))
-        rows[place] = split.rows
-    shift, scale = np.asarray(federation.shift, dtype), np.asarray(federation.scale, dtype)
+    first = federations[0]
+    examples = np.cumsum([0, *(len(federation.x) for federation in federations)])
+    addresses = [_addresses(federation) for federation in federations]
+    before = np.cumsum([0, *(len(rows) for rows, _ in addresses)]).astype(np.int32)
+    shift, scale = np.asarray(first.shift, dtype), np.asarray(first.scale, dtype)
     pool = Pool(
-        _pad(_input_type(federation.x, dtype)),
-        _pad(federation.y.astype(np.int32 if federation.y.dtype.kind in "iub" else dtype)),
-        rows,
+        _padded([_input_type(federation.x, dtype) for federation in federations]),
+        _padded([_target_type(federation.y, dtype) for federation in federations]),
+        _padded([rows + number for (rows, _), number in zip(addresses, examples, strict=False)]).astype(np.int32),
         shift,
         scale,
         normalize=bool((shift != 0).any() or (scale != 1).any()),
     )
-    return pool, start, size
+    return pool, [start + number for (_, start), number in zip(addresses, before, strict=False)]
+
+
+def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The rows [r] of x, client after client, split after split, and where [m, 3] each client's splits start there."""
+    size = split_sizes(federation)
+    ends = np.cumsum(size.ravel())
+    start = (ends - size.ravel()).reshape(size.shape).astype(np.int32)
+    rows = np.zeros(int(ends[-1]), np.int32)
+    for column, name in enumerate(SPLITS):
+        split = getattr(federation, name)
+        place = np.repeat(start[:, column] - split.offsets[:-1], size[:, column]) + np.arange(len(split.rows))
+        rows[place] = split.rows
+    return rows, start
 
 
 def model_input(pool: Pool, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
@@ -139,11 +155,22 @@ def _input_type(x: NDArray, dtype: str) -> NDArray:
     return x.astype(dtype, copy=False) if x.dtype.kind == "f" else x
 
 
+def _target_type(y: NDArray, dtype: str) -> NDArray:
+    return y.astype(np.int32 if y.dtype.kind in "iub" else dtype, copy=False)
+
+
 def _rounded(n: int) -> int:
     step = 2 ** (max(n - 1, 1).bit_length() - 3) if n > 1024 else 1024
     return -(-max(n, 1) // step) * step
 
 
-def _pad(values: NDArray) -> NDArray:
-    missing = _rounded(len(values)) - len(values)
-    return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)]) if missing else values
+def _padded(parts: Sequence[NDArray]) -> NDArray:
+    """All parts and zeros, where JAX's CPU devices can share it instead of copying it: on a multiple of 64 bytes."""
+    length = sum(map(len, parts))
+    shape, kind = (_rounded(length), *parts[0].shape[1:]), parts[0].dtype
+    size = math.prod(shape) * kind.itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    together = memory[start : start + size].view(kind).reshape(shape)
+    np.concatenate(parts, out=together[:length])
+    return together

@@ -132,7 +132,7 @@ class DeviceLocal:
 
         self._add(gradients=jnp.maximum(count, 0))
         zero = jax.tree.map(jnp.zeros_like, params)
-        return self.vector(self._repeat(_batches(count, PASS_BATCH), add, zero))
+        return self.vector(self._repeat(_passes(count), add, zero))
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
         total, _ = self.scores(predictor, split)
@@ -151,7 +151,7 @@ class DeviceLocal:
 
         self._add(forwards=count)
         zero = jnp.zeros((), self.model.dtype)
-        return self._repeat(_batches(count, PASS_BATCH), add, (zero, zero))
+        return self._repeat(_passes(count), add, (zero, zero))
 
     # steps of a method's own ---------------------------------------------------------------------------------------
 
@@ -281,6 +281,11 @@ class DeviceLocal:
 def _batches(n: Int[Array, ""], batch_size: int, drop_last: bool = False) -> Int[Array, ""]:
     """Mini-batches in an epoch over n samples, at least 1 (a client smaller than a batch keeps it)."""
     return jnp.maximum(n // batch_size if drop_last else (n + batch_size - 1) // batch_size, 1)
+
+
+def _passes(n: Int[Array, ""]) -> Int[Array, ""]:
+    """Batches of a pass over n samples: none where there are none."""
+    return (n + PASS_BATCH - 1) // PASS_BATCH
 
 
 def _named(raw: UInt32[Array, " 2"], purpose: str) -> Array:

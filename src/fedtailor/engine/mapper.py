@@ -1,19 +1,19 @@
-"""One exchange with a cohort: ship what the clients need, run one task on all of them, bring the outputs back."""
+"""One exchange with a cohort: what the clients need, a task for all of them, and their outputs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
-from fedtailor.engine.cohort import AXIS, Task, deal, map_clients, run_one
-from fedtailor.engine.data import Brief, build_pool
-from fedtailor.engine.debug import DebugLocal
+from fedtailor.engine.cohort import Task, deal
+from fedtailor.engine.data import split_sizes
+from fedtailor.engine.devices import Call, Devices
 from fedtailor.engine.errors import Diverged
 from fedtailor.engine.settings import Settings
+from fedtailor.engine.together import Seat
 from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Cohort, Down, client_keys
@@ -24,36 +24,67 @@ FIXED = 2**63
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a task yielded: stacked outputs [c', ...] (c' >= c), who was to answer [c], and the work done."""
+    """What a task yielded.
+
+    Attributes:
+        values: stacked outputs [c', ...], c' >= c, perhaps still being computed.
+        report: [c] who was to answer.
+        done: [c', 3] gradients and forward passes computed, and whether all is finite.
+        blame: the error for a client (its place in the cohort) whose output is NaN or infinite.
+    """
 
     values: dict[str, Any]
     report: NDArray[np.bool_]
-    gradients: int
-    forwards: int
+    done: Any
+    blame: Callable[[int], Diverged]
+
+    @cached_property
+    def work(self) -> tuple[int, int]:
+        """Gradients and forward passes computed; waits for the devices.
+
+        Raises:
+            Diverged: a client's output is NaN or infinite.
+        """
+        done = np.asarray(self.done)[: len(self.report)]
+        if not done[:, 2].all():
+            raise self.blame(int(np.argmin(done[:, 2])))
+        gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
+        return int(gradients), int(forwards)
+
+    def checked(self) -> "Outputs":
+        """The same, when it is there and finite."""
+        assert self.work is not None
+        return self
 
 
 class Mapper:
     """Runs client tasks on a federation's clients, which are addressed by their place in the federation."""
 
-    def __init__(self, federation: Federation, model: Model, seed: int, settings: Settings) -> None:
-        self.federation, self.model, self.seed, self.settings = federation, model, seed, settings
-        self.mesh = settings.mesh()
-        pool, self.start, self.size = build_pool(federation, model.dtype)
-        self.everywhere, self.sharded = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
-        self._everywhere = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
-        self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
+    def __init__(
+        self, federation: Federation, model: Model, seed: int, settings: Settings, seat: Seat | None = None
+    ) -> None:
+        """`seat`: at the meeting of trainings that ask their clients together."""
+        self.federation, self.model, self.seed, self.settings, self.seat = federation, model, seed, settings, seat
+        self.shards = settings.mesh().size
+        self.size = split_sizes(federation)
         self.fixed = client_keys(seed, FIXED, federation.ids)
-        self._shipped: tuple[Any, Any] = (None, None)
+        if seat is not None:
+            seat.bring(federation, model.dtype, settings)
+
+    @cached_property
+    def devices(self) -> Devices:
+        """Where this federation's examples lie."""
+        return Devices([self.federation], self.model.dtype, self.settings)
 
     def order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """The order in which to list `clients` (places in the federation) in a cohort, for equal loads."""
         if self.settings.canonical or self.settings.debug:
             return np.arange(len(clients))
-        return deal(self.size[clients, 0].astype(np.int64), self.mesh.size, self.settings.chunk_size() > 1)
+        return deal(self.size[clients, 0].astype(np.int64), self.shards, self.settings.several_at_once)
 
     def padded(self, clients: int) -> int:
         """Rows of a cohort of `clients`, rounded up to whole shards."""
-        return -(-clients // self.mesh.size) * self.mesh.size
+        return -(-clients // self.shards) * self.shards
 
     def run(
         self, task: Task, algorithm: Algorithm, cohort: Cohort, clients: NDArray[np.int64], states: Any, down: Down
@@ -61,78 +92,17 @@ class Mapper:
         """`task` on `clients` (places in the federation, in cohort order); `states` has `padded` rows.
 
         Raises:
-            Diverged: a client's output is NaN or infinite.
+            Diverged: (debug engine) a client's model became NaN or infinite.
         """
-        count, padded = len(clients), self.padded(len(clients))
-        key = client_keys(self.seed, cohort.round, cohort.ids)
-        slots = (self.start[clients], self.size[clients], key, self.fixed[clients])
+        keys = client_keys(self.seed, cohort.round, cohort.ids), self.fixed[clients]
         report = cohort.report & np.asarray(down.reply, bool)
-        to = {kind: sent.to for kind, sent in down.sent.items()}
-        briefs = Brief.pack(padded, slots, cohort.round, report, to)
-        values = {kind: place(sent.values, self.everywhere) for kind, sent in down.sent.items()}
-        note = {name: self._note(value, count, padded) for name, value in down.note.items()}
-        briefs, states, note = jax.tree.map(self._rows, (briefs, states, note))
-        if self.settings.debug:
-            outputs = self._one_by_one(task, algorithm, clients, values, (briefs, states, note))
-        else:
-            chunk = self.settings.chunk_size()
-            outputs = map_clients(
-                task, self._numbers(algorithm), self.model, self.mesh, chunk, self.pool, values, briefs, states, note
-            )
-        if not self.everywhere.is_fully_addressable:
-            outputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), self._everywhere(outputs))
-        done = np.asarray(outputs.pop("report"))[:count]
-        self._check(task, done[:, 2], clients, cohort.round)
-        if self.settings.canonical:
-            outputs = jax.device_put(outputs, jax.local_devices()[0])
-        gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
-        return Outputs(outputs, report, int(gradients), int(forwards))
+        call = Call(
+            0, task, algorithm, self.model, clients, self.padded(len(clients)), keys, cohort.round, report, states, down
+        )
+        values = self.devices.run([call])[0] if self.seat is None else self.seat.run(call)
+        doing = {"client": "training", "probe": "the probe"}.get(task, "the personal model")
 
-    def _rows(self, values: Any) -> Any:
-        """Rows of the cohort for the program, which deals host arrays to the devices of this process itself."""
-        here = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
-        return values if here else place(values, self.sharded)
+        def blame(client: int) -> Diverged:
+            return Diverged(self.federation.names[clients[client]], cohort.round, doing=doing)
 
-    def _numbers(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with its numbers on every device, where they stay from round to round."""
-        if not self.everywhere.is_fully_addressable:
-            return algorithm
-        if self._shipped[0] is not algorithm:
-            self._shipped = (algorithm, jax.device_put(algorithm, self.everywhere))
-        return self._shipped[1]
-
-    def _note(self, value: Any, count: int, padded: int) -> NDArray:
-        """A note's numbers [padded]; padding is zero."""
-        value = np.asarray(value)
-        row = np.zeros(padded, np.int32 if value.dtype.kind in "iub" else self.model.dtype)
-        row[:count] = value
-        return row
-
-    def _one_by_one(
-        self, task: Task, algorithm: Algorithm, clients: NDArray[np.int64], values: Any, stacked: Any
-    ) -> dict[str, Any]:
-        outputs = []
-        for place, client in enumerate(clients):
-            row = jax.tree.map(lambda leaf, place=place: jnp.asarray(leaf[place]), stacked)
-
-            def local(*arguments: Any, name: str = self.federation.names[client]) -> DebugLocal:
-                return DebugLocal(*arguments, name=name)
-
-            with jax.disable_jit():
-                outputs.append(run_one(task, algorithm, self.model, self.pool, values, row, local))
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
-
-    def _check(self, task: Task, finite: NDArray[np.int32], clients: NDArray[np.int64], round: int) -> None:
-        if not finite.all():
-            doing = {"client": "training", "probe": "the probe"}.get(task, "the personal model")
-            raise Diverged(self.federation.names[clients[int(np.argmin(finite))]], round, doing=doing)
-
-
-def place(values: Any, sharding: Sharding) -> Any:
-    """An array where it belongs, of one process or of several that all hold it."""
-    if getattr(values, "sharding", None) == sharding:  # JAX, too, would move nothing, but take its time
-        return values
-    if sharding.is_fully_addressable:
-        return jax.device_put(values, sharding)
-    host = np.asarray(values)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+        return Outputs(values, report, values.pop("report"), blame)

@@ -26,7 +26,12 @@ def part(cohort: Cohort, down: Down, rows: NDArray[np.int64]) -> tuple[Cohort, D
 
 
 def joined(parts: Sequence[Outputs]) -> Outputs:
-    """The outputs of all parts, one below the other, without padding."""
+    """The outputs of all parts, one below the other, without padding.
+
+    Raises:
+        Diverged: an output is NaN or infinite.
+    """
+    parts = [out.checked() for out in parts]
     if len(parts) == 1:
         return parts[0]
     ends = [len(out.report) for out in parts]
@@ -34,9 +39,5 @@ def joined(parts: Sequence[Outputs]) -> Outputs:
     def together(*leaves: Any) -> NDArray[Any]:
         return np.concatenate([np.asarray(leaf)[:end] for leaf, end in zip(leaves, ends, strict=True)])
 
-    return Outputs(
-        jax.tree.map(together, *(out.values for out in parts)),
-        np.concatenate([out.report for out in parts]),
-        sum(out.gradients for out in parts),
-        sum(out.forwards for out in parts),
-    )
+    values, done = jax.tree.map(together, *((out.values, out.done) for out in parts))
+    return Outputs(values, np.concatenate([out.report for out in parts]), done, parts[0].blame)

@@ -40,8 +40,8 @@ class Summary:
         models_down_unicast: models sent if every client had to be sent its own copy.
         models_up: models (and gradients, controls) sent by clients.
         bytes_down, bytes_up: the same in bytes, multicast, scalars included.
-        seconds: wall time, evaluation and compilation included.
-        seconds_per_round: median wall time of a round without evaluation.
+        seconds: wall time, evaluation and compilation included; of trainings that share the devices' time, a share.
+        seconds_per_round: median wall time of a round without evaluation, likewise.
     """
 
     algorithm: str
@@ -81,7 +81,8 @@ class Run:
         training: the final state (server, client states).
         ledger: what travelled, the final delivery included.
         metrics: evaluations by round.
-        seconds: wall time; `round_seconds` [rounds] of rounds alone, evaluation not included.
+        seconds: wall time; `round_seconds` [rounds] of rounds alone, evaluation not included. Of trainings that share
+            the devices' time, an equal share.
     """
 
     def __init__(self, training: Training, seconds: float, round_seconds: list[float]) -> None:
@@ -239,13 +240,13 @@ def finish(
     while training.round < rounds:
         before = perf_counter()
         training.advance()
-        round_seconds.append(perf_counter() - before)
+        round_seconds.append((perf_counter() - before) / training.sharing)
         evaluated = training.round % evaluate_every == 0 or training.round == rounds
         if evaluated:
             training.evaluate()
         if progress is not None:
             progress(training, evaluated)
-    return Run(training, perf_counter() - started, round_seconds)
+    return Run(training, (perf_counter() - started) / training.sharing, round_seconds)
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:

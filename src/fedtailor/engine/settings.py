@@ -17,7 +17,7 @@ class Settings:
 
     Attributes:
         devices: how many of this process's devices to use; None = all, of all processes.
-        chunk: clients trained at once on one device; None = 1 on CPUs, 32 elsewhere.
+        chunk: clients trained at once on one device; None = 1 on CPUs, elsewhere as many as the free memory holds.
         canonical: aggregate on one device in the order of client ids: bitwise equal results for any number of devices.
         debug: one client at a time without compilation; errors name the client and the step.
         state_limit: bytes; the clients' states of a population that need more are kept in a file, from which only the
@@ -50,6 +50,7 @@ class Settings:
         require(wanted <= len(found), f"{wanted} devices asked for, but JAX has {len(found)}")
         return Mesh(np.array(found[:wanted]), (AXIS,))
 
-    def chunk_size(self) -> int:
-        """Clients trained at once on one device."""
-        return self.chunk or (1 if jax.default_backend() == "cpu" else 32)
+    @property
+    def several_at_once(self) -> bool:
+        """Whether a device trains several clients at once."""
+        return jax.default_backend() != "cpu" if self.chunk is None else self.chunk > 1

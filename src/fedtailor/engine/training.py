@@ -21,6 +21,7 @@ from fedtailor.engine.parts import joined, part
 from fedtailor.engine.settings import Settings
 from fedtailor.engine.state_file import FileStates, remove_others, states_path
 from fedtailor.engine.states import DeviceStates, HostStates, States
+from fedtailor.engine.together import Seat
 from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Cohort, Down, Population, require
@@ -63,8 +64,14 @@ class Training:
         participation: Participation = Participation(),  # noqa: B008 (frozen)
         settings: Settings = Settings(),  # noqa: B008 (frozen)
         directory: Path | None = None,
+        seat: Seat | None = None,
     ) -> None:
-        """`directory`: where states that do not fit into memory stay, so that checkpoints need not hold them."""
+        """Begin.
+
+        Args:
+            directory: where states that do not fit into memory stay, so that checkpoints need not hold them.
+            seat: at the meeting of trainings that ask their clients together.
+        """
         self.directory = directory
         self.federation, self.model, self.seed = federation, model, seed
         self.participation, self.settings = participation, settings
@@ -83,7 +90,7 @@ class Training:
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:
             phase.check(self.population)
-        self.mapper = Mapper(federation, model, seed, settings)
+        self.mapper = Mapper(federation, model, seed, settings, seat)
         self.round = 0
         self.ledger, self.metrics = Ledger(), Metrics()
         self._begin(0, self.initial)
@@ -95,7 +102,7 @@ class Training:
         if self._unprobed:
             cohort = self._cohort(np.arange(len(self.seen)))
             down = self.algorithm.ask(self._server, cohort)
-            out = self.mapper.run("probe", self.algorithm, cohort, self.seen[cohort.index], (), down)
+            out = self.mapper.run("probe", self.algorithm, cohort, self.seen[cohort.index], (), down).checked()
             self.server = self.algorithm.absorb(self._server, out.values["up"], cohort)
             self._charge(self.ledger, "probe", down, cohort, out)
         return self._server
@@ -103,6 +110,11 @@ class Training:
     @server.setter
     def server(self, state: Any) -> None:
         self._server, self._unprobed = state, False
+
+    @property
+    def sharing(self) -> int:
+        """How many trainings share the devices' time (with a seat at a meeting; else it is this one's)."""
+        return 1 if self.mapper.seat is None else self.mapper.seat.sharing
 
     def initial(self, k: int) -> jax.Array:
         """The k-th random initial model [d]; k = 0 is common to all methods."""
@@ -124,7 +136,10 @@ class Training:
         down = self.algorithm.broadcast(self.server, cohort)
         out = self._exchange("client", cohort, down)
         cohort = replace(cohort, report=out.report)
-        server = self.algorithm.server(self.server, down, out.values["up"], cohort)
+        try:
+            server = self.algorithm.server(self.server, down, out.values["up"], cohort)
+        finally:  # before anything is kept, and instead of what NaN may have led the server to; the devices went on
+            out.checked()
         self.states.write(cohort.index, out.values["state"])
         self.server = server
         self._charge(self.ledger, "round", down, cohort, out)
@@ -143,7 +158,7 @@ class Training:
             cohort, places = self._strangers(clients)
             if self.algorithm.probes:
                 down = self.algorithm.ask(self.server, cohort)
-                out = self.mapper.run("probe", self.algorithm, cohort, places, (), down)
+                out = self.mapper.run("probe", self.algorithm, cohort, places, (), down).checked()
                 self._charge(ledger, "unseen", down, cohort, out)
                 probes = {kind: np.asarray(value)[: len(cohort)] for kind, value in out.values["up"].items()}
                 cohort = replace(cohort, probes=probes)
@@ -152,7 +167,7 @@ class Training:
             self._charge(ledger, "delivery", down, cohort)
             states = None
         else:
-            out = self.mapper.run("enroll", self.algorithm, cohort, places, (), down)
+            out = self.mapper.run("enroll", self.algorithm, cohort, places, (), down).checked()
             self._charge(ledger, "unseen", down, cohort, replace(out, values={}))
             states = out.values["state"]
         return Service(cohort, places, states, down)
@@ -174,7 +189,7 @@ class Training:
         if service.states is not None:
             return self.mapper.run(
                 task, self.algorithm, service.cohort, service.places, service.states, service.down
-            )  # fmt: skip
+            ).checked()
         times = -(-len(service.cohort) // self.states.at_once)
         parts = np.array_split(np.arange(len(service.cohort)), times)
         return joined([self._exchange(task, *part(service.cohort, service.down, rows)) for rows in parts])
@@ -267,5 +282,5 @@ class Training:
     ) -> None:
         if ledger is not None:
             ups = {} if out is None else out.values.get("up", {})
-            work = (0, 0) if out is None else (out.gradients, out.forwards)
+            work = (0, 0) if out is None else out.work
             ledger.record(self.round, phase, down, ups, cohort.report, *work)

@@ -12,9 +12,11 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,11 @@ import polars as pl
 
 import fedtailor
 from fedtailor.engine import Diverged, Settings, Training
+from fedtailor.engine.together import Seat, together
 from fedtailor.experiments.checkpoint import write_atomically
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.experiments.manifest import settings as described
-from fedtailor.experiments.store import METRICS, RunDirectory, run_in
+from fedtailor.experiments.store import METRICS, RunDirectory, interrupts, run_in
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 
@@ -35,7 +38,8 @@ RUNS = "runs"
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
 """Called when a run begins (without a training), after each of its rounds, and for finished runs not at all: the
-comparison (see `done`), what runs, its seed, its training."""
+comparison (see `done` and `progressed`), what runs, its seed, its training. Seeds that are trained at once call it from
+their own threads."""
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Comparison:
         experiment: what is compared.
         results: the result directory.
         settings: devices and the like.
+        at_once: how many seeds of a method are trained at once, as one cohort.
         cells, candidates: the index so far.
     """
 
@@ -53,17 +58,26 @@ class Comparison:
     results: Path
     settings: Settings
     progress: Progress | None = None
+    at_once: int = 1
 
     def __post_init__(self) -> None:
+        require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self._seconds: dict[str, float] = {}
-        self._federation: tuple[Column, int, Federation] | None = None
+        self._shares: dict[str, float] = {}
+        self._federations: dict[tuple[str, int], Federation] = {}
+        self._building = threading.Lock()
 
     @property
     def done(self) -> int:
         """Runs that are over."""
         return len(self._seconds)
+
+    @property
+    def progressed(self) -> float:
+        """Runs that are over, and the shares of their rounds that others have done."""
+        return self.done + sum(share for name, share in self._shares.items() if name not in self._seconds)
 
     @property
     def index(self) -> Path:
@@ -83,9 +97,9 @@ class Comparison:
             entries = [entry for entry in self.experiment.entries if entry.column is column]
             for entry in entries:
                 chosen[id(entry)] = self._choose(entry, seeds[0])
-            for seed in seeds:
+            for start in range(0, len(seeds), self.at_once):
                 for entry in entries:
-                    self._cell(entry, chosen[id(entry)], seed)
+                    self._cells(entry, chosen[id(entry)], seeds[start : start + self.at_once])
         return self.index
 
     def _choose(self, entry: Entry, seed: int) -> Candidate:
@@ -94,8 +108,7 @@ class Comparison:
             return entry.candidates[0]
         scores = []
         for candidate in entry.candidates:
-            path, _ = self._train(entry, candidate, seed)
-            scores.append(_validation_score(path))
+            scores.append(_validation_score(self._train(entry, candidate, seed)))
         best = max(
             range(len(scores)), key=lambda number: scores[number] if scores[number] is not None else -float("inf")
         )
@@ -108,16 +121,22 @@ class Comparison:
             })  # fmt: skip
         return entry.candidates[best]
 
-    def _cell(self, entry: Entry, candidate: Candidate, seed: int) -> None:
-        self._train(entry, candidate, seed)
-        self.cells.append({
-            **_names(entry), "seed": seed, "run": self._place(entry, candidate, seed),
-            "chosen": dict(candidate.parameters),
-        })  # fmt: skip
+    def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
+        """The runs of one method on some seeds."""
+        if len(seeds) == 1:
+            self._train(entry, candidate, seeds[0])
+        else:
+            with interrupts() as stopped:
+                together([partial(self._train, entry, candidate, seed) for seed in seeds], stopped)
+        for seed in seeds:
+            self.cells.append({
+                **_names(entry), "seed": seed, "run": self._place(entry, candidate, seed),
+                "chosen": dict(candidate.parameters),
+            })  # fmt: skip
         self._write()
 
-    def _train(self, entry: Entry, candidate: Candidate, seed: int) -> tuple[Path, dict[str, Any]]:
-        """One run, unless its directory holds it already; the directory and the run's summary."""
+    def _train(self, entry: Entry, candidate: Candidate, seed: int, seat: Seat | None = None) -> Path:
+        """One run, unless its directory holds it already; the directory."""
         name, column = self._place(entry, candidate, seed), entry.column
         store = RunDirectory(self.results / name)
         summary = store.ended(column.rounds)
@@ -129,22 +148,30 @@ class Comparison:
                     store.path, candidate.algorithm, self._data(column, seed), column.scenario.model, column.rounds,
                     seed=seed, participation=column.participation, evaluate_every=self._every(column),
                     checkpoint_every=max(column.rounds // 5, 1), settings=self.settings, resume=True,
-                    progress=self._forward(entry, seed),
+                    progress=self._forward(entry, seed, name), seat=seat,
                 )  # fmt: skip
             summary = store.ended(column.rounds)
             assert summary is not None
         self._seconds[name] = summary.get("seconds", 0.0)
-        return store.path, summary
+        return store.path
 
-    def _forward(self, entry: Entry, seed: int) -> Callable[[Training, bool], None] | None:
-        progress = self.progress
-        return None if progress is None else lambda training, _: progress(self, entry, seed, training)
+    def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
+        def forward(training: Training, evaluated: bool) -> None:
+            self._shares[name] = training.round / entry.column.rounds
+            if self.progress is not None:
+                self.progress(self, entry, seed, training)
+
+        return forward
 
     def _data(self, column: Column, seed: int) -> Federation:
         """The clients of one column and seed; only the last ones stay in memory."""
-        if self._federation is None or self._federation[:2] != (column, seed):
-            self._federation = (column, seed, column.scenario.build(seed))
-        return self._federation[2]
+        key = column.label, seed
+        with self._building:
+            if key not in self._federations:
+                while len(self._federations) >= self.at_once:
+                    del self._federations[next(iter(self._federations))]
+                self._federations[key] = column.scenario.build(seed)
+            return self._federations[key]
 
     def _every(self, column: Column) -> int:
         return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from fedtailor.accounting import Ledger
 from fedtailor.engine import Diverged, Metrics, Participation, Run, Settings, Training, finish
 from fedtailor.engine.run import Progress, as_participation, bind
+from fedtailor.engine.together import Seat
 from fedtailor.experiments.checkpoint import all_here, load_tree, save_tree, write_atomically
 from fedtailor.experiments.manifest import difference, manifest
 from fedtailor.federation import Federation
@@ -58,6 +59,7 @@ def run_in(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     resume: bool = False,
     progress: Progress | None = None,
+    seat: Seat | None = None,
 ) -> Run:
     """`fedtailor.run` that keeps a run directory.
 
@@ -65,6 +67,7 @@ def run_in(
         directory: is made if it does not exist; must be empty unless `resume`.
         checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C).
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
+        seat: at the meeting of runs that ask their clients together (`fedtailor.engine.together`).
 
     Raises:
         ValueError: the directory belongs to something else, to a run with other settings, or is damaged; or as `run`.
@@ -78,7 +81,8 @@ def run_in(
     store = RunDirectory(Path(directory))
     continued = store.claim(found, resume)
     training = Training(
-        algorithm, federation, bound, seed=seed, participation=participation, settings=settings, directory=store.path
+        algorithm, federation, bound, seed=seed, participation=participation, settings=settings, directory=store.path,
+        seat=seat,
     )  # fmt: skip
     earlier = store.load(training) if continued else []
     if not continued:
@@ -93,7 +97,7 @@ def run_in(
             raise Interrupted
 
     seconds: list[float] = list(earlier)
-    with _interrupts() as stopped:
+    with interrupts() as stopped:
         try:
             done = finish(training, rounds, evaluate_every, save_now_and_then, seconds)
         except Diverged as error:
@@ -230,13 +234,20 @@ class RunDirectory:
         require(changed is None, f"{self.path} holds a run with other settings ({changed}); name another directory")
 
 
+_stopped = threading.Event()
+"""What other threads look at: the event of the main thread's innermost `interrupts`."""
+
+
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a round can end; a second Ctrl-C stops at once."""
-    stopped = threading.Event()
+def interrupts() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that a round can end; a second Ctrl-C stops at once. The main thread's reaches runs
+    in other threads, too."""
+    global _stopped
     if threading.current_thread() is not threading.main_thread():
-        yield stopped
+        yield _stopped
         return
+    outer, stopped = _stopped, threading.Event()
+    _stopped = stopped
 
     def stop(signum: int, frame: Any) -> None:
         if stopped.is_set():
@@ -248,3 +259,4 @@ def _interrupts() -> Iterator[threading.Event]:
         yield stopped
     finally:
         signal.signal(signal.SIGINT, before)
+        _stopped = outer

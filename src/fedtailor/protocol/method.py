@@ -14,6 +14,7 @@ import numpy as np
 
 _TRACED = "fedtailor: traced"
 _SWITCH = "fedtailor: zero is structure"
+_LEAVES = "_fedtailor_leaves"
 
 Count = Annotated[int, _TRACED]
 """An integer on which no array shape depends: traced, so that changing it does not recompile."""
@@ -56,7 +57,7 @@ def method(cls: type[T]) -> type[T]:
         return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) or is_method(value)
 
     def flatten(value: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
+        dynamic = vars(value).get(_LEAVES) or tuple(name for name in names if is_leaf(name, getattr(value, name)))
         static = tuple((name, getattr(value, name)) for name in names if name not in dynamic)
         return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in dynamic], (dynamic, static)
 
@@ -64,6 +65,7 @@ def method(cls: type[T]) -> type[T]:
         value = object.__new__(made)  # not __init__: leaves may be tracers, which no validation can read
         for name, leaf in (*zip(structure[0], leaves, strict=True), *structure[1]):
             object.__setattr__(value, name, leaf)
+        object.__setattr__(value, _LEAVES, structure[0])  # leaves may be placeholders, too, which tell no type
         return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)

@@ -1,6 +1,9 @@
 """`fedtailor compare`: an experiment file, a table of one's own, and what can go wrong."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -38,6 +41,23 @@ def test_an_experiment_ends_with_its_tables(tmp_path, capsys):
     assert "run 1 of 1, FedAvg on rotated, seed 0" in shown.err
     index = json.loads((tmp_path / "results" / "two-quick" / "experiment.json").read_text())
     assert [cell["algorithm"] for cell in index["cells"]] == ["FedAvg"]
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_seeds_that_are_trained_at_once(tmp_path):
+    (tmp_path / "long.toml").write_text(
+        FILE.replace("seeds = [0]", "seeds = [0, 1]").replace("rounds = 2", "rounds = 100000")
+    )
+    arguments = ["compare", str(tmp_path / "long.toml"), "--seeds-at-once", "2", "--out", str(tmp_path / "results")]
+    program = f"import sys; from fedtailor.cli import main; sys.exit(main({arguments!r}))"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        assert "run 1 of 2" in process.stderr.readline()
+        for line in process.stderr:
+            if "round" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(100) == 130, process.stderr.read()
 
 
 def test_a_table_of_ones_own(tmp_path, table, capsys):

@@ -11,6 +11,7 @@ from conformance.examples import PLAIN, TRAINED
 from conformance.problems import ROUNDED, classification, predictors, softmax_model
 from fedtailor.algorithms import CFL, SCAFFOLD, UCFL, Ditto, FedAvg
 from fedtailor.engine import Diverged, Participation, Settings, Training, devices
+from fedtailor.engine import together as meetings
 from fedtailor.engine.together import together
 from fedtailor.experiments import Interrupted
 from fedtailor.protocol import SGD
@@ -125,9 +126,58 @@ def test_an_error_asks_the_others_to_stop():
     def fail(seat):
         raise ValueError("the disk is full")
 
-    def run_until_stopped(seat):
-        assert stop.wait(60)
+    def save_and_end(seat):
+        assert seat.stopped.wait(60)
         raise Interrupted
 
     with pytest.raises(ValueError, match="the disk is full"):
-        together([run_until_stopped, fail], stop)
+        together([save_and_end, fail], stop)
+
+
+@pytest.mark.parametrize("where", ["Devices", "run"])
+def test_an_error_in_an_exchange_reaches_everybody(monkeypatch, where):
+    def fail(*arguments):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(*((meetings, "Devices", fail) if where == "Devices" else (devices, "map_clients", fail)))
+    told = []
+
+    def attempt(seat, seed):
+        try:
+            return trained(METHODS["states and sampling"], seed, seat)
+        except MemoryError as error:
+            told.append(error)
+            raise
+
+    with pytest.raises(MemoryError, match="no room"):
+        together([lambda seat, seed=seed: attempt(seat, seed) for seed in SEEDS], threading.Event())
+    assert len(told) == len(SEEDS)
+
+
+def test_federations_of_other_forms_and_the_debug_engine_may_meet():
+    fedavg = FedAvg(sgd=PLAIN)
+    wide = classification(seed=3, unseen=UNSEEN)
+    wide = replace(wide, x=wide.x + 1, shift=1.0)
+    tasks = [(federation(3), {}), (wide, {}), (federation(4), {"debug": True}), (federation(5), {"debug": True})]
+
+    def start(it, seat=None):
+        found = Training(fedavg, it[0], softmax_model("float32"), settings=Settings(**it[1]), seat=seat)
+        found.advance()
+        return found
+
+    alone = [measured(start(it)) for it in tasks]
+    for training, expected in zip(
+        together([lambda seat, it=it: start(it, seat) for it in tasks], threading.Event()), alone, strict=True
+    ):
+        for found, wanted in zip(measured(training), expected, strict=True):
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_a_seat_is_for_one_training():
+    def twice(seat):
+        for _ in range(2):
+            Training(FedAvg(sgd=PLAIN), federation(3), softmax_model("float32"), seat=seat)
+
+    with pytest.raises(ValueError, match="a seat is for one training"):
+        together([twice], threading.Event())

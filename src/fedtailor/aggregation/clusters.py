@@ -5,7 +5,7 @@ member; for results that do not depend on the order in which clients are listed,
 """
 
 import functools
-import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._runtime import cores
 from fedtailor.aggregation.distances import Rows, coordinates
 from fedtailor.protocol import require
 
@@ -24,6 +25,8 @@ TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams whose silhouette is s (Mestoukirdi et al., algorithm 2)."""
 
 _STARTS = 10
+_ALONE = threading.Lock()
+"""Held while k-means runs: what limits its threads and its warnings limits those of the whole process."""
 _ALL_UP_TO = 100
 """Every number of streams up to this is tried; from there on, numbers a tenth apart."""
 
@@ -70,13 +73,13 @@ def choose_streams(
     distances = points.distances()
     tried = candidates(min(len(rows) - 1, points.count))
 
-    def score(k: int) -> float:
+    def silhouette_of(k: int) -> float:
         starts = min(max(200 // k, 1), _STARTS)  # a single one costs seconds where there are hundreds of clusters
         return _silhouette(distances, points.cluster(k, seed, starts))
 
     # a number of streams for each core; a limit on OpenMP's threads holds in the thread that sets it
-    with _each_in_one_thread(), ThreadPoolExecutor(os.cpu_count(), initializer=_limit_threads) as threads:
-        scores = dict(zip(tried, threads.map(score, tried), strict=True))
+    with _each_in_one_thread(), ThreadPoolExecutor(cores(), initializer=_limit_threads) as threads:
+        scores = dict(zip(tried, threads.map(silhouette_of, tried), strict=True))
     value = trade_off or (lambda k, s: s)
     best, most = 0, -np.inf
     for k, score in {1: 0.0, **scores}.items():
@@ -172,7 +175,7 @@ def _each_in_one_thread() -> Iterator[None]:
     """K-means whose results do not depend on threads, which add up in the order they finish; without its warnings."""
     from sklearn.exceptions import ConvergenceWarning
 
-    with _limit_threads(), warnings.catch_warnings():
+    with _ALONE, _limit_threads(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of nearly equal points: fewer clusters than asked
         yield
 

@@ -109,20 +109,22 @@ def split_sizes(federation: Federation) -> NDArray[np.int32]:
 
 
 def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, list[NDArray[np.int32]]]:
-    """The pool (host arrays) of federations with one normalisation, and for each start [m, 3] of its clients' splits.
+    """The pool (host arrays) of federations of one form, and for each start [m, 3] of its clients' splits.
+
+    One form: inputs and targets of equal shapes and types, and one normalisation.
 
     Lengths are rounded up (to 1/8 of a power of two, at least 1,024), so that federations of nearly one size share
     compiled programs.
     """
     first = federations[0]
-    examples = np.cumsum([0, *(len(federation.x) for federation in federations)])
+    examples = np.cumsum([0, *(len(federation.x) for federation in federations)], dtype=np.int32)
     addresses = [_addresses(federation) for federation in federations]
-    before = np.cumsum([0, *(len(rows) for rows, _ in addresses)]).astype(np.int32)
+    before = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
     shift, scale = np.asarray(first.shift, dtype), np.asarray(first.scale, dtype)
     pool = Pool(
         _padded([_input_type(federation.x, dtype) for federation in federations]),
         _padded([_target_type(federation.y, dtype) for federation in federations]),
-        _padded([rows + number for (rows, _), number in zip(addresses, examples, strict=False)]).astype(np.int32),
+        _padded([rows + number for (rows, _), number in zip(addresses, examples, strict=False)]),
         shift,
         scale,
         normalize=bool((shift != 0).any() or (scale != 1).any()),

@@ -21,8 +21,12 @@ from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Down
 
-SPARE = 0.9
+USABLE = 0.9
 """The share of the free memory that a program may plan with."""
+MOST = 1024
+"""The largest number of clients at once that is tried."""
+UNPLANNED = 32
+"""Clients at once on accelerators that keep no account of their memory."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class Call:
         return (
             *(self.task, structure, tuple(np.asarray(number).tobytes() for number in numbers), self.model, self.rows),
             *(form, tuple((leaf.shape, leaf.dtype) for leaf in state)),
-            *(tuple((kind, it.to.shape[1], it.values.shape[1:]) for kind, it in sent), tuple(self.down.note)),
+            *((kind, it.to.shape[1], it.values.shape[1:], it.values.dtype) for kind, it in sent),
+            *((name, np.asarray(value).dtype.kind in "iub") for name, value in self.down.note.items()),
         )
 
 
@@ -70,7 +75,8 @@ class Devices:
     """Runs client tasks on the clients of one federation, or of several that take equal models.
 
     Attributes:
-        pool: all examples, on every device.
+        pool: all examples, on every device; federation f's begin at the places start[f] [m, 3] of its rows.
+        chunks: program -> clients trained at once on one device, where the free memory decides.
     """
 
     def __init__(self, federations: Sequence[Federation], dtype: str, settings: Settings) -> None:
@@ -83,7 +89,7 @@ class Devices:
         self.size = [split_sizes(federation) for federation in federations]
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
         self._shipped: tuple[Any, Any] = (None, None)
-        self._chunks: dict[Any, int] = {}
+        self.chunks: dict[Any, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def run(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
@@ -145,22 +151,24 @@ class Devices:
         On CPUs one at a time: what one client touches stays in the cache, and its products fill the core.
         """
         if self.settings.chunk is not None or not self._counts_memory:
-            return self.settings.chunk or 1
+            return self.settings.chunk or (UNPLANNED if self.settings.several_at_once else 1)
         leaves, structure = jax.tree.flatten((arguments[1], inputs))
         program = (*arguments[:1], *arguments[2:], structure, *((np.shape(leaf), leaf.dtype) for leaf in leaves))
-        if program not in self._chunks:
+        if program not in self.chunks:
             free = free_memory(self.mesh.local_devices)
-            chunk = rows = max(len(inputs[2].numbers) // self.mesh.size, 1)
+            rows = len(inputs[2].numbers) // self.mesh.size
+            chunk = min(max(rows, 1), MOST)
             while chunk > 1:
                 planned = map_clients.lower(*arguments, chunk, *inputs).compile().memory_analysis()
                 assert planned is not None  # by a backend that keeps an account of its memory
-                needed = planned.temp_size_in_bytes + planned.output_size_in_bytes
-                if needed <= SPARE * free:
+                # the outputs twice: the server works on what it makes of them
+                needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
+                if needed <= USABLE * free:
                     break
-                most = min(max(int(chunk * SPARE * free / needed), 1), chunk - 1)
+                most = min(max(int(chunk * USABLE * free / needed), 1), chunk - 1)
                 chunk = math.ceil(rows / math.ceil(rows / most))  # equal chunks: one for the rest needs its own program
-            self._chunks[program] = chunk
-        return self._chunks[program]
+            self.chunks[program] = chunk
+        return self.chunks[program]
 
     def _one_by_one(self, call: Call, values: Any, stacked: Any) -> dict[str, Any]:
         outputs = []
@@ -190,8 +198,8 @@ def place(values: Any, sharding: Sharding) -> Any:
 
 def free_memory(devices: Sequence[Any]) -> float:
     """Bytes that are free on the fullest of `devices`, of all processes; infinite where nobody counts them (CPUs)."""
-    counts = [device.memory_stats() for device in devices]
-    free = min(count["bytes_limit"] - count["bytes_in_use"] if count else math.inf for count in counts)
+    counts = [device.memory_stats() or {} for device in devices]
+    free = min(count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0) for count in counts)
     return float(process_allgather(np.asarray(free)).min()) if jax.process_count() > 1 else free
 
 

@@ -52,8 +52,12 @@ class Outputs:
         return int(gradients), int(forwards)
 
     def checked(self) -> "Outputs":
-        """The same, when it is there and finite."""
-        assert self.work is not None
+        """The same, when it is there and finite.
+
+        Raises:
+            Diverged: a client's output is NaN or infinite.
+        """
+        _ = self.work
         return self
 
 
@@ -73,7 +77,8 @@ class Mapper:
 
     @cached_property
     def devices(self) -> Devices:
-        """Where this federation's examples lie."""
+        """Where this federation's examples lie (with a seat: at the meeting)."""
+        assert self.seat is None
         return Devices([self.federation], self.model.dtype, self.settings)
 
     def order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:

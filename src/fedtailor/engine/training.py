@@ -113,7 +113,7 @@ class Training:
 
     @property
     def sharing(self) -> int:
-        """How many trainings share the devices' time (with a seat at a meeting; else it is this one's)."""
+        """How many trainings share the devices' time, with a seat at a meeting; else it is this one's."""
         return 1 if self.mapper.seat is None else self.mapper.seat.sharing
 
     def initial(self, k: int) -> jax.Array:
@@ -138,8 +138,10 @@ class Training:
         cohort = replace(cohort, report=out.report)
         try:
             server = self.algorithm.server(self.server, down, out.values["up"], cohort)
-        finally:  # before anything is kept, and instead of what NaN may have led the server to; the devices went on
-            out.checked()
+        except Exception:
+            out.checked()  # NaN may have led the server there
+            raise
+        out.checked()  # before anything is kept; the devices have gone on meanwhile
         self.states.write(cohort.index, out.values["state"])
         self.server = server
         self._charge(self.ledger, "round", down, cohort, out)

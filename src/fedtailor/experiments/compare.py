@@ -5,14 +5,13 @@
 
 A run's directory is named by a fingerprint of all its settings: experiments that share a training share its directory,
 and a comparison started again finds what is done. Only the index belongs to one experiment; it is written anew after
-every run from what the run directories hold.
+every run (of all seeds that are trained at once) from what the run directories hold.
 """
 
 import hashlib
 import json
 import os
 import platform
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from fedtailor.engine.together import Seat, together
 from fedtailor.experiments.checkpoint import write_atomically
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.experiments.manifest import settings as described
-from fedtailor.experiments.store import METRICS, RunDirectory, interrupts, run_in
+from fedtailor.experiments.store import METRICS, Interrupted, RunDirectory, interrupts, run_in
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 
@@ -67,7 +66,6 @@ class Comparison:
         self._seconds: dict[str, float] = {}
         self._shares: dict[str, float] = {}
         self._federations: dict[tuple[str, int], Federation] = {}
-        self._building = threading.Lock()
 
     @property
     def done(self) -> int:
@@ -77,7 +75,7 @@ class Comparison:
     @property
     def progressed(self) -> float:
         """Runs that are over, and the shares of their rounds that others have done."""
-        return self.done + sum(share for name, share in self._shares.items() if name not in self._seconds)
+        return self.done + sum(share for name, share in list(self._shares.items()) if name not in self._seconds)
 
     @property
     def index(self) -> Path:
@@ -123,11 +121,18 @@ class Comparison:
 
     def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs of one method on some seeds."""
-        if len(seeds) == 1:
-            self._train(entry, candidate, seeds[0])
-        else:
+        column = entry.column
+        places = {seed: RunDirectory(self.results / self._place(entry, candidate, seed)) for seed in seeds}
+        left = [seed for seed in seeds if places[seed].ended(column.rounds) is None]
+        if len(left) > 1:
+            for seed in left:
+                self._data(column, seed)  # nobody's clock runs while another one's data are built
             with interrupts() as stopped:
-                together([partial(self._train, entry, candidate, seed) for seed in seeds], stopped)
+                together([partial(self._train, entry, candidate, seed) for seed in left], stopped)
+                if stopped.is_set():
+                    raise Interrupted
+        for seed in seeds:
+            self._train(entry, candidate, seed)
         for seed in seeds:
             self.cells.append({
                 **_names(entry), "seed": seed, "run": self._place(entry, candidate, seed),
@@ -166,12 +171,13 @@ class Comparison:
     def _data(self, column: Column, seed: int) -> Federation:
         """The clients of one column and seed; only the last ones stay in memory."""
         key = column.label, seed
-        with self._building:
-            if key not in self._federations:
-                while len(self._federations) >= self.at_once:
-                    del self._federations[next(iter(self._federations))]
-                self._federations[key] = column.scenario.build(seed)
-            return self._federations[key]
+        if key not in self._federations:
+            old = [other for other in self._federations if other[0] != column.label]
+            old = old or list(self._federations)[: len(self._federations) + 1 - self.at_once]
+            for other in old:
+                del self._federations[other]
+            self._federations[key] = column.scenario.build(seed)
+        return self._federations[key]
 
     def _every(self, column: Column) -> int:
         return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.engine import Participation
@@ -13,7 +13,7 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import Document, Misplaced, read
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.settings import allow, architecture, combinations, configure, flatten, reporting
-from fedtailor.protocol import Algorithm
+from fedtailor.protocol import Algorithm, require
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -25,6 +25,11 @@ FIGURES = (
 
 Share = Annotated[float, Field(gt=0)]
 """Who reports in a round: a share of the seen clients (up to 1), or a number of them (from 2)."""
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    require(len(set(seeds)) == len(seeds), "every seed may stand there once")
+    return seeds
 
 
 class _Table(BaseModel):
@@ -59,7 +64,7 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: int | None = Field(None, ge=1)
-    seeds: list[Annotated[int, Field(ge=0)]] = Field([0, 1, 2], min_length=1)
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: int | None = Field(None, ge=1)
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]

@@ -9,7 +9,8 @@
     summary.json            the run in numbers: written last, so a directory that has it holds a finished run
 
 A file is replaced whole or not at all, and the checkpoint last: whenever a run is killed, `resume` continues from its
-last checkpoint and ends with the same bytes in `metrics.parquet` as a run that was never interrupted.
+last checkpoint and ends with the same bytes in `metrics.parquet` as a run that was never interrupted. (On accelerators
+to rounding: how many clients are trained at once depends on the memory that is free; `Settings.chunk` fixes it.)
 """
 
 import json
@@ -17,7 +18,7 @@ import signal
 import threading
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def run_in(
             raise Interrupted
 
     seconds: list[float] = list(earlier)
-    with interrupts() as stopped:
+    with interrupts() if seat is None else nullcontext(seat.stopped) as stopped:
         try:
             done = finish(training, rounds, evaluate_every, save_now_and_then, seconds)
         except Diverged as error:
@@ -234,24 +235,19 @@ class RunDirectory:
         require(changed is None, f"{self.path} holds a run with other settings ({changed}); name another directory")
 
 
-_stopped = threading.Event()
-"""What other threads look at: the event of the main thread's innermost `interrupts`."""
-
-
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a round can end; a second Ctrl-C stops at once. The main thread's reaches runs
-    in other threads, too."""
-    global _stopped
+    """An event that Ctrl-C sets, so that a round can end; a second Ctrl-C stops at once."""
+    stopped, asked = threading.Event(), False
     if threading.current_thread() is not threading.main_thread():
-        yield _stopped
+        yield stopped
         return
-    outer, stopped = _stopped, threading.Event()
-    _stopped = stopped
 
     def stop(signum: int, frame: Any) -> None:
-        if stopped.is_set():
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
+        asked = True
         stopped.set()
 
     before = signal.signal(signal.SIGINT, stop)
@@ -259,4 +255,3 @@ def interrupts() -> Iterator[threading.Event]:
         yield stopped
     finally:
         signal.signal(signal.SIGINT, before)
-        _stopped = outer

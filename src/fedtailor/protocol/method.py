@@ -57,7 +57,9 @@ def method(cls: type[T]) -> type[T]:
         return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) or is_method(value)
 
     def flatten(value: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        dynamic = vars(value).get(_LEAVES) or tuple(name for name in names if is_leaf(name, getattr(value, name)))
+        dynamic = vars(value).get(_LEAVES)
+        if dynamic is None:
+            dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
         static = tuple((name, getattr(value, name)) for name in names if name not in dynamic)
         return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in dynamic], (dynamic, static)
 

@@ -28,3 +28,20 @@ def pytest_xdist_auto_num_workers():
     """One test process per core that this process may use, within the memory of an ordinary machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores, 8)
+
+
+def pytest_collection_modifyitems(items):
+    """The tests of every method come first, method after method, then the slow ones.
+
+    A process that runs a method's tests one after another compiles each of its programs once, and short tests at the
+    end keep all processes busy to the last.
+    """
+    from fedtailor.protocol import Algorithm  # not before the settings above
+
+    def turn(item):
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if name in Algorithm.registry:
+            return 0, name
+        return (1 if item.get_closest_marker("slow") else 2), ""
+
+    items.sort(key=turn)

@@ -54,7 +54,8 @@ def test_the_order_of_listing_devices_and_chunks_do_not_matter(algorithm):
         np.testing.assert_allclose(
             personal(train(algorithm, reordered(federation, order), model, 2)), base[order], **EXACT
         )
-        np.testing.assert_allclose(personal(train(algorithm, federation, model, 2, chunk=3)), base, **EXACT)
+        # three clients a device: a chunk, and one that is left
+        np.testing.assert_allclose(personal(train(algorithm, federation, model, 2, chunk=2)), base, **EXACT)
         one, two = (personal(train(algorithm, federation, model, 2, devices=n, canonical=True)) for n in (1, 2))
         np.testing.assert_array_equal(one, two)
         np.testing.assert_allclose(one, base, **EXACT)

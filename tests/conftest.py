@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import jaxtyping
+import pytest
 
 CACHE = Path(__file__).parents[1] / ".cache"
 CHECKED = ["fedtailor.protocol", "fedtailor.federation", "fedtailor.accounting", "fedtailor.engine"]
@@ -45,3 +46,11 @@ def pytest_collection_modifyitems(items):
         return (1 if item.get_closest_marker("slow") else 2), ""
 
     items.sort(key=turn)
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """A result directory (see `report.results`). Do not change it."""
+    from report.results import build
+
+    return build(tmp_path_factory.mktemp("results"))

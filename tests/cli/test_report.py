@@ -8,12 +8,7 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import Experiment
-from report.results import NAME, build, write_index
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("results"))
+from report.results import NAME, write_index
 
 
 def printed(capsys, *arguments):

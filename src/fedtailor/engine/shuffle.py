@@ -1,5 +1,6 @@
 """A keyed bijection of {0, ..., n-1} for any n known only at run time: batch orders without sorting or padding."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
@@ -9,6 +10,7 @@ ROUNDS = 16
 """Each moves an element with probability 1/2: one in 65,000 elements stays where it is by more than chance."""
 
 
+@jax.jit  # 350 equations, traced once for a batch size, and not again in every loop of every program
 def shuffled(
     positions: Int[Array, " b"], n: Int[Array, ""], words: UInt32[Array, " 2"], epoch: Int[Array, ""]
 ) -> Int[Array, " b"]:

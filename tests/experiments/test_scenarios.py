@@ -55,6 +55,7 @@ def test_orderings_over_three_seeds(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(Algorithm.registry))
 def test_every_method_learns_the_rotated_digits(name):
+    """In twelve rounds: CFL splits from the eleventh on."""
     scenario = find("digits-rotated")
-    result = run(scenario.algorithm(name), scenario.build(0), scenario.model, 20, evaluate_every=20)
-    assert result.summary().mean > 2 * CHANCE
+    result = run(scenario.algorithm(name), scenario.build(0), scenario.model, 12, evaluate_every=12)
+    assert result.summary().mean > 5 * CHANCE

@@ -10,11 +10,7 @@ CACHE = Path(__file__).parents[1] / ".cache"
 CHECKED = ["fedtailor.protocol", "fedtailor.federation", "fedtailor.accounting", "fedtailor.engine"]
 # Most of the tests' time is XLA's, which compiles a thousand programs that then run for milliseconds: without LLVM's
 # optimisations, and with the older of its two emitters of kernels, it takes a third of the time. A program in one piece
-<<<<<<< HEAD
-# needs half as many memory maps, of which Linux gives a process 65,530.
-=======
 # needs a third of the memory maps, of which Linux gives a process 65,530.
->>>>>>> c06050c (Tests: programs that are quick to compile)
 QUICK_TO_COMPILE = [
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",

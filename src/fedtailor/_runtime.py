@@ -20,7 +20,7 @@ def configure_jax() -> None:
     """
     if _is_default(_CPU_DEVICES) and "xla_force_host_platform_device_count" not in os.getenv("XLA_FLAGS", ""):
         with suppress(RuntimeError):  # the backend runs already
-            jax.config.update(_CPU_DEVICES, cores())
+            jax.config.update(_CPU_DEVICES, _cores())
     if _is_default(_CACHE_DIRECTORY):
         jax.config.update(_CACHE_DIRECTORY, _cache_directory())
     if _is_default(_SECONDS_WORTH_KEEPING):
@@ -31,7 +31,7 @@ def _is_default(name: str) -> bool:
     return name.upper() not in os.environ and getattr(jax.config, name) == _DEFAULTS[name]
 
 
-def cores() -> int:
+def _cores() -> int:
     """Cores that this process may use (Linux), or that the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

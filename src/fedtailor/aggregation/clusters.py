@@ -1,14 +1,13 @@
 """Clusters of clients: k-means on rows of weights or on models, how many of them, and splits in two.
 
-All functions are host code with a fixed seed, whose sums are of one thread each, and number clusters by their first
-member; for results that do not depend on the order in which clients are listed, give the rows sorted by client id.
+All functions are host code with a fixed seed, single-threaded, and number clusters by their first member; for results
+that do not depend on the order in which clients are listed, give the rows sorted by client id.
 """
 
 import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,7 +15,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._runtime import cores
 from fedtailor.aggregation.distances import Rows, coordinates
 from fedtailor.protocol import require
 
@@ -42,7 +40,7 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int, *, seed: int = 0) -> tuple[L
     """
     rows = np.asarray(rows, np.float64)
     require(1 <= k <= len(rows), f"cannot make {k} clusters of {len(rows)} rows; ask for 1 to {len(rows)}")
-    with _each_in_one_thread():
+    with _in_one_thread():
         labels = _Points(rows).cluster(k, seed)
     return labels, _means(rows, labels)
 
@@ -52,7 +50,7 @@ def k_means_of_models(models: Float[Rows, "m d"], k: int, *, seed: int = 0) -> L
     require(1 <= k <= len(models), f"cannot make {k} clusters of {len(models)} models; ask for 1 to {len(models)}")
     # models are single-precision vectors, and distances from a Gram matrix have an error of this order too
     points = _Points(coordinates(models), same=1e-7 * _longest(np.asarray(models)))
-    with _each_in_one_thread():
+    with _in_one_thread():
         return points.cluster(k, seed)
 
 
@@ -71,15 +69,11 @@ def choose_streams(
     rows = np.asarray(rows, np.float64)
     points = _Points(rows)
     distances = points.distances()
-    tried = candidates(min(len(rows) - 1, points.count))
-
-    def silhouette_of(k: int) -> float:
-        starts = min(max(200 // k, 1), _STARTS)  # a single one costs seconds where there are hundreds of clusters
-        return _silhouette(distances, points.cluster(k, seed, starts))
-
-    # a number of streams for each core; a limit on OpenMP's threads holds in the thread that sets it
-    with _each_in_one_thread(), ThreadPoolExecutor(cores(), initializer=_limit_threads) as threads:
-        scores = dict(zip(tried, threads.map(silhouette_of, tried), strict=True))
+    scores: dict[int, float] = {}
+    with _in_one_thread():
+        for k in candidates(min(len(rows) - 1, points.count)):
+            starts = min(max(200 // k, 1), _STARTS)  # a single one costs seconds where there are hundreds of clusters
+            scores[k] = _silhouette(distances, points.cluster(k, seed, starts))
     value = trade_off or (lambda k, s: s)
     best, most = 0, -np.inf
     for k, score in {1: 0.0, **scores}.items():
@@ -157,7 +151,7 @@ class _Points:
         return squareform(pdist(self.rows))[np.ix_(self.of_row, self.of_row)]
 
     def cluster(self, k: int, seed: int, starts: int = _STARTS) -> Labels:
-        """Labels of the original rows in min(k, count) clusters; call it inside of `_each_in_one_thread`."""
+        """Labels of the original rows in min(k, count) clusters; call it inside of `_in_one_thread`."""
         if k == 1:
             return np.zeros(len(self.of_row), np.int64)
         if k >= self.count:
@@ -171,17 +165,13 @@ class _Points:
 
 
 @contextmanager
-def _each_in_one_thread() -> Iterator[None]:
+def _in_one_thread() -> Iterator[None]:
     """K-means whose results do not depend on threads, which add up in the order they finish; without its warnings."""
     from sklearn.exceptions import ConvergenceWarning
 
-    with _ALONE, _limit_threads(), warnings.catch_warnings():
+    with _ALONE, _thread_pools().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of nearly equal points: fewer clusters than asked
         yield
-
-
-def _limit_threads() -> Any:
-    return _thread_pools().limit(limits=1)
 
 
 @functools.cache

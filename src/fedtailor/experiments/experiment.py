@@ -182,7 +182,8 @@ def _validated(content: Mapping[str, Any]) -> _File:
             )
         if first["type"] == "missing":
             raise Misplaced(place, f"{place[-1]} is missing") from None
-        raise Misplaced(place, f"{'.'.join(place)}: {first['msg'].lower()}, not {first['input']!r}") from None
+        wrong = first["msg"].lower().removeprefix("value error, ")
+        raise Misplaced(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
 
 
 def _column(label: str, table: _Scenario, file: _File) -> Column:

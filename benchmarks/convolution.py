@@ -41,8 +41,10 @@ def main() -> None:
             relative(one, other) for found in results for one, other in zip(found, results[0], strict=True)
         )
         times = take_turns({form: repeated(function, x, kernel) for form, function in forms.items()}, turns)
-        each = [f"{1e6 * time.minimum / CALLS:.0f} / {1e6 * time.median / CALLS:.0f}" for time in times.values()]
-        table.add_row(name, *each, f"{difference:.0e}", load())
+        each = [time.per(CALLS) for time in times.values()]
+        table.add_row(
+            name, *(f"{1e6 * one.minimum:.0f} / {1e6 * one.median:.0f}" for one in each), f"{difference:.0e}", load()
+        )
     console.print(table)
 
 

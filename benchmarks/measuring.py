@@ -23,6 +23,10 @@ class Times:
     def minimum(self) -> float:
         return min(self.seconds)
 
+    def per(self, calls: int) -> "Times":
+        """Seconds of each of the `calls` that a turn was made of."""
+        return Times(tuple(seconds / calls for seconds in self.seconds))
+
     def __str__(self) -> str:
         return f"{1e3 * self.minimum:.1f} / {1e3 * self.median:.1f}"
 

@@ -126,16 +126,16 @@ def disagreement(cell: Cell) -> float:
 
 def batch_orders(cell: Cell, training: Training) -> list[NDArray[np.int64]]:
     """The order in which each client visits its samples in the first round."""
-    devices, longest = training.mapper.devices, np.arange(max(cell.sizes), dtype=np.int32)
+    mapper, longest = training.mapper, np.arange(max(cell.sizes), dtype=np.int32)
 
     @jax.jit
     def order(slot: Slot) -> jax.Array:
-        local = DeviceLocal(cell.model, devices.pool, slot, jnp.int32(0))
+        local = DeviceLocal(cell.model, mapper.devices.pool, slot, jnp.int32(0))
         words = jax.random.bits(local.key("batches"), (2,), jnp.uint32)
         return shuffled(jnp.minimum(longest, local.size - 1), local.size, words, jnp.int32(0))
 
     keys = client_keys(training.seed, 0, cell.federation.ids)
-    slots = map(Slot, devices.start[0], devices.size[0], keys, keys)
+    slots = map(Slot, mapper.devices.start[0], mapper.size, keys, keys)
     return [np.asarray(order(slot))[:size].astype(np.int64) for slot, size in zip(slots, cell.sizes, strict=True)]
 
 

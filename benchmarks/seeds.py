@@ -41,10 +41,7 @@ def main() -> None:
         for one, other in zip(*(way() for way in ways.values()), strict=True):
             np.testing.assert_array_equal(one.server["model"], other.server["model"])
         times = take_turns(ways, turns)
-        each = [
-            f"{1e3 * time.minimum / ROUNDS / len(SEEDS):.1f} / {1e3 * time.median / ROUNDS / len(SEEDS):.1f}"
-            for time in times.values()
-        ]
+        each = [str(time.per(ROUNDS * len(SEEDS))) for time in times.values()]
         table.add_row(name, *each, ratio(times["in turn"], times["at once"]), load())
     console.print(table)
 

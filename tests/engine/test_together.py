@@ -50,6 +50,12 @@ def measured(training):
     return found, predictors(training), frame.sort("round", "client", "split", "metric")["value"].to_numpy()
 
 
+def assert_measured(training, expected, same=np.testing.assert_array_equal, **tolerance):
+    for found, wanted in zip(measured(training), expected, strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            same(one, other, **tolerance)
+
+
 @pytest.fixture
 def programs(monkeypatch):
     """Notes every program that is run, and with how many rows."""
@@ -73,9 +79,7 @@ def test_trainings_end_as_if_each_were_alone(name, programs):
     if name != "streams that differ in number":
         assert len(programs) == each
     for training, expected in zip(joint, alone, strict=True):
-        for found, wanted in zip(measured(training), expected, strict=True):
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_array_equal(one, other)
+        assert_measured(training, expected)
 
 
 def test_lanes_of_one_chunk_come_from_several_trainings(programs):
@@ -86,9 +90,7 @@ def test_lanes_of_one_chunk_come_from_several_trainings(programs):
     )
     assert ("client", 9) in programs
     for training, expected in zip(joint, alone, strict=True):
-        for found, wanted in zip(measured(training), expected, strict=True):
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(one, other, **ROUNDED)
+        assert_measured(training, expected, np.testing.assert_allclose, **ROUNDED)
 
 
 def test_other_methods_other_rates_and_other_lengths_may_meet(programs):
@@ -97,9 +99,7 @@ def test_other_methods_other_rates_and_other_lengths_may_meet(programs):
     alone = [measured(trained(algorithm, 3, rounds=rounds)) for algorithm, rounds in tasks]
     joint = together([lambda seat, it=it: trained(it[0], 3, seat, rounds=it[1]) for it in tasks], threading.Event())
     for training, expected in zip(joint, alone, strict=True):
-        for found, wanted in zip(measured(training), expected, strict=True):
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_array_equal(one, other)
+        assert_measured(training, expected)
 
 
 def test_a_training_that_diverges_leaves_the_others_alone():
@@ -115,9 +115,7 @@ def test_a_training_that_diverges_leaves_the_others_alone():
     tasks = [lambda seat, algorithm=algorithm: attempt(seat, algorithm) for algorithm in (wild, good)]
     error, training = together(tasks, threading.Event())
     assert isinstance(error, Diverged)
-    for found, wanted in zip(measured(training), expected, strict=True):
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_array_equal(one, other)
+    assert_measured(training, expected)
 
 
 def test_an_error_asks_the_others_to_stop():
@@ -166,12 +164,9 @@ def test_federations_of_other_forms_and_the_debug_engine_may_meet():
         return found
 
     alone = [measured(start(it)) for it in tasks]
-    for training, expected in zip(
-        together([lambda seat, it=it: start(it, seat) for it in tasks], threading.Event()), alone, strict=True
-    ):
-        for found, wanted in zip(measured(training), expected, strict=True):
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_array_equal(one, other)
+    joint = together([lambda seat, it=it: start(it, seat) for it in tasks], threading.Event())
+    for training, expected in zip(joint, alone, strict=True):
+        assert_measured(training, expected)
 
 
 def test_a_seat_is_for_one_training():

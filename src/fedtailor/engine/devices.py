@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from fedtailor.engine.cohort import AXIS, Task, map_clients, run_one
-from fedtailor.engine.data import Brief, build_pool, split_sizes
+from fedtailor.engine.data import Brief, build_pool
 from fedtailor.engine.debug import DebugLocal
 from fedtailor.engine.settings import Settings
 from fedtailor.federation import Federation
@@ -37,6 +37,7 @@ class Call:
         federation: whose clients they are: a place among the federations of the `Devices`.
         task, algorithm, model: what they do.
         clients: [c] their places in that federation.
+        sizes: [c, 3] their samples in train, val and test.
         rows: c rounded up to whole shards.
         keys: [c, 2] and [c, 2] raw keys of this round, and of all rounds.
         round: the round.
@@ -50,6 +51,7 @@ class Call:
     algorithm: Algorithm
     model: Model
     clients: NDArray[np.int64]
+    sizes: NDArray[np.int32]
     rows: int
     keys: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     round: int
@@ -86,7 +88,6 @@ class Devices:
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
         self._parted = jax.jit(_parted, static_argnames="calls", out_shardings=self.sharded)
         pool, self.start = build_pool(federations, dtype)
-        self.size = [split_sizes(federation) for federation in federations]
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
         self._shipped: tuple[Any, Any] = (None, None)
         self.chunks: dict[Any, int] = {}
@@ -120,7 +121,7 @@ class Devices:
     def _told(self, call: Call, ahead: dict[str, int]) -> tuple[Brief, Any, dict[str, NDArray]]:
         """A call's rows for the program; `ahead`: how many streams of each kind other calls have put first."""
         down = call.down
-        slots = (*(column[call.federation][call.clients] for column in (self.start, self.size)), *call.keys)
+        slots = (self.start[call.federation][call.clients], call.sizes, *call.keys)
         to = {kind: np.where(sent.to >= 0, sent.to + ahead[kind], -1) for kind, sent in down.sent.items()}
         briefs = Brief.pack(call.rows, slots, call.round, call.report, to)
         return briefs, call.states, {name: self._note(value, call) for name, value in down.note.items()}

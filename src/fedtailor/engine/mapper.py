@@ -101,9 +101,8 @@ class Mapper:
         """
         keys = client_keys(self.seed, cohort.round, cohort.ids), self.fixed[clients]
         report = cohort.report & np.asarray(down.reply, bool)
-        call = Call(
-            0, task, algorithm, self.model, clients, self.padded(len(clients)), keys, cohort.round, report, states, down
-        )
+        who = clients, self.size[clients], self.padded(len(clients))
+        call = Call(0, task, algorithm, self.model, *who, keys, cohort.round, report, states, down)
         values = self.devices.run([call])[0] if self.seat is None else self.seat.run(call)
         doing = {"client": "training", "probe": "the probe"}.get(task, "the personal model")
 

@@ -104,44 +104,48 @@ class Comparison:
         """The candidate that is best on the clients' validation data, after the last round, on the first seed."""
         if len(entry.candidates) == 1:
             return entry.candidates[0]
-        scores = []
+        runs, scores = [], []
         for candidate in entry.candidates:
-            scores.append(_validation_score(self._train(entry, candidate, seed)))
+            runs.append(self._train(entry, candidate, seed))
+            scores.append(_validation_score(self.results / runs[-1]))
         best = max(
             range(len(scores)), key=lambda number: scores[number] if scores[number] is not None else -float("inf")
         )
         require(scores[best] is not None, f"every candidate of {entry.row} on {entry.column.label} diverged; "
                                           "offer smaller learning rates in its grid")  # fmt: skip
-        for number, (candidate, score) in enumerate(zip(entry.candidates, scores, strict=True)):
+        for number, (candidate, run, score) in enumerate(zip(entry.candidates, runs, scores, strict=True)):
             self.candidates.append({
                 **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
-                "run": self._place(entry, candidate, seed), "val": score, "chosen": number == best,
+                "run": run, "val": score, "chosen": number == best,
             })  # fmt: skip
         return entry.candidates[best]
 
     def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs of one method on some seeds."""
-        column = entry.column
-        places = {seed: RunDirectory(self.results / self._place(entry, candidate, seed)) for seed in seeds}
-        left = [seed for seed in seeds if places[seed].ended(column.rounds) is None]
-        if len(left) > 1:
-            for seed in left:
-                self._data(column, seed)  # nobody's clock runs while another one's data are built
-            with interrupts() as stopped:
-                together([partial(self._train, entry, candidate, seed) for seed in left], stopped)
-                if stopped.is_set():
-                    raise Interrupted
+        if len(seeds) > 1:
+            self._train_at_once(entry, candidate, seeds)
         for seed in seeds:
-            self._train(entry, candidate, seed)
-        for seed in seeds:
+            run = self._train(entry, candidate, seed)
             self.cells.append({
-                **_names(entry), "seed": seed, "run": self._place(entry, candidate, seed),
-                "chosen": dict(candidate.parameters),
+                **_names(entry), "seed": seed, "run": run, "chosen": dict(candidate.parameters),
             })  # fmt: skip
         self._write()
 
-    def _train(self, entry: Entry, candidate: Candidate, seed: int, seat: Seat | None = None) -> Path:
-        """One run, unless its directory holds it already; the directory."""
+    def _train_at_once(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
+        """The runs that are not over, unless only one is left."""
+        places = {seed: RunDirectory(self.results / self._place(entry, candidate, seed)) for seed in seeds}
+        left = [seed for seed in seeds if places[seed].ended(entry.column.rounds) is None]
+        if len(left) < 2:
+            return
+        for seed in left:
+            self._data(entry.column, seed)  # nobody's clock runs while another one's data are built
+        with interrupts() as stopped:
+            together([partial(self._train, entry, candidate, seed) for seed in left], stopped)
+            if stopped.is_set():
+                raise Interrupted
+
+    def _train(self, entry: Entry, candidate: Candidate, seed: int, seat: Seat | None = None) -> str:
+        """One run, unless its directory holds it already; where it stands in the result directory."""
         name, column = self._place(entry, candidate, seed), entry.column
         store = RunDirectory(self.results / name)
         summary = store.ended(column.rounds)
@@ -158,7 +162,7 @@ class Comparison:
             summary = store.ended(column.rounds)
             assert summary is not None
         self._seconds[name] = summary.get("seconds", 0.0)
-        return store.path
+        return name
 
     def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
         def forward(training: Training, evaluated: bool) -> None:

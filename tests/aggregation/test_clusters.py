@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import silhouette_score
 
 from fedtailor.aggregation.clusters import (
     bipartition,
     choose_streams,
+    costs_of_models,
     k_means,
     k_means_of_models,
     match,
@@ -77,19 +79,22 @@ def test_an_impossible_number_of_clusters_is_refused(k):
         k_means(grouped(0)[0], k)
 
 
-def test_k_means_repeats_itself():
-    rows, _ = grouped(3, sizes=(200, 200), noise=1.0)
-    first, again = k_means(rows, 9, seed=5), k_means(rows, 9, seed=5)
-    np.testing.assert_array_equal(first[0], again[0])
-    np.testing.assert_array_equal(first[1], again[1])
-
-
 def test_k_means_of_models_in_many_dimensions():
     rng = np.random.default_rng(0)
     groups = np.repeat([0, 1, 2], 4)
     models = rng.standard_normal((3, 5000))[groups] + 0.1 * rng.standard_normal((12, 5000))
     np.testing.assert_array_equal(k_means_of_models(models.astype(np.float32) + 3, 3), groups)
     np.testing.assert_array_equal(k_means_of_models(np.ones((5, 5000), np.float32), 3), 0)
+
+
+def test_costs_of_models_are_weighted_distances_to_the_means_of_their_clusters():
+    rng = np.random.default_rng(0)
+    models, weights = rng.standard_normal((9, 40)) + 5, rng.uniform(size=9)
+    models[3] = models[7]
+    found = costs_of_models(models, weights, range(1, 10))  # of eight that differ
+    for number, cost in enumerate(found, 1):
+        labels, means = k_means(models, number)
+        assert cost == pytest.approx(weights @ np.square(models - means[labels]).sum(axis=1), rel=1e-10, abs=1e-10)
 
 
 def test_silhouette():
@@ -107,6 +112,24 @@ def test_silhouette():
 def test_silhouette_does_not_depend_on_scale(seed, scale):
     rows, labels = grouped(seed, noise=0.5)
     assert silhouette(scale * rows, labels) == pytest.approx(silhouette(rows, labels), abs=1e-10)
+
+
+@given(seeds, st.integers(2, 15))
+@settings(max_examples=20, deadline=None)
+def test_silhouette_is_scikit_learns(seed, k):
+    rng = np.random.default_rng(seed)
+    rows, labels = rng.normal(size=(20, 3)), np.append(np.arange(k), rng.integers(k, size=20 - k))
+    assert silhouette(rows, labels) == pytest.approx(silhouette_score(rows, labels), abs=1e-10)
+
+
+@given(seeds)
+@settings(max_examples=5, deadline=None)
+def test_scores_of_all_numbers_are_the_silhouettes_of_their_clusters(seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(12, 4))[rng.integers(12, size=30)]  # many of them equal
+    _, scores = choose_streams(rows)
+    for k, score in scores.items():
+        assert score == pytest.approx(silhouette(rows, k_means(rows, k)[0]), abs=1e-10)
 
 
 @given(st.integers(0, 1000), st.integers(2, 4))

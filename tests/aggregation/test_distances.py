@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtailor.aggregation import distances
-from fedtailor.aggregation.distances import coordinates, cosine_similarity, gram, squared_distances
+from fedtailor.aggregation.distances import cosine_similarity, gram, squared_distances
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -41,14 +41,6 @@ def test_cosine_similarity_of_a_zero_row_is_zero():
     np.testing.assert_allclose(
         similarity, [[1, -1, half, 0], [-1, 1, -half, 0], [half, -half, 1, 0], [0, 0, 0, 1]], atol=1e-15
     )
-
-
-def test_coordinates_keep_all_distances():
-    rows = np.random.default_rng(1).standard_normal((5, 300)) + 10
-    short = coordinates(rows)
-    assert short.shape == (5, 4)  # five points span four dimensions
-    np.testing.assert_allclose(squared_distances(short), squared_distances(rows), rtol=1e-12, atol=1e-11)
-    assert coordinates(np.ones((3, 7))).shape == (3, 1)
 
 
 def test_rows_that_are_not_finite_are_refused():

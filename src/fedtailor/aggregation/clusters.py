@@ -1,36 +1,30 @@
 """Clusters of clients: k-means on rows of weights or on models, how many of them, and splits in two.
 
-All functions are host code with a fixed seed, single-threaded, and number clusters by their first member; for results
-that do not depend on the order in which clients are listed, give the rows sorted by client id.
+All functions are host code that draws nothing, and number clusters by their first member; for results that do not
+depend on the order in which clients are listed, give the rows sorted by client id.
 """
 
-import functools
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.aggregation.distances import Rows, coordinates
+from fedtailor.aggregation.distances import Rows, squared_distances
+from fedtailor.aggregation.global_k_means import GroupSums, partitions
 from fedtailor.protocol import require
 
 Labels = NDArray[np.int64]
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams whose silhouette is s (Mestoukirdi et al., algorithm 2)."""
 
-_STARTS = 10
-_ALONE = threading.Lock()
-"""Held while k-means runs: what limits its threads and its warnings limits those of the whole process."""
 _ALL_UP_TO = 100
-"""Every number of streams up to this is tried; from there on, numbers a tenth apart."""
+"""Every number of clusters up to this is tried; from there on, numbers a tenth apart."""
 
 
-def k_means(rows: Float[np.ndarray, "m p"], k: int, *, seed: int = 0) -> tuple[Labels, Float[np.ndarray, "k p"]]:
-    """k-means++ (squared Euclidean distance, best of ten starts): labels [m] and centroids [k, p].
+def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.ndarray, "k p"]]:
+    """Global k-means (squared Euclidean distance): labels [m] and centroids [k, p].
 
     Rows that differ by rounding only are one point: they stay together, and the number of distinct points bounds the
     number of clusters, which may so be less than k. Centroids of rows that sum to 1 sum to 1.
@@ -40,23 +34,33 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int, *, seed: int = 0) -> tuple[L
     """
     rows = np.asarray(rows, np.float64)
     require(1 <= k <= len(rows), f"cannot make {k} clusters of {len(rows)} rows; ask for 1 to {len(rows)}")
-    with _in_one_thread():
-        labels = _Points(rows).cluster(k, seed)
-    return labels, _means(rows, labels)
+    labels = _of_rows(rows).labels(k)
+    return labels, np.stack([rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
 
 
-def k_means_of_models(models: Float[Rows, "m d"], k: int, *, seed: int = 0) -> Labels:
-    """`k_means` of whole models: labels [m]; in as many coordinates as there are models (through the Gram matrix)."""
+def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
+    """`k_means` of whole models: labels [m]."""
     require(1 <= k <= len(models), f"cannot make {k} clusters of {len(models)} models; ask for 1 to {len(models)}")
-    # models are single-precision vectors, and distances from a Gram matrix have an error of this order too
-    points = _Points(coordinates(models), same=1e-7 * _longest(np.asarray(models)))
-    with _in_one_thread():
-        return points.cluster(k, seed)
+    return _of_models(models).labels(k)
 
 
-def choose_streams(
-    rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None, *, seed: int = 0
-) -> tuple[int, dict[int, float]]:
+def costs_of_models(
+    models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], numbers: Iterable[int]
+) -> Float[np.ndarray, " n"]:
+    """What is left of the models in so many clusters of `k_means_of_models`, for each of rising numbers of clusters:
+    their squared distances to the means of their clusters, times `weights`, summed."""
+    points = _of_models(models)
+    squared = points.squared[np.ix_(points.of_row, points.of_row)]
+    costs = []
+    for labels in points.clusterings(numbers):
+        shares = (labels == np.arange(labels.max() + 1)[:, None]) / np.bincount(labels)[:, None]
+        to_members = shares @ squared
+        to_means = to_members - np.einsum("ki,ki->k", to_members, shares)[:, None] / 2
+        costs.append(weights @ np.maximum(np.take_along_axis(to_means, labels[None], 0)[0], 0))
+    return np.array(costs)
+
+
+def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None) -> tuple[int, dict[int, float]]:
     """The number of streams with the best silhouette, and the silhouettes {k: s_k} that were compared.
 
     Compares k = 2..m-1 as far as there are distinct rows; from 101 on, numbers a tenth apart. k = 1, whose silhouette
@@ -67,13 +71,13 @@ def choose_streams(
         ValueError: `trade_off` returns NaN.
     """
     rows = np.asarray(rows, np.float64)
-    points = _Points(rows)
-    distances = points.distances()
+    points = _of_rows(rows)
+    numbers = candidates(min(len(rows) - 1, points.count))
+    distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
     scores: dict[int, float] = {}
-    with _in_one_thread():
-        for k in candidates(min(len(rows) - 1, points.count)):
-            starts = min(max(200 // k, 1), _STARTS)  # a single one costs seconds where there are hundreds of clusters
-            scores[k] = _silhouette(distances, points.cluster(k, seed, starts))
+    for k, labels in zip(numbers, points.partitions(numbers), strict=True):
+        distances = distances.moved(labels, k)
+        scores[k] = _silhouette(distances, points.multiplicity)
     value = trade_off or (lambda k, s: s)
     best, most = 0, -np.inf
     for k, score in {1: 0.0, **scores}.items():
@@ -85,14 +89,17 @@ def choose_streams(
 
 
 def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
-    """Mean over the rows of (b - a) / max(a, b) (Mestoukirdi et al., section IV-C), in [-1, 1].
+    """Mean over the rows of (b - a) / max(a, b) (Mestoukirdi et al., section IV-C), in [-1, 1], to 12 decimals.
 
     a is a row's mean Euclidean distance to its own cluster, b to the nearest other one. A row alone in its cluster
     counts 0, and so does everything in one cluster.
     """
     from scipy.spatial.distance import pdist, squareform
 
-    return _silhouette(squareform(pdist(np.asarray(rows, np.float64))), np.asarray(labels))
+    names, labels = np.unique(labels, return_inverse=True)
+    each = np.ones(len(labels))
+    distances = GroupSums(squareform(pdist(np.asarray(rows, np.float64))), each)
+    return _silhouette(distances.moved(labels, len(names)), each)
 
 
 def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
@@ -131,63 +138,64 @@ def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete
 class _Points:
     """The distinct rows with their multiplicities: what k-means sees. Rows no farther apart than `same` are one."""
 
-    def __init__(self, rows: NDArray[np.float64], same: float | None = None) -> None:
+    def __init__(self, squared: NDArray[np.float64], same: float) -> None:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
-        from scipy.spatial.distance import pdist, squareform
 
-        near = squareform(pdist(rows)) <= (1e-9 * _longest(rows) if same is None else same)
-        _, points = connected_components(csr_array(near), directed=False)
+        _, points = connected_components(csr_array(squared <= same**2), directed=False)
         self.of_row = _by_first_member(points)
         first = np.unique(self.of_row, return_index=True)[1]
-        self.rows = rows[first]
-        self.multiplicity = np.bincount(self.of_row)
+        self.squared = squared[np.ix_(first, first)]
+        self.multiplicity = np.bincount(self.of_row).astype(np.float64)
         self.count = len(first)
 
-    def distances(self) -> NDArray[np.float64]:
-        """Euclidean distances [m, m] between the original rows; exactly 0 within a point."""
-        from scipy.spatial.distance import pdist, squareform
+    def labels(self, k: int) -> Labels:
+        """Labels of the rows in min(k, count) clusters."""
+        *_, labels = self.clusterings([1, *candidates(min(k, self.count))])
+        return labels
 
-        return squareform(pdist(self.rows))[np.ix_(self.of_row, self.of_row)]
+    def clusterings(self, numbers: Iterable[int]) -> Iterator[Labels]:
+        """Labels of the rows in so many clusters, at most as many as there are points, for each of rising numbers."""
+        for labels in self.partitions([*numbers]):
+            yield _by_first_member(labels[self.of_row])
 
-    def cluster(self, k: int, seed: int, starts: int = _STARTS) -> Labels:
-        """Labels of the original rows in min(k, count) clusters; call it inside of `_in_one_thread`."""
-        if k == 1:
-            return np.zeros(len(self.of_row), np.int64)
-        if k >= self.count:
-            return self.of_row
-        from sklearn.cluster import KMeans
-
-        estimator: Any = KMeans(n_clusters=k, random_state=seed)
-        estimator.set_params(n_init=starts)
-        labels = estimator.fit(self.rows, sample_weight=self.multiplicity).labels_
-        return _by_first_member(labels[self.of_row])
-
-
-@contextmanager
-def _in_one_thread() -> Iterator[None]:
-    """K-means whose results do not depend on threads, which add up in the order they finish; without its warnings."""
-    from sklearn.exceptions import ConvergenceWarning
-
-    with _ALONE, _thread_pools().limit(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # of nearly equal points: fewer clusters than asked
-        yield
+    def partitions(self, numbers: list[int]) -> Iterator[Labels]:
+        """The same for the points, in no order of clusters."""
+        found = partitions(self.squared, self.multiplicity, [k for k in numbers if 1 < k < self.count])
+        for number in numbers:
+            if number <= 1:
+                yield np.zeros(self.count, np.int64)
+            elif number >= self.count:
+                yield np.arange(self.count)
+            else:
+                yield next(found)
 
 
-@functools.cache
-def _thread_pools() -> Any:
-    import sklearn.cluster  # noqa: F401  (loads the thread pools that the controller is to find)
-    from threadpoolctl import ThreadpoolController
+def _of_rows(rows: NDArray[np.float64]) -> _Points:
+    from scipy.spatial.distance import pdist, squareform
 
-    return ThreadpoolController()
+    return _Points(squareform(pdist(rows, "sqeuclidean")), same=1e-9 * _longest(rows))
 
 
-def _silhouette(distances: NDArray[np.float64], labels: NDArray[Any]) -> float:
-    from sklearn.metrics import silhouette_score
+def _of_models(models: Rows) -> _Points:
+    # models are single-precision vectors, and distances from a Gram matrix have an error of this order too
+    return _Points(squared_distances(models), same=1e-7 * _longest(np.asarray(models)))
 
-    if not 2 <= len(np.unique(labels)) < len(labels):
+
+def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
+    labels, each = distances.labels, np.arange(len(weights))
+    sizes = np.bincount(labels, weights)
+    own = sizes[labels]
+    if len(sizes) == 1:
         return 0.0
-    return float(silhouette_score(distances, labels, metric="precomputed"))
+    a = distances.values[labels, each] / np.maximum(own - 1, 1)
+    means = distances.values / sizes[:, None]
+    means[labels, each] = np.inf
+    b = means.min(axis=0)
+    larger = np.maximum(a, b)
+    each_row = np.divide(b - a, larger, where=(larger > 0) & (own > 1), out=np.zeros(len(own)))
+    # sums in another order differ by rounding, which must neither make a silhouette positive nor break ties
+    return round(float(weights @ each_row / weights.sum()), 12)
 
 
 def candidates(largest: int) -> list[int]:
@@ -197,11 +205,6 @@ def candidates(largest: int) -> list[int]:
         tried.append(k)
         k += max(k // 10, 1) if k >= _ALL_UP_TO else 1
     return [*tried, largest] if largest >= 2 else []
-
-
-def _means(rows: NDArray[np.float64], labels: Labels) -> NDArray[np.float64]:
-    members = labels == np.arange(labels.max() + 1)[:, None]
-    return np.stack([rows[mine].mean(axis=0) for mine in members])
 
 
 def _by_first_member(labels: NDArray[Any]) -> Labels:

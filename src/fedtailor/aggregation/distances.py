@@ -56,17 +56,6 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
     return similarity
 
 
-def coordinates(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m r"]:
-    """The rows in r <= m coordinates with the same distances (principal coordinates, from the centred Gram matrix).
-
-    What costs time in d dimensions (k-means on models) then costs it in r.
-    """
-    values, vectors = np.linalg.eigh(gram(rows, centred=True))
-    kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
-    kept[-1] = True  # identical rows keep one coordinate, 0
-    return vectors[:, kept] * np.sqrt(np.maximum(values[kept], 0.0))
-
-
 def _columns(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:
     """The columns of `rows` in float64, a few at a time."""
     width = max(_BLOCK_ELEMENTS // max(len(rows), 1), 1)

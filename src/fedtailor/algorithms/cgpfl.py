@@ -98,8 +98,7 @@ class Contextual(Algorithm):
         if (context < 0).all():
             number = self._number(uploads, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
-        seed = int(cohort.rng("contexts").integers(2**31))
-        label = k_means_of_models(uploads, len(contexts), seed=seed)
+        label = k_means_of_models(uploads, len(contexts))
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         means = mix(contexts[:clusters], uploads, cluster_averages(label, clusters, share))

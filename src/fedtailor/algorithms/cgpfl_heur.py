@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.clusters import candidates, k_means
-from fedtailor.aggregation.distances import coordinates
+from fedtailor.aggregation.clusters import candidates, costs_of_models
 from fedtailor.algorithms.cgpfl import Contextual
 from fedtailor.protocol import About, method, require
 
@@ -47,8 +46,7 @@ class CGPFLHeur(Contextual):
 
     def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
         numbers = np.array([1, *candidates(len(models) // 2)])
-        points, share = coordinates(models), sizes / sizes.sum()
-        costs = np.array([_cost(points, share, int(number)) for number in numbers])
+        costs = costs_of_models(models, sizes / sizes.sum(), numbers.tolist())
         samples = float(sizes.sum())
         d = min(models.shape[1] if self.complexity is None else self.complexity, samples)
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))
@@ -57,9 +55,3 @@ class CGPFLHeur(Contextual):
             falls = costs[0] - costs[-1]
             mu = (bound[-1] - bound[0]) / falls if falls > 0 else 0.0
         return int(numbers[np.argmin(bound + mu * costs)])
-
-
-def _cost(points: Float[np.ndarray, "c r"], share: NDArray[np.float64], number: int) -> float:
-    """Weighted mean squared distance of the points to the means of their clusters."""
-    labels, means = k_means(points, number)
-    return float(share @ np.square(points - means[labels]).sum(axis=1))

@@ -49,7 +49,7 @@ def client_keys(seed: int, round: int, ids: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def server_rng(seed: int, purpose: str, round: int) -> np.random.Generator:
-    """The server's generator for one purpose in one round (k-means starts, FedFomo's exploration, ...)."""
+    """The server's generator for one purpose in one round (FedFomo's exploration, ...)."""
     return np.random.default_rng([seed & 0xFFFFFFFFFFFFFFFF, zlib.crc32(purpose.encode()), round])
 
 

@@ -29,7 +29,7 @@ class Loop:
             x = x.permute(0, 3, 1, 2).contiguous()
         rows = [torch.from_numpy(federation.train[client].astype(np.int64)) for client in clients]
         self.data = [(x[row], y[row]) for row in rows]
-        self.share = [len(row) / len(x) for row in rows]
+        self.share = [len(row) / len(federation.train.rows) for row in rows]
         self.clients, self.batch_size = clients, cell.batch_size
         self.model = network(cell)
         self.loss = nn.CrossEntropyLoss()

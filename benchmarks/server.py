@@ -48,7 +48,7 @@ def contenders(clients: int) -> dict[str, Callable[[], object]]:
     centres = rng.standard_normal((GROUPS, MODEL.size), np.float32)
     models = centres[rng.integers(GROUPS, size=clients)] + 2 * rng.standard_normal((clients, MODEL.size), np.float32)
     spread = 10.0 * MODEL.size  # of single samples, such that a client's weights reach beyond its group
-    probe = Probe(models, np.full(clients, spread), np.full(clients, float(SAMPLES)))
+    probe = Probe(models, np.full(clients, spread), np.full(clients, SAMPLES))
     rows = user_centric_weights(probe)
     labels = k_means(rows, GROUPS)[0]
     return {

@@ -79,6 +79,16 @@ def test_an_impossible_number_of_clusters_is_refused(k):
         k_means(grouped(0)[0], k)
 
 
+@pytest.mark.parametrize(
+    "cluster", [lambda rows: k_means(rows, 2), choose_streams, lambda rows: k_means_of_models(rows, 2)]
+)
+def test_rows_that_are_not_finite_are_refused(cluster):
+    rows = grouped(0)[0]
+    rows[4, 1] = np.nan
+    with pytest.raises(ValueError, match="row 4 is not finite"):
+        cluster(rows)
+
+
 def test_k_means_of_models_in_many_dimensions():
     rng = np.random.default_rng(0)
     groups = np.repeat([0, 1, 2], 4)

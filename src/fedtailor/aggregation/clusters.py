@@ -30,7 +30,7 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.nd
     number of clusters, which may so be less than k. Centroids of rows that sum to 1 sum to 1.
 
     Raises:
-        ValueError: k is not in 1..m.
+        ValueError: k is not in 1..m, or a row is not finite.
     """
     rows = np.asarray(rows, np.float64)
     require(1 <= k <= len(rows), f"cannot make {k} clusters of {len(rows)} rows; ask for 1 to {len(rows)}")
@@ -39,7 +39,11 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.nd
 
 
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
-    """`k_means` of whole models: labels [m]."""
+    """`k_means` of whole models: labels [m].
+
+    Raises:
+        ValueError: k is not in 1..m, or a model is not finite.
+    """
     require(1 <= k <= len(models), f"cannot make {k} clusters of {len(models)} models; ask for 1 to {len(models)}")
     return _of_models(models).labels(k)
 
@@ -68,7 +72,7 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     c(k, s_k) (Mestoukirdi et al., algorithm 2).
 
     Raises:
-        ValueError: `trade_off` returns NaN.
+        ValueError: `trade_off` returns NaN, or a row is not finite.
     """
     rows = np.asarray(rows, np.float64)
     points = _of_rows(rows)
@@ -174,6 +178,8 @@ class _Points:
 def _of_rows(rows: NDArray[np.float64]) -> _Points:
     from scipy.spatial.distance import pdist, squareform
 
+    broken = ~np.isfinite(rows).all(axis=1)
+    require(not broken.any(), f"row {np.argmax(broken)} is not finite; rows of weights are finite numbers")
     return _Points(squareform(pdist(rows, "sqeuclidean")), same=1e-9 * _longest(rows))
 
 

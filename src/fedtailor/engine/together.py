@@ -6,7 +6,7 @@ idle, and clients of unequal sizes leave one of several devices waiting; all see
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -20,17 +20,20 @@ from fedtailor.protocol import require
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Seat:
-    """One training's place at a `Meeting`."""
+    """One training's place at a `Meeting`: what it has asked, and what it was answered."""
 
-    meeting: "Meeting"
-    number: int
+    def __init__(self, meeting: "Meeting") -> None:
+        self.meeting = meeting
+        self.taken = True
+        self.brought: tuple[Federation, str, Settings] | None = None
+        self.asked: Call | None = None
+        self.answer: dict[str, Any] | BaseException | None = None
 
     @property
     def sharing(self) -> int:
-        """Trainings that share the devices' time."""
-        return self.meeting.present
+        """Trainings that share the devices' time (at least 1: who asks is there)."""
+        return max(len(self.meeting.taken()), 1)
 
     @property
     def stopped(self) -> threading.Event:
@@ -39,7 +42,10 @@ class Seat:
 
     def bring(self, federation: Federation, dtype: str, settings: Settings) -> None:
         """Whose clients this training asks; once, before `run`."""
-        self.meeting.bring(self.number, federation, dtype, settings)
+        with self.meeting.changed:
+            require(self.brought is None, "a seat is for one training; give the next one another seat")
+            self.brought = federation, dtype, settings
+            self.meeting.places.clear()
 
     def run(self, call: Call) -> dict[str, Any]:
         """As `Devices.run`; waits until all trainings that have not left ask for something.
@@ -47,11 +53,24 @@ class Seat:
         Raises:
             KeyboardInterrupt: the meeting was closed.
         """
-        return self.meeting.run(self.number, call)
+        meeting = self.meeting
+        with meeting.changed:
+            self.asked = call
+            if self.taken:
+                meeting.answer_if_all_asked()
+                meeting.changed.wait_for(lambda: self.answer is not None or meeting.closed)
+            else:
+                meeting.answer([self])
+            answer, self.answer = self.answer, None
+        if isinstance(answer, dict):
+            return answer
+        raise KeyboardInterrupt if answer is None else answer
 
     def leave(self) -> None:
         """Nobody needs to wait for this training any more; whatever else it asks is run at once."""
-        self.meeting.leave(self.number)
+        with self.meeting.changed:
+            self.taken = False
+            self.meeting.answer_if_all_asked()
 
 
 class Meeting:
@@ -59,89 +78,67 @@ class Meeting:
 
     Attributes:
         stopped: see `Seat.stopped`.
+        closed: nothing is run any more.
+        places: the devices that hold the examples of each seat's training, and which of their federations it is.
+        changed: held by whoever reads or writes any of these or a seat, notified of answers.
     """
 
     def __init__(self, seats: int, stopped: threading.Event) -> None:
-        self.stopped = stopped
-        self._present = set(range(seats))
-        self._closed = False
-        self._brought: dict[int, tuple[Federation, str, Settings]] = {}
-        self._places: dict[int, tuple[Devices, int]] = {}
-        self._asked: dict[int, Call] = {}
-        self._answers: dict[int, dict[str, Any] | BaseException] = {}
-        self._changed = threading.Condition()
+        self.stopped, self.closed = stopped, False
+        self.seats = [Seat(self) for _ in range(seats)]
+        self.places: dict[Seat, tuple[Devices, int]] = {}
+        self.changed = threading.Condition()
 
-    @property
-    def present(self) -> int:
-        """Trainings that have not left (at least 1: who asks is there)."""
-        return max(len(self._present), 1)
-
-    def bring(self, number: int, federation: Federation, dtype: str, settings: Settings) -> None:
-        """See `Seat.bring`."""
-        with self._changed:
-            require(number not in self._brought, "a seat is for one training; give the next one another seat")
-            self._brought[number] = federation, dtype, settings
-            self._places.clear()
-
-    def run(self, number: int, call: Call) -> dict[str, Any]:
-        """See `Seat.run`."""
-        with self._changed:
-            self._asked[number] = call
-            if number in self._present:
-                self._answer_if_all_asked()
-                self._changed.wait_for(lambda: number in self._answers or self._closed)
-            else:
-                self._answer([number])
-            answer = self._answers.pop(number, KeyboardInterrupt())
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def leave(self, number: int) -> None:
-        """See `Seat.leave`."""
-        with self._changed:
-            self._present.discard(number)
-            self._answer_if_all_asked()
+    def taken(self) -> list[Seat]:
+        """Those whose trainings have not left."""
+        return [seat for seat in self.seats if seat.taken]
 
     def close(self) -> None:
         """End all trainings at once, as soon as nothing runs on the devices."""
-        self._closed = True
-        with self._changed:
-            self._changed.notify_all()
+        self.closed = True
+        with self.changed:
+            self.changed.notify_all()
 
-    def _answer_if_all_asked(self) -> None:
-        if self._present and self._present <= self._asked.keys():
-            self._answer(sorted(self._present))  # whoever came first: results must not depend on threads
-            self._changed.notify_all()
+    def answer_if_all_asked(self) -> None:
+        """In the order of the seats, whoever came first: results must not depend on threads."""
+        taken = self.taken()
+        if taken and all(seat.asked is not None for seat in taken):
+            self.answer(taken)
+            self.changed.notify_all()
 
-    def _answer(self, numbers: Sequence[int]) -> None:
-        """Run what was asked. Errors are answers: they belong to those who asked, not to the thread that runs it."""
-        asked = {number: self._asked.pop(number) for number in numbers}
-        if self._closed:
+    def answer(self, seats: Sequence[Seat]) -> None:
+        """Run what they asked. Errors are answers: they belong to those who asked, not to the thread that runs it."""
+        asked = {seat: seat.asked for seat in seats if seat.asked is not None}
+        for seat in seats:
+            seat.asked = None
+        if self.closed:
             return
         try:
-            groups: dict[Any, list[int]] = {}
-            for number, call in asked.items():
-                devices, _ = self._place(number)
-                alone = number if devices.settings.debug else None
-                groups.setdefault((id(devices), call.program, alone), []).append(number)
-            for group in groups.values():
-                calls = [replace(asked[number], federation=self._place(number)[1]) for number in group]
-                self._answers.update(zip(group, self._place(group[0])[0].run(calls), strict=True))
+            groups: dict[Any, list[Seat]] = {}
+            for seat, call in asked.items():
+                devices, _ = self._place(seat)
+                alone = seat if devices.settings.debug else None
+                groups.setdefault((devices, call.program, alone), []).append(seat)
+            for (devices, *_), group in groups.items():
+                calls = [replace(asked[seat], federation=self._place(seat)[1]) for seat in group]
+                for seat, answer in zip(group, devices.run(calls), strict=True):
+                    seat.answer = answer
         except BaseException as error:
-            self._answers.update({number: error for number in asked if number not in self._answers})
+            for seat in asked:
+                if seat.answer is None:
+                    seat.answer = error
 
-    def _place(self, number: int) -> tuple[Devices, int]:
-        """The devices that hold a training's examples, and the place of its federation there."""
-        if not self._places:
-            alike: dict[Any, list[int]] = {}
-            for other, (federation, dtype, settings) in sorted(self._brought.items()):
-                alike.setdefault((dtype, settings, *_form(federation)), []).append(other)
-            for others in alike.values():
-                _, dtype, settings = self._brought[others[0]]
-                devices = Devices([self._brought[other][0] for other in others], dtype, settings)
-                self._places.update({other: (devices, place) for place, other in enumerate(others)})
-        return self._places[number]
+    def _place(self, seat: Seat) -> tuple[Devices, int]:
+        if not self.places:
+            alike: dict[Any, list[tuple[Seat, Federation]]] = {}
+            for other in self.seats:
+                if other.brought is not None:
+                    federation, dtype, settings = other.brought
+                    alike.setdefault((dtype, settings, *_form(federation)), []).append((other, federation))
+            for (dtype, settings, *_), others in alike.items():
+                devices = Devices([federation for _, federation in others], dtype, settings)
+                self.places.update({other: (devices, place) for place, (other, _) in enumerate(others)})
+        return self.places[seat]
 
 
 def together(tasks: Sequence[Callable[[Seat], T]], stopped: threading.Event) -> list[T]:
@@ -159,7 +156,7 @@ def together(tasks: Sequence[Callable[[Seat], T]], stopped: threading.Event) -> 
     errors: list[BaseException] = []
 
     def attend(number: int) -> None:
-        seat = Seat(meeting, number)
+        seat = meeting.seats[number]
         try:
             found[number] = tasks[number](seat)
         except BaseException as error:  # also an interrupt: it is raised where the caller is

@@ -1,5 +1,9 @@
-import numpy as np
+import shutil
 
+import numpy as np
+import tomli_w
+
+from fedtailor.experiments.store import MANIFEST
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
 from report.results import CLIENTS, UNSEEN, as_loss
@@ -70,3 +74,15 @@ def test_curves_of_losses_say_so(results, tmp_path):
     run = StoredRun(as_loss(results / "runs/digits-permuted/local-s0", tmp_path / "run"))
     svg = drawing.by_round({"s": {"Local": [run]}}, tmp_path / "loss")[1].read_text()
     assert "<!-- test loss -->" in svg and "accuracy" not in svg
+
+
+def test_ucfl_is_found_at_the_end_of_a_schedule(results, tmp_path):
+    shutil.copytree(results / "runs/digits-permuted/ucfl-s0", tmp_path / "run")
+    run = StoredRun(tmp_path / "run")
+    schedule = {"name": "then", "rounds": 1, "first": {"name": "fedavg"}, "next": run.manifest["algorithm"]}
+    (run.path / MANIFEST).write_text(tomli_w.dumps(run.manifest | {"algorithm": schedule}))
+    runs = {"s": {"Scheduled": [StoredRun(run.path)]}}
+    assert drawing.collaboration(runs, tmp_path / "weights") and drawing.silhouette(runs, tmp_path / "scores")
+    backwards = schedule | {"first": schedule["next"], "next": schedule["first"]}
+    (run.path / MANIFEST).write_text(tomli_w.dumps(run.manifest | {"algorithm": backwards}))
+    assert not drawing.collaboration({"s": {"Scheduled": [StoredRun(run.path)]}}, tmp_path / "none")

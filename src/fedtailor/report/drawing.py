@@ -50,7 +50,7 @@ def histogram(runs: Runs, path: Path) -> list[Path]:
 
 def collaboration(runs: Runs, path: Path) -> list[Path]:
     """UCFL's weights: who learns from whom, for the first seed of the first row that is UCFL."""
-    found = {name: seeds[0] for name, labels in runs.items() if (seeds := _first_ucfl(labels))}
+    found = {name: seeds[0] for name, labels in runs.items() if (seeds := _first_ucfl(labels, "rows"))}
     return figures.matrices({name: (run.server["rows"], run.groups()) for name, run in found.items()}, path) \
         if found else []  # fmt: skip
 
@@ -60,7 +60,7 @@ def silhouette(runs: Runs, path: Path) -> list[Path]:
     scores = {
         name: [dict(run.server["silhouettes"].tolist()) for run in seeds]
         for name, labels in runs.items()
-        if (seeds := _first_ucfl(labels, lambda run: run.manifest["algorithm"].get("streams") == "auto"))
+        if (seeds := _first_ucfl(labels, "silhouettes"))
     }
     return figures.silhouettes(scores, path) if scores else []
 
@@ -188,9 +188,15 @@ def _talking(found: Found) -> Found:
     return {label: seeds for label, seeds in _drawn(found).items() if not seeds[0].silent}
 
 
-def _first_ucfl(found: Found, wanted: Callable[[StoredRun], bool] = lambda run: True) -> Sequence[StoredRun]:
-    ucfl = [seeds for seeds in _drawn(found).values() if seeds[0].manifest["algorithm"]["name"].startswith("ucfl")]
-    return next((seeds for seeds in ucfl if wanted(seeds[0])), ())
+def _first_ucfl(found: Found, table: str) -> Sequence[StoredRun]:
+    """The runs of the first row that ended with UCFL, alone or in a schedule, and filled a table of its server's."""
+    for seeds in _drawn(found).values():
+        last = seeds[0].manifest["algorithm"]
+        while "next" in last:
+            last = last["next"]
+        if last["name"].startswith("ucfl") and len(seeds[0].server.get(table, ())):
+            return seeds
+    return ()
 
 
 def _unit(found: Found) -> Unit:

@@ -101,8 +101,9 @@ def test_costs_of_models_are_weighted_distances_to_the_means_of_their_clusters()
     rng = np.random.default_rng(0)
     models, weights = rng.standard_normal((9, 40)) + 5, rng.uniform(size=9)
     models[3] = models[7]
-    found = costs_of_models(models, weights, range(1, 10))  # of eight that differ
-    for number, cost in enumerate(found, 1):
+    numbers, costs = costs_of_models(models, weights, 9)
+    assert list(numbers) == list(range(1, 9))  # eight of them differ
+    for number, cost in zip(numbers, costs, strict=True):
         labels, means = k_means(models, number)
         assert cost == pytest.approx(weights @ np.square(models - means[labels]).sum(axis=1), rel=1e-10, abs=1e-10)
 
@@ -177,6 +178,16 @@ def test_a_trade_off_of_the_users_own():
     assert choose_streams(rows, lambda k, s: min(k, 5))[0] == 5  # the fewest streams on ties
     with pytest.raises(ValueError, match="k = 1"):
         choose_streams(rows, lambda k, s: float("nan"))
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="no rows"):
+        choose_streams(np.ones((0, 3)))
+
+
+def test_rows_far_away_blur_no_others():
+    rows = np.array([[0.0], [1e-6], [1.0], [1 + 1e-6], [1e6]])
+    np.testing.assert_array_equal(k_means(rows, 5)[0], range(5))
 
 
 def test_large_populations_try_large_numbers_sparsely():

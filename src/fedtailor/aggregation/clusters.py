@@ -4,7 +4,7 @@ All functions are host code that draws nothing, and number clusters by their fir
 depend on the order in which clients are listed, give the rows sorted by client id.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.aggregation.distances import Rows, squared_distances
-from fedtailor.aggregation.global_k_means import GroupSums, partitions
+from fedtailor.aggregation.global_k_means import GroupSums, Partition, partitions
 from fedtailor.protocol import require
 
 Labels = NDArray[np.int64]
@@ -49,19 +49,22 @@ def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
 
 
 def costs_of_models(
-    models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], numbers: Iterable[int]
-) -> Float[np.ndarray, " n"]:
-    """What is left of the models in so many clusters of `k_means_of_models`, for each of rising numbers of clusters:
-    their squared distances to the means of their clusters, times `weights`, summed."""
+    models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], largest: int
+) -> tuple[NDArray[np.int64], Float[np.ndarray, " n"]]:
+    """What `k_means_of_models` leaves of the models, for numbers of clusters that are worth comparing.
+
+    Returns:
+        1, 2, 3, ... up to `largest` as far as there are distinct models, from 101 on a tenth apart, [n]; and for each
+        the squared distances of the models to the means of their clusters, times `weights`, summed, [n].
+
+    Raises:
+        ValueError: a model is not finite.
+    """
     points = _of_models(models)
-    squared = points.squared[np.ix_(points.of_row, points.of_row)]
-    costs = []
-    for labels in points.clusterings(numbers):
-        shares = (labels == np.arange(labels.max() + 1)[:, None]) / np.bincount(labels)[:, None]
-        to_members = shares @ squared
-        to_means = to_members - np.einsum("ki,ki->k", to_members, shares)[:, None] / 2
-        costs.append(weights @ np.maximum(np.take_along_axis(to_means, labels[None], 0)[0], 0))
-    return np.array(costs)
+    numbers = points.numbers(largest)
+    shares = np.bincount(points.of_row, weights)
+    costs = [np.einsum("i,i->", shares, found.to_own()) for found in points.partitions(numbers)]
+    return np.array(numbers), np.array(costs)
 
 
 def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None) -> tuple[int, dict[int, float]]:
@@ -72,24 +75,25 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     c(k, s_k) (Mestoukirdi et al., algorithm 2).
 
     Raises:
-        ValueError: `trade_off` returns NaN, or a row is not finite.
+        ValueError: `trade_off` returns NaN, there are no rows, or one is not finite.
     """
     rows = np.asarray(rows, np.float64)
+    require(len(rows) > 0, "there are no rows to choose a number of streams for; give one for each client")
     points = _of_rows(rows)
-    numbers = candidates(min(len(rows) - 1, points.count))
+    numbers = points.numbers(max(len(rows) - 1, 1))
     distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
     scores: dict[int, float] = {}
-    for k, labels in zip(numbers, points.partitions(numbers), strict=True):
-        distances = distances.moved(labels, k)
+    for k, found in zip(numbers, points.partitions(numbers), strict=True):
+        distances = distances.moved(found.labels, k)
         scores[k] = _silhouette(distances, points.multiplicity)
     value = trade_off or (lambda k, s: s)
     best, most = 0, -np.inf
-    for k, score in {1: 0.0, **scores}.items():
+    for k, score in scores.items():
         worth = value(k, score)
         require(not np.isnan(worth), f"the trade-off function is NaN for k = {k} streams of silhouette {score:.3f}")
         if worth > most or best == 0:
             best, most = k, worth
-    return best, scores
+    return best, {k: score for k, score in scores.items() if k > 1}
 
 
 def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
@@ -140,39 +144,33 @@ def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete
 
 
 class _Points:
-    """The distinct rows with their multiplicities: what k-means sees. Rows no farther apart than `same` are one."""
+    """The distinct rows with their multiplicities: what k-means sees. Rows at most `same` [m, m] apart are one."""
 
-    def __init__(self, squared: NDArray[np.float64], same: float) -> None:
+    def __init__(self, squared: NDArray[np.float64], same: NDArray[np.float64]) -> None:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
-        _, points = connected_components(csr_array(squared <= same**2), directed=False)
+        _, points = connected_components(csr_array(squared <= np.square(same)), directed=False)
         self.of_row = _by_first_member(points)
         first = np.unique(self.of_row, return_index=True)[1]
         self.squared = squared[np.ix_(first, first)]
         self.multiplicity = np.bincount(self.of_row).astype(np.float64)
-        self.count = len(first)
 
     def labels(self, k: int) -> Labels:
-        """Labels of the rows in min(k, count) clusters."""
-        *_, labels = self.clusterings([1, *candidates(min(k, self.count))])
-        return labels
+        """Labels of the rows in k clusters, or as many as there are points."""
+        *_, found = self.partitions(self.numbers(k))
+        return _by_first_member(found.labels[self.of_row])
 
-    def clusterings(self, numbers: Iterable[int]) -> Iterator[Labels]:
-        """Labels of the rows in so many clusters, at most as many as there are points, for each of rising numbers."""
-        for labels in self.partitions([*numbers]):
-            yield _by_first_member(labels[self.of_row])
+    def numbers(self, largest: int) -> list[int]:
+        """1, 2, 3, ... up to 100, then a tenth apart, up to `largest` or as many as there are points."""
+        largest, tried = min(largest, len(self.squared)), [1]
+        while tried[-1] < largest:
+            step = tried[-1] // 10 if tried[-1] >= _ALL_UP_TO else 1
+            tried.append(min(tried[-1] + step, largest))
+        return tried
 
-    def partitions(self, numbers: list[int]) -> Iterator[Labels]:
-        """The same for the points, in no order of clusters."""
-        found = partitions(self.squared, self.multiplicity, [k for k in numbers if 1 < k < self.count])
-        for number in numbers:
-            if number <= 1:
-                yield np.zeros(self.count, np.int64)
-            elif number >= self.count:
-                yield np.arange(self.count)
-            else:
-                yield next(found)
+    def partitions(self, numbers: list[int]) -> Iterator[Partition]:
+        return partitions(self.squared, self.multiplicity, numbers)
 
 
 def _of_rows(rows: NDArray[np.float64]) -> _Points:
@@ -180,37 +178,28 @@ def _of_rows(rows: NDArray[np.float64]) -> _Points:
 
     broken = ~np.isfinite(rows).all(axis=1)
     require(not broken.any(), f"row {np.argmax(broken)} is not finite; rows of weights are finite numbers")
-    return _Points(squareform(pdist(rows, "sqeuclidean")), same=1e-9 * _longest(rows))
+    return _Points(squareform(pdist(rows, "sqeuclidean")), same=1e-9 * _longer(rows))
 
 
 def _of_models(models: Rows) -> _Points:
     # models are single-precision vectors, and distances from a Gram matrix have an error of this order too
-    return _Points(squared_distances(models), same=1e-7 * _longest(np.asarray(models)))
+    return _Points(squared_distances(models), same=1e-7 * _longer(np.asarray(models)))
 
 
 def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
     labels, each = distances.labels, np.arange(len(weights))
     sizes = np.bincount(labels, weights)
-    own = sizes[labels]
     if len(sizes) == 1:
         return 0.0
-    a = distances.values[labels, each] / np.maximum(own - 1, 1)
+    size = sizes[labels]
+    a = distances.values[labels, each] / np.maximum(size - 1, 1)
     means = distances.values / sizes[:, None]
     means[labels, each] = np.inf
     b = means.min(axis=0)
     larger = np.maximum(a, b)
-    each_row = np.divide(b - a, larger, where=(larger > 0) & (own > 1), out=np.zeros(len(own)))
+    each_row = np.divide(b - a, larger, where=(larger > 0) & (size > 1), out=np.zeros(len(size)))
     # sums in another order differ by rounding, which must neither make a silhouette positive nor break ties
     return round(float(weights @ each_row / weights.sum()), 12)
-
-
-def candidates(largest: int) -> list[int]:
-    """2, 3, ... up to 100, then a tenth apart, up to `largest`."""
-    tried, k = [], 2
-    while k < largest:
-        tried.append(k)
-        k += max(k // 10, 1) if k >= _ALL_UP_TO else 1
-    return [*tried, largest] if largest >= 2 else []
 
 
 def _by_first_member(labels: NDArray[Any]) -> Labels:
@@ -219,5 +208,7 @@ def _by_first_member(labels: NDArray[Any]) -> Labels:
     return np.argsort(np.argsort(first)).astype(np.int64)[inverse]
 
 
-def _longest(rows: NDArray[Any]) -> float:
-    return float(np.sqrt(max((np.einsum("i,i->", row, row, dtype=np.float64) for row in rows), default=0.0)))
+def _longer(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """The length of the longer one of each two rows [m, m]."""
+    lengths = np.sqrt([np.einsum("i,i->", row, row, dtype=np.float64) for row in rows])
+    return np.maximum(lengths[:, None], lengths[None])

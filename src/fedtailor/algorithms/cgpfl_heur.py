@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.aggregation.clusters import candidates, costs_of_models
+from fedtailor.aggregation.clusters import costs_of_models
 from fedtailor.algorithms.cgpfl import Contextual
 from fedtailor.protocol import About, method, require
 
@@ -45,8 +45,7 @@ class CGPFLHeur(Contextual):
         require(d is None or d > 0, f"complexity is {d}; it must be above 0")
 
     def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
-        numbers = np.array([1, *candidates(len(models) // 2)])
-        costs = costs_of_models(models, sizes / sizes.sum(), numbers.tolist())
+        numbers, costs = costs_of_models(models, sizes / sizes.sum(), max(len(models) // 2, 1))
         samples = float(sizes.sum())
         d = min(models.shape[1] if self.complexity is None else self.complexity, samples)
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))

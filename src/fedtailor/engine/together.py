@@ -80,7 +80,7 @@ class Meeting:
         stopped: see `Seat.stopped`.
         closed: nothing is run any more.
         places: the devices that hold the examples of each seat's training, and which of their federations it is.
-        changed: held by whoever reads or writes any of these or a seat, notified of answers.
+        changed: held by whoever asks, answers, brings or leaves; notified of answers.
     """
 
     def __init__(self, seats: int, stopped: threading.Event) -> None:
@@ -111,21 +111,24 @@ class Meeting:
         asked = {seat: seat.asked for seat in seats if seat.asked is not None}
         for seat in seats:
             seat.asked = None
-        if self.closed:
-            return
-        try:
-            groups: dict[Any, list[Seat]] = {}
-            for seat, call in asked.items():
+        groups: dict[Any, list[Seat]] = {}
+        for seat, call in asked.items():
+            try:
                 devices, _ = self._place(seat)
-                alone = seat if devices.settings.debug else None
-                groups.setdefault((devices, call.program, alone), []).append(seat)
-            for (devices, *_), group in groups.items():
-                calls = [replace(asked[seat], federation=self._place(seat)[1]) for seat in group]
+            except BaseException as error:
+                seat.answer = error
+                continue
+            alone = seat if devices.settings.debug else None
+            groups.setdefault((devices, call.program, alone), []).append(seat)
+        for (devices, *_), group in groups.items():
+            if self.closed:
+                return
+            calls = [replace(asked[seat], federation=self._place(seat)[1]) for seat in group]
+            try:
                 for seat, answer in zip(group, devices.run(calls), strict=True):
                     seat.answer = answer
-        except BaseException as error:
-            for seat in asked:
-                if seat.answer is None:
+            except BaseException as error:
+                for seat in group:
                     seat.answer = error
 
     def _place(self, seat: Seat) -> tuple[Devices, int]:
@@ -135,9 +138,11 @@ class Meeting:
                 if other.brought is not None:
                     federation, dtype, settings = other.brought
                     alike.setdefault((dtype, settings, *_form(federation)), []).append((other, federation))
+            places: dict[Seat, tuple[Devices, int]] = {}
             for (dtype, settings, *_), others in alike.items():
                 devices = Devices([federation for _, federation in others], dtype, settings)
-                self.places.update({other: (devices, place) for place, (other, _) in enumerate(others)})
+                places.update({other: (devices, place) for place, (other, _) in enumerate(others)})
+            self.places = places
         return self.places[seat]
 
 
@@ -165,12 +170,14 @@ def together(tasks: Sequence[Callable[[Seat], T]], stopped: threading.Event) -> 
         finally:
             seat.leave()
 
-    threads = [threading.Thread(target=attend, args=(number,), daemon=True) for number in range(len(tasks))]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
     try:
+        for number in range(len(tasks)):
+            thread = threading.Thread(target=attend, args=(number,), daemon=True)
+            thread.start()
+            threads.append(thread)
         _join(threads)
-    except KeyboardInterrupt:
+    except BaseException:  # an interrupt, or no memory for another thread
         meeting.close()
         _join(threads)  # a thread inside of a program would take the process down with it
         raise

@@ -9,13 +9,12 @@ forward pass counts a third of a gradient), as the ledger has them.
 
 import argparse
 import inspect
-from collections.abc import Callable
 from dataclasses import fields, replace
 
-import jax
 import numpy as np
 from cells import CLASSES, DIGIT
 from measuring import load, machine, take_turns
+from ours import rounds_of
 from rich.console import Console
 from rich.table import Table
 
@@ -80,14 +79,6 @@ def digits_like() -> Federation:
     names = tuple(f"client {index}" for index in range(CLIENTS))
     groups = np.arange(CLIENTS) % GROUPS
     return Federation(x, y, train, val, Ragged.empty(CLIENTS), names, groups=groups, classes=CLASSES)
-
-
-def rounds_of(training: Training) -> Callable[[], object]:
-    def call() -> object:
-        training.advance()
-        return jax.block_until_ready(training.server)
-
-    return call
 
 
 def work(training: Training) -> float:

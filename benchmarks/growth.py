@@ -9,16 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import jax
 import numpy as np
 from cells import CLASSES, DIGIT
 from measuring import load, machine, take_turns
+from ours import bytes_of, rounds_of
 from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import Ditto, FedAvg
 from fedtailor.engine import Participation, Training
-from fedtailor.federation import Federation, Ragged
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
 
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def populations(method: str, turns: int) -> Table:
-    times = take_turns({str(size): rounds_of(method, size, COHORT) for size in POPULATIONS}, turns)
+    times = take_turns({str(size): cohorts_of(method, size, COHORT) for size in POPULATIONS}, turns)
     base = times[str(POPULATIONS[0])]
     table = Table("clients", f"round with {COHORT}, ms", "to the smallest", "peak memory, MiB", "load", title=method)
     for size in map(str, POPULATIONS):
@@ -57,39 +56,23 @@ def populations(method: str, turns: int) -> Table:
 
 
 def cohorts(turns: int) -> Table:
-    times = take_turns({str(size): rounds_of("fedavg", COHORTS[-1], size) for size in COHORTS}, turns)
+    times = take_turns({str(size): cohorts_of("fedavg", COHORTS[-1], size) for size in COHORTS}, turns)
     table = Table("cohort", "round, ms", "ms a client", "load", title=f"fedavg, {COHORTS[-1]} clients")
     for size in COHORTS:
         table.add_row(str(size), str(times[str(size)]), f"{1e3 * times[str(size)].median / size:.3f}", load())
     return table
 
 
-def rounds_of(method: str, clients: int, cohort: int) -> Callable[[], object]:
-    federation = bytes_of(clients)
+def cohorts_of(method: str, clients: int, cohort: int) -> Callable[[], object]:
     model = mlp(64).bind(DIGIT, CLASSES)
-    training = Training(METHODS[method], federation, model, participation=Participation(count=cohort))
-
-    def call() -> object:
-        training.advance()
-        return jax.block_until_ready(training.server)
-
-    return call
-
-
-def bytes_of(clients: int) -> Federation:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (clients * SAMPLES, *DIGIT), np.uint8)
-    train = Ragged.cut(np.arange(len(x)), np.full(clients, SAMPLES))
-    names = tuple(f"client {index}" for index in range(clients))
-    empty = Ragged.empty(clients)
-    return Federation(
-        x, rng.integers(0, CLASSES, len(x)), train, empty, empty, names, classes=CLASSES, scale=1 / 255
-    )  # fmt: skip
+    return rounds_of(
+        Training(METHODS[method], bytes_of(clients, SAMPLES), model, participation=Participation(count=cohort))
+    )
 
 
 def peak_memory(method: str, clients: int) -> str:
     """MiB resident at most after three rounds, and how much of that the examples are."""
-    call = rounds_of(method, clients, COHORT)
+    call = cohorts_of(method, clients, COHORT)
     for _ in range(3):
         call()
     try:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from cells import CELLS, Cell
 from jax.sharding import NamedSharding, PartitionSpec
 from measuring import load, machine, take_turns
+from ours import rounds_of
 from rich.console import Console
 from rich.table import Table
 
@@ -40,17 +41,13 @@ def main() -> None:
     for name in options.cells or CELLS:
         cell = CELLS[name]
         training = Training(FedAvg(SGD(batch_size=cell.batch_size)), cell.federation, cell.model)
-
-        def one_round(training: Training = training) -> object:
-            training.advance()
-            return jax.block_until_ready(training.server)
-
         mesh = Settings().mesh()
         side = jax.device_put(
             jnp.ones((mesh.size, SIDE, SIDE), jnp.float32), NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
         )
         times = take_turns(
-            {"round": one_round, "product": lambda side=side: _product(side).block_until_ready()}, options.turns
+            {"round": rounds_of(training), "product": lambda side=side: _product(side).block_until_ready()},
+            options.turns,
         )
         rate = gradient_flops(cell) * sum(cell.sizes) / times["round"].median / 1e9
         limit = mesh.size * REPEATS * 2 * SIDE**3 / times["product"].median / 1e9

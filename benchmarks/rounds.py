@@ -15,6 +15,7 @@ import torch
 from cells import CELLS, Cell
 from measuring import Times, cores, load, machine, ratio, take_turns
 from numpy.typing import NDArray
+from ours import rounds_of
 from pytorch_loop import Loop, Processes, to_torch
 from rich.console import Console
 from rich.table import Table
@@ -78,10 +79,6 @@ def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
     theta = to_torch(cell, np.asarray(training.server["model"][0]))
     loop, processes = Loop(cell, range(len(cell.sizes)), LR), Processes(cell, LR, cores())
 
-    def ours() -> None:
-        training.advance()
-        jax.block_until_ready(training.server)
-
     def threads(count: int) -> Callable[[], object]:
         def call() -> object:
             torch.set_num_threads(count)
@@ -90,7 +87,7 @@ def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
         return call
 
     contenders: dict[str, Callable[[], object]] = {
-        "fedtailor": ours,
+        "fedtailor": rounds_of(training),
         "1 thread": threads(1),
         "processes": lambda: processes.round(theta),
     }

@@ -6,10 +6,10 @@ python benchmarks/server.py
 import argparse
 from collections.abc import Callable
 
-import jax
 import numpy as np
 from cells import CLASSES, DIGIT
 from measuring import Times, load, machine, take_turns
+from ours import bytes_of, rounds_of
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +17,6 @@ from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.clusters import choose_streams, k_means, k_means_of_models, silhouette
 from fedtailor.algorithms import FedAvg
 from fedtailor.engine import Training
-from fedtailor.federation import Federation, Ragged
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
 
@@ -51,30 +50,15 @@ def contenders(clients: int) -> dict[str, Callable[[], object]]:
     probe = Probe(models, np.full(clients, spread), np.full(clients, SAMPLES))
     rows = user_centric_weights(probe)
     labels = k_means(rows, GROUPS)[0]
+    training = Training(FedAvg(SGD(lr=0.01, epochs=1, batch_size=10)), bytes_of(clients, SAMPLES), MODEL)
     return {
-        "round of FedAvg": rounds(clients),
+        "round of FedAvg": rounds_of(training),
         "weights (eq. 9)": lambda: user_centric_weights(probe),
         "number of streams": lambda: choose_streams(rows),
         f"{GROUPS} streams": lambda: k_means(rows, GROUPS),
         "one silhouette": lambda: silhouette(rows, labels),
         f"{GROUPS} groups of models": lambda: k_means_of_models(models, GROUPS),
     }
-
-
-def rounds(clients: int) -> Callable[[], object]:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (clients * SAMPLES, *DIGIT), np.uint8)
-    train = Ragged.cut(np.arange(len(x)), np.full(clients, SAMPLES))
-    names, empty = tuple(f"client {index}" for index in range(clients)), Ragged.empty(clients)
-    labels = rng.integers(0, CLASSES, len(x))
-    federation = Federation(x, labels, train, empty, empty, names, classes=CLASSES, scale=1 / 255)
-    training = Training(FedAvg(SGD(lr=0.01, epochs=1, batch_size=10)), federation, MODEL)
-
-    def call() -> object:
-        training.advance()
-        return jax.block_until_ready(training.server)
-
-    return call
 
 
 def summary(times: dict[str, Times]) -> str:

@@ -12,10 +12,9 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.aggregation.distances import Rows, squared_distances
-from fedtailor.aggregation.global_k_means import GroupSums, Partition, partitions
+from fedtailor.aggregation.global_k_means import GroupSums, Labels, Partition, partitions
 from fedtailor.protocol import require
 
-Labels = NDArray[np.int64]
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams whose silhouette is s (Mestoukirdi et al., algorithm 2)."""
 
@@ -61,10 +60,9 @@ def costs_of_models(
         ValueError: a model is not finite.
     """
     points = _of_models(models)
-    numbers = points.numbers(largest)
     shares = np.bincount(points.of_row, weights)
-    costs = [np.einsum("i,i->", shares, found.to_own()) for found in points.partitions(numbers)]
-    return np.array(numbers), np.array(costs)
+    costs = {found.count: np.einsum("i,i->", shares, found.to_own()) for found in points.partitions(largest)}
+    return np.array([*costs]), np.array([*costs.values()])
 
 
 def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None) -> tuple[int, dict[int, float]]:
@@ -80,12 +78,11 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     rows = np.asarray(rows, np.float64)
     require(len(rows) > 0, "there are no rows to choose a number of streams for; give one for each client")
     points = _of_rows(rows)
-    numbers = points.numbers(max(len(rows) - 1, 1))
     distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
     scores: dict[int, float] = {}
-    for k, found in zip(numbers, points.partitions(numbers), strict=True):
-        distances = distances.moved(found.labels, k)
-        scores[k] = _silhouette(distances, points.multiplicity)
+    for found in points.partitions(len(rows) - 1):
+        distances = distances.moved(found.labels, found.count)
+        scores[found.count] = _silhouette(distances, points.multiplicity)
     value = trade_off or (lambda k, s: s)
     best, most = 0, -np.inf
     for k, score in scores.items():
@@ -158,18 +155,15 @@ class _Points:
 
     def labels(self, k: int) -> Labels:
         """Labels of the rows in k clusters, or as many as there are points."""
-        *_, found = self.partitions(self.numbers(k))
+        *_, found = self.partitions(k)
         return _by_first_member(found.labels[self.of_row])
 
-    def numbers(self, largest: int) -> list[int]:
-        """1, 2, 3, ... up to 100, then a tenth apart, up to `largest` or as many as there are points."""
-        largest, tried = min(largest, len(self.squared)), [1]
-        while tried[-1] < largest:
-            step = tried[-1] // 10 if tried[-1] >= _ALL_UP_TO else 1
-            tried.append(min(tried[-1] + step, largest))
-        return tried
-
-    def partitions(self, numbers: list[int]) -> Iterator[Partition]:
+    def partitions(self, largest: int) -> Iterator[Partition]:
+        """Of the points in 1, 2, 3, ... up to 100 clusters, then a tenth apart, up to `largest` or one for each."""
+        largest, numbers = min(largest, len(self.squared)), [1]
+        while numbers[-1] < largest:
+            step = numbers[-1] // 10 if numbers[-1] >= _ALL_UP_TO else 1
+            numbers.append(min(numbers[-1] + step, largest))
         return partitions(self.squared, self.multiplicity, numbers)
 
 

@@ -7,7 +7,7 @@ points move; distances to means come from sums over the members of clusters, of 
 drawn: the same distances give the same clusters, at a cost that the best of ten k-means++ starts seldom undercuts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 
 import numpy as np
@@ -111,7 +111,7 @@ class Partition:
         remaining = np.bincount(self.labels)
         falls[remaining[self.labels] == 1] = -np.inf
         places: list[int] = []
-        while len(places) < number:
+        while len(places) < number and np.isfinite(falls.max()):
             place = int(falls.argmax())
             places.append(place)
             near = np.flatnonzero(self.squared[place] < nearest)
@@ -124,8 +124,6 @@ class Partition:
             if remaining[home] == 1:
                 falls[self.labels == home] = -np.inf  # somebody has to stay
             falls[place] = -np.inf
-            if not np.isfinite(falls.max()):
-                break
         return places
 
     def grown(self, places: list[int]) -> "Partition":
@@ -189,11 +187,11 @@ class Partition:
         return labels if total >= _WORTH * self.cost else self.labels
 
 
-def _none_empty(old: Labels, labels: Labels, count: int, leave: list[int] | None = None) -> Labels:
+def _none_empty(old: Labels, labels: Labels, count: int, leave: Sequence[int] = ()) -> Labels:
     """Gives clusters that would lose all their members those back, but for `leave`; until none is empty."""
     while True:
         lost = (np.bincount(labels, minlength=count)[old] == 0) & (labels != old)
-        lost[leave or []] = False
+        lost[[*leave]] = False
         if not lost.any():
             return labels
         labels = np.where(lost, old, labels)

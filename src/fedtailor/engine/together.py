@@ -108,42 +108,42 @@ class Meeting:
 
     def answer(self, seats: Sequence[Seat]) -> None:
         """Run what they asked. Errors are answers: they belong to those who asked, not to the thread that runs it."""
-        asked = {seat: seat.asked for seat in seats if seat.asked is not None}
+        try:
+            places = self._places()
+        except BaseException as error:
+            for seat in seats:
+                seat.asked, seat.answer = None, error
+            return
+        groups: dict[Any, list[tuple[Seat, Call]]] = {}
         for seat in seats:
-            seat.asked = None
-        groups: dict[Any, list[Seat]] = {}
-        for seat, call in asked.items():
-            try:
-                devices, _ = self._place(seat)
-            except BaseException as error:
-                seat.answer = error
-                continue
+            call, seat.asked = seat.asked, None
+            assert call is not None
+            devices, place = places[seat]
             alone = seat if devices.settings.debug else None
-            groups.setdefault((devices, call.program, alone), []).append(seat)
+            groups.setdefault((devices, call.program, alone), []).append((seat, replace(call, federation=place)))
         for (devices, *_), group in groups.items():
             if self.closed:
                 return
-            calls = [replace(asked[seat], federation=self._place(seat)[1]) for seat in group]
             try:
-                for seat, answer in zip(group, devices.run(calls), strict=True):
-                    seat.answer = answer
+                answers = devices.run([call for _, call in group])
             except BaseException as error:
-                for seat in group:
-                    seat.answer = error
+                answers = [error] * len(group)
+            for (seat, _), answer in zip(group, answers, strict=True):
+                seat.answer = answer
 
-    def _place(self, seat: Seat) -> tuple[Devices, int]:
+    def _places(self) -> dict[Seat, tuple[Devices, int]]:
         if not self.places:
             alike: dict[Any, list[tuple[Seat, Federation]]] = {}
-            for other in self.seats:
-                if other.brought is not None:
-                    federation, dtype, settings = other.brought
-                    alike.setdefault((dtype, settings, *_form(federation)), []).append((other, federation))
+            for seat in self.seats:
+                if seat.brought is not None:
+                    federation, dtype, settings = seat.brought
+                    alike.setdefault((dtype, settings, *_form(federation)), []).append((seat, federation))
             places: dict[Seat, tuple[Devices, int]] = {}
-            for (dtype, settings, *_), others in alike.items():
-                devices = Devices([federation for _, federation in others], dtype, settings)
-                places.update({other: (devices, place) for place, (other, _) in enumerate(others)})
+            for (dtype, settings, *_), group in alike.items():
+                devices = Devices([federation for _, federation in group], dtype, settings)
+                places.update({seat: (devices, place) for place, (seat, _) in enumerate(group)})
             self.places = places
-        return self.places[seat]
+        return self.places
 
 
 def together(tasks: Sequence[Callable[[Seat], T]], stopped: threading.Event) -> list[T]:

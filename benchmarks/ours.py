@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from cells import CLASSES, DIGIT
 
-from fedtailor.engine import Training
 from fedtailor.federation import Federation, Ragged
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from cells import CELLS, Cell
+from fedtailor.client.local import DeviceLocal
 from measuring import Times, cores, load, machine, ratio, take_turns
 from numpy.typing import NDArray
 from ours import rounds_of
@@ -21,11 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Training
-from fedtailor.engine.data import Slot
-from fedtailor.engine.local import DeviceLocal
-from fedtailor.engine.shuffle import shuffled
+from fedtailor.client.pool import Slot
+from fedtailor.client.shuffle import shuffled
 from fedtailor.protocol import SGD, client_keys
+from fedtailor.runs import simulate
 
 LR = 0.05
 CAREFUL_LR = 0.01
@@ -100,7 +100,7 @@ def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
 
 
 def start(cell: Cell, lr: float = LR) -> Training:
-    return Training(FedAvg(SGD(lr=lr, batch_size=cell.batch_size)), cell.federation, cell.model)
+    return simulate(FedAvg(SGD(lr=lr, batch_size=cell.batch_size)), cell.federation, cell.model)
 
 
 def disagreement(cell: Cell) -> float:

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Participation, Training
-from fedtailor.engine.together import Seat, together
+from fedtailor.executors.lockstep import Seat, together
 from fedtailor.protocol import SGD
+from fedtailor.runs import simulate
+from fedtailor.training import Participation
 
 SEEDS, ROUNDS, COHORT = (0, 1, 2), 20, 10
 NAMES = ("logistic-10", "mlp-10", "power-law-mlp-10")
@@ -53,7 +54,7 @@ def seed_of(name: str, seed: int) -> Callable[[Seat | None], Training]:
     federation, method = cell.federation, FedAvg(SGD(lr=0.05, batch_size=cell.batch_size))
 
     def task(seat: Seat | None) -> Training:
-        training = Training(
+        training = simulate(
             method, federation, cell.model, seed=seed, participation=Participation(count=COHORT), seat=seat
         )
         for _ in range(ROUNDS):

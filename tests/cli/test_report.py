@@ -59,7 +59,7 @@ def test_a_directory_with_everything(results, capsys, tmp_path):
 
 
 def test_a_figure_without_runs_is_left_out_with_a_line(results, capsys, tmp_path):
-    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm == "Local"]
+    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm == "LocalTrainer"]
     (tmp_path / "runs").symlink_to(results / "runs")
     write_index(tmp_path, cells, sweeps={})
     printed(capsys, tmp_path, "--out", tmp_path / "out")

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtailor import models
-from fedtailor.engine import Settings, Training
-from fedtailor.engine.participation import Participation
+from fedtailor.executors import Settings
 from fedtailor.federation import Federation, Ragged
-from fedtailor.protocol import Algorithm
+from fedtailor.protocol import Algorithm, Answers, ClientRows
+from fedtailor.runs import simulate
+from fedtailor.training import Training
+from fedtailor.training.participation import Participation
 
 BATCH = 8
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -117,7 +119,7 @@ def softmax_model(dtype="float64"):
 def train(algorithm: Algorithm, federation, model, rounds, *, seed=0, participation=None, **settings) -> Training:
     """A training after `rounds` rounds, without evaluations."""
     participation = participation or Participation()
-    training = Training(
+    training = simulate(
         algorithm, federation, model, seed=seed, participation=participation, settings=Settings(**settings)
     )
     for _ in range(rounds):
@@ -126,24 +128,19 @@ def train(algorithm: Algorithm, federation, model, rounds, *, seed=0, participat
 
 
 def personal(training: Training) -> np.ndarray:
-    """The personal models [m, d] of all seen clients, in the federation's order (mixtures: the mean parameters)."""
-    service = training.serve(training.seen)
-    predictors = np.asarray(training.ask("personal", service).values["predictor"])
-    found = np.empty((len(training.federation), predictors.shape[1]))
-    found[service.places] = predictors[: len(service.places)]
-    return found[training.federation.seen]
+    """The personal models [m, d] of all seen clients, in the federation's order."""
+    return by_place(training, training.predictors(training.serve()))
 
 
 def predictors(training: Training) -> list[np.ndarray]:
     """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...] in the federation's order."""
-    found = None
-    for clients in (training.seen, training.unseen):
-        if len(clients):
-            service = training.serve(clients)
-            leaves = jax.tree.leaves(training.ask("personal", service).values["predictor"])
-            found = found or [np.full((len(training.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
+    executor, found = training.executor, None
+    for table, unseen in ((executor.seen, False), (executor.unseen, True)):
+        if len(table):
+            leaves = jax.tree.leaves(training.predictors(training.serve(unseen=unseen)))
+            found = found or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
             for target, leaf in zip(found, leaves, strict=True):
-                target[service.places] = leaf[: len(clients)]
+                target[table.listed] = leaf
     assert found is not None
     return found
 
@@ -151,8 +148,14 @@ def predictors(training: Training) -> list[np.ndarray]:
 def by_place(training: Training, rows) -> np.ndarray:
     """Rows over the population (sorted by id), in the federation's order."""
     found = np.empty_like(np.asarray(rows))
-    found[np.searchsorted(training.federation.seen, training.seen)] = rows
+    found[np.argsort(np.argsort(training.population.listed))] = rows
     return found
+
+
+def answers_of(cohort, **arrays) -> Answers:
+    """Answers of a cohort whose clients sent these arrays [c, ...]."""
+    rows = np.arange(len(cohort))
+    return Answers(cohort.reporting, {kind: ClientRows(value, rows) for kind, value in arrays.items()})
 
 
 def assert_absent_keep_their_state(training: Training, rounds: int = 3) -> None:
@@ -160,9 +163,9 @@ def assert_absent_keep_their_state(training: Training, rounds: int = 3) -> None:
     for _ in range(rounds):
         report = training.participation.sample(training.population.ids, training.seed, training.round)
         assert 0 < report.sum() < len(report)
-        before = [np.array(leaf) for leaf in jax.tree.leaves(training.states.rows)]
+        before = [np.array(leaf) for leaf in jax.tree.leaves(training.executor.states.rows)]
         training.advance()
         changed = np.zeros(len(report), bool)
-        for old, new in zip(before, jax.tree.leaves(training.states.rows), strict=True):
+        for old, new in zip(before, jax.tree.leaves(training.executor.states.rows), strict=True):
             changed |= (old != np.asarray(new)).reshape(len(report), -1).any(axis=1)
         np.testing.assert_array_equal(changed, report)

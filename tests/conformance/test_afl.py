@@ -18,8 +18,8 @@ from conformance.problems import (
 from fedtailor.aggregation.simplex import project_onto_simplex
 from fedtailor.algorithms import AFL, FedAvg
 from fedtailor.algorithms.afl import skewness
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])
@@ -125,7 +125,7 @@ def test_averages_are_served_to_all_or_the_last_iterate():
 def test_nobody_reporting_changes_nothing():
     with float64():
         training = train(AFL(), quadratics(a, A, SIZES), quadratic_model(1), 1)
-        cohort = training._cohort(np.arange(4), np.zeros(4, bool))
+        cohort = training.round_cohort(np.zeros(4, bool))
         ups = {"gradient": np.ones((4, 1)), "loss": np.ones(4)}
         down = training.algorithm.broadcast(training.server, cohort)
         assert training.algorithm.server(training.server, down, ups, cohort) is training.server

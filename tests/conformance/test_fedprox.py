@@ -14,8 +14,8 @@ from conformance.problems import (
     train,
 )
 from fedtailor.algorithms import FedAvg, FedProx
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -53,8 +53,8 @@ def test_fixed_point(weights, mu):
 def test_unseen_clients_get_the_global_model():
     federation = classification(unseen=[False, True, False, False, False])
     training = train(FedProx(sgd=SGD(batch_size=8)), federation, softmax_model("float32"), 2)
-    service = training.serve(training.unseen)
-    found = training.ask("personal", service).values["predictor"]
+    service = training.serve(unseen=True)
+    found = training.predictors(service)
     np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(training.server["model"])[0])
 
 

@@ -20,8 +20,8 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import SCAFFOLD, FedAvg
-from fedtailor.engine import Participation
-from fedtailor.protocol import SGD, method
+from fedtailor.protocol import SGD, hyperparameters
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -35,7 +35,7 @@ def scalars(unseen=None):
     return quadratics(a[:, :1], A[:, :1], SIZES, unseen=unseen)
 
 
-@method
+@hyperparameters
 class EverybodyTrains(SCAFFOLD):
     """Also clients that do not report train, as they do in a deployment whose answers come too late."""
 
@@ -63,7 +63,7 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls(weights, report
         )  # fmt: skip
         for _ in range(4):
             training.advance()
-            own = by_place(training, training.states.rows["control"])
+            own = by_place(training, training.executor.states.rows["control"])
             assert np.count_nonzero(own) >= reporters
             np.testing.assert_allclose(training.server["control"], share @ own, **EXACT)
 
@@ -118,7 +118,7 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_loss(sgd, option, weights):
         training = train(SCAFFOLD(sgd=sgd, option=option, weights=weights), federation, quadratic_model(2), 150)
         expected = (c * a).sum(axis=0) / c.sum(axis=0)
         np.testing.assert_allclose(training.server["model"][0], expected, **EXACT)
-        own = by_place(training, training.states.rows["control"])
+        own = by_place(training, training.executor.states.rows["control"])
         np.testing.assert_allclose(own, A * (expected - a), **EXACT)
 
 
@@ -141,7 +141,7 @@ def test_absent_clients_keep_their_controls():
 def test_a_round_without_reporters_changes_nothing():
     with float64():
         training = train(SCAFFOLD(sgd=RAGGED), scalars(), quadratic_model(1), 2)
-        cohort = training._cohort(np.arange(4), np.zeros(4, bool))
+        cohort = training.round_cohort(np.zeros(4, bool))
         ups = {kind: np.ones((4, 1)) for kind in ("model", "control")}
         after = training.algorithm.server(
             training.server, training.algorithm.broadcast(training.server, cohort), ups, cohort
@@ -153,11 +153,11 @@ def test_a_round_without_reporters_changes_nothing():
 def test_newcomers_and_deliveries_get_the_model_alone():
     with float64():
         training = train(SCAFFOLD(sgd=RAGGED), scalars([False, True, False, False]), quadratic_model(1), 2)
-        for clients in (training.seen, training.unseen):
+        for clients in (training.executor.seen.listed, training.executor.unseen.listed):
             ledger = Ledger()
             service = training.serve(clients, ledger)
             assert [(e.kind, e.streams) for e in ledger.entries if e.direction == "down"] == [("model", 1)]
-            found = np.asarray(training.ask("personal", service).values["predictor"])[: len(clients)]
+            found = training.predictors(service)
             np.testing.assert_array_equal(found, np.broadcast_to(training.server["model"], found.shape))
 
 

@@ -18,9 +18,9 @@ from conformance.problems import (
     train,
 )
 from fedtailor.algorithms import UCFL, FedAvg, Local, Oracle, UCFLParallel
-from fedtailor.engine import Participation
-from fedtailor.engine.personal import newcomer
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
+from fedtailor.training.personal import newcomer
 
 LR, STEPS = 0.2, 3
 PLAIN = SGD(lr=LR, steps=STEPS, batch_size=8)
@@ -33,7 +33,7 @@ W = np.array([[0.7, 0.1, 0.1, 0.1], [0.2, 0.5, 0.2, 0.1], [0.0, 0.3, 0.4, 0.3], 
 
 def in_id_order(training, rows):
     """A matrix over the federation's clients, as `rows` wants it: sorted by client id."""
-    order = training.seen
+    order = training.executor.seen.listed
     return rows[np.ix_(order, order)]
 
 

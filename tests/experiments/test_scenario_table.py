@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.engine import run
 from fedtailor.experiments.scenarios import SCENARIOS, find
 from fedtailor.protocol import Algorithm
+from fedtailor.runs import run
 
 MINE = {"client": "bank", "target": "default"}
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.engine import Diverged
-from fedtailor.experiments import run_in
 from fedtailor.experiments.scenarios import find
-from fedtailor.experiments.store import SUMMARY
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, Diverged
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import INDEX, Cell
 from fedtailor.report.measures import MEASURES
+from fedtailor.storage.run_directory import SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)

@@ -3,9 +3,9 @@ import shutil
 import numpy as np
 import tomli_w
 
-from fedtailor.experiments.store import MANIFEST
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
+from fedtailor.storage.run_directory import MANIFEST
 from report.results import CLIENTS, UNSEEN, as_loss
 
 

@@ -88,9 +88,9 @@ def restrict_to_reporters(
         sizes: [m] training samples of the population.
         cohort: who is there and reports; the columns of the result.
     """
-    present = np.where(cohort.report, rows[:, cohort.index], 0.0)
+    present = np.where(cohort.reporting, rows[:, cohort.position], 0.0)
     mass = present.sum(axis=1, keepdims=True)
-    share = sizes[cohort.index][cohort.report].sum() / sizes.sum()
+    share = sizes[cohort.position][cohort.reporting].sum() / sizes.sum()
     enough = (mass > 0) & (mass >= _LEAST_MASS * share)
     return np.divide(present, mass, out=np.zeros_like(present), where=enough)
 

@@ -10,13 +10,13 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.protocol import method, require
+from fedtailor.protocol import hyperparameters, require
 
 State = tuple[Array, ...]
 """The optimiser's memory: arrays with one row a stream, [s, ...] (a plain tuple, so that it can be checkpointed)."""
 
 
-@method
+@hyperparameters
 class ServerOptimizer:
     """What the server does with the pseudo-gradient Delta = theta - mixed of every stream (Reddi et al. 2021).
 

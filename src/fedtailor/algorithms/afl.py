@@ -13,20 +13,21 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
-    Sent,
-    Up,
-    method,
+    Streams,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class AFL(Algorithm):
     """Agnostic federated learning (Mohri et al. 2019, algorithm 1; Mansour et al. 2020, appendix B).
 
@@ -80,28 +81,28 @@ class AFL(Algorithm):
         server = {"model": theta, "average": theta, "round": 0, "shares": shares, "lambda": mixture}
         return {**server, "skewness": skewness(mixture, shares)}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server["model"], len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         loss = local.loss(theta)
         if self.update == "model":
             return state, {"model": local.sgd(theta, self.sgd), "loss": loss}
         return state, {"gradient": local.gradient(theta), "loss": loss}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        if not cohort.report.any():
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        if not cohort.reporting.any():
             return server
         mixture, theta, round = server["lambda"], server["model"], server["round"] + 1
-        scale = cohort.report * len(mixture) / cohort.report.sum()
-        weights = (mixture[cohort.index] * scale)[None]
+        scale = cohort.reporting * len(mixture) / cohort.reporting.sum()
+        weights = (mixture[cohort.position] * scale)[None]
         if self.update == "model":
-            theta = mix(theta, ups["model"], weights)
+            theta = mix(theta, answers["model"], weights)
         else:
-            theta = theta - self.lr * mix(jnp.zeros_like(theta), ups["gradient"], weights)
+            theta = theta - self.lr * mix(jnp.zeros_like(theta), answers["gradient"], weights)
         losses = np.zeros(len(mixture))
-        losses[cohort.index] = np.where(cohort.report, np.asarray(ups["loss"], np.float64)[: len(cohort)], 0) * scale
+        losses[cohort.position] = np.where(cohort.reporting, answers.host("loss").astype(np.float64), 0) * scale
         mixture = project_onto_simplex(mixture + self.lambda_lr * losses)
         return {
             **server,
@@ -112,10 +113,10 @@ class AFL(Algorithm):
             "skewness": skewness(mixture, server["shares"]),
         }
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(self.handover(server), len(cohort))})
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(self.global_model(server), len(cohort))})
 
-    def handover(self, server: Any) -> Float[Array, " d"]:
+    def global_model(self, server: Any) -> Float[Array, " d"]:
         return server["average" if self.average else "model"][0]
 
 

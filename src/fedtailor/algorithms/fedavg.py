@@ -3,13 +3,28 @@
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from fedtailor.aggregation import ServerOptimizer, mix, reporter_weights
-from fedtailor.protocol import SGD, About, Algorithm, Cohort, Down, Inbox, Init, Local, Population, Sent, Up, method
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientRows,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    Streams,
+    hyperparameters,
+)
 
 
-@method
+@hyperparameters
 class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017).
 
@@ -40,19 +55,19 @@ class FedAvg(Algorithm):
         theta = init(0)[None]
         return {"model": theta, "optimizer": self.optimizer.init(theta)}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server["model"], len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
         weights = reporter_weights(cohort, self.weights)[None]
-        return {**server, **step(self.optimizer, server, ups["model"], weights)}
+        return {**server, **step(self.optimizer, server, answers["model"], weights)}
 
 
 def step(
-    optimizer: ServerOptimizer, server: Any, models: Float[Array, "rows d"], weights: Float[np.ndarray, "s c"]
+    optimizer: ServerOptimizer, server: Any, models: ClientRows, weights: Float[np.ndarray, "s c"]
 ) -> dict[str, Any]:
     """New "model" [s, d] and "optimizer" of a server state after mixing; streams with zero rows are frozen."""
     mixed = mix(server["model"], models, weights)

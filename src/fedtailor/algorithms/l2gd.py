@@ -10,22 +10,23 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Up,
-    method,
+    Streams,
+    hyperparameters,
     require,
     server_rng,
 )
 
 
-@method
+@hyperparameters
 class L2GD(Algorithm):
     """Loopless local gradient descent for a mixture of local and global models (Hanzely and Richtarik 2020).
 
@@ -50,7 +51,7 @@ class L2GD(Algorithm):
         keeps="its personal model (and the mean)",
         unseen="proximal steps from the mean",
     )
-    trains: ClassVar = "all"
+    participants: ClassVar = "all"
 
     sgd: SGD = SGD(lr=0.1, steps=1, batch_size=32)
     """What a local round is (the paper: one gradient step, of rate eta = a / (m (1-p)))."""
@@ -84,13 +85,13 @@ class L2GD(Algorithm):
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         if not self._averages(cohort):
-            return Down(reply=self._averages(cohort, 1))
+            return Downlink(reply=self._averages(cohort, 1))
         held = cohort.round == 0 or self._averages(cohort, -1)
-        return Down({"model": Sent.everyone(server["model"], len(cohort), held=held)}, reply=False)
+        return Downlink({"model": Streams.everyone(server["model"], len(cohort), already_held=held)}, reply=False)
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         x = state["model"]
         if "model" in inbox.values:  # an averaging round
             tau = self._tau(self.sgd.rate(local.round))
@@ -99,21 +100,21 @@ class L2GD(Algorithm):
             x = local.sgd(x, self.sgd)
         return {"model": x}, {"model": x}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        model = mix(server["model"], ups["model"], reporter_weights(cohort, self.weights)[None])
-        return {"model": model, "local_rounds": server["local_rounds"] + (not down.sent)}
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        model = mix(server["model"], answers["model"], reporter_weights(cohort, self.weights)[None])
+        return {"model": model, "local_rounds": server["local_rounds"] + (not downlink.streams)}
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            return Down()
-        mean = Sent.everyone(server["model"], len(cohort))
-        return Down({"model": mean}, note={"local_rounds": server["local_rounds"]})
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return Downlink()
+        mean = Streams.everyone(server["model"], len(cohort))
+        return Downlink({"model": mean}, scalars={"local_rounds": server["local_rounds"]})
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         mean = inbox["model"][0]
         strength = jnp.minimum(self.lam, 1 / self.sgd.rate(local.round))  # more would overshoot the mean in one step
-        steps = inbox.note["local_rounds"] * local.steps(self.sgd)
+        steps = inbox.scalars["local_rounds"] * local.steps(self.sgd)
         return {"model": local.sgd(mean, self.sgd, pull=(strength, mean), steps=steps)}

@@ -4,11 +4,25 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
-from fedtailor.protocol import SGD, About, Algorithm, Cohort, Down, Inbox, Init, Population, Predictor, Sent, Up, method
-from fedtailor.protocol import Local as LocalView
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    Predictor,
+    Streams,
+    hyperparameters,
+)
 
 
-@method
+@hyperparameters
 class Local(Algorithm):
     """Training alone, the reference point of personalization: nothing travels.
 
@@ -25,7 +39,7 @@ class Local(Algorithm):
         keeps="its model",
         unseen="trains alone as long as the others did",
     )
-    trains: ClassVar = "all"
+    participants: ClassVar = "all"
 
     sgd: SGD = SGD()
     """Local training."""
@@ -33,27 +47,27 @@ class Local(Algorithm):
     def init_server(self, init: Init, population: Population) -> Any:
         return {"initial": init(0)}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down()
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink()
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
         return server
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            return Down()
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return Downlink()
         # theta^0 is common knowledge (the seed), so nothing travels for a newcomer either
-        start = Sent.everyone(server["initial"], len(cohort), held=True)
-        return Down({"model": start}, note={"rounds": cohort.round})
+        start = Streams.everyone(server["initial"], len(cohort), already_held=True)
+        return Downlink({"model": start}, scalars={"rounds": cohort.round})
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalView) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return {"model": local.sgd(state["model"], self.sgd)}, {}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalView) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def enroll(self, inbox: Inbox, local: LocalView) -> Any:
-        return {"model": local.sgd(inbox["model"][0], self.sgd, steps=inbox.note["rounds"] * local.steps(self.sgd))}
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        return {"model": local.sgd(inbox["model"][0], self.sgd, steps=inbox.scalars["rounds"] * local.steps(self.sgd))}

@@ -7,10 +7,20 @@ from numpy.typing import NDArray
 
 from fedtailor.aggregation import cluster_averages, reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg, step
-from fedtailor.protocol import About, Cohort, Down, Init, Population, Sent, Up, method, require
+from fedtailor.protocol import (
+    About,
+    Answers,
+    Cohort,
+    Downlink,
+    Init,
+    Population,
+    Streams,
+    hyperparameters,
+    require,
+)
 
 
-@method
+@hyperparameters
 class Oracle(FedAvg):
     """One FedAvg for each true group: the reference that clustered methods try to reach.
 
@@ -37,13 +47,13 @@ class Oracle(FedAvg):
         theta = init(0)[None].repeat(len(groups), axis=0)
         return {"model": theta, "optimizer": self.optimizer.init(theta), "groups": groups}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent(server["model"], _streams(server, cohort)[:, None])})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams(server["model"], _streams(server, cohort)[:, None])})
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
         share = reporter_weights(cohort, self.weights)
         weights = cluster_averages(_streams(server, cohort), len(server["groups"]), share)
-        return {**server, **step(self.optimizer, server, ups["model"], weights)}
+        return {**server, **step(self.optimizer, server, answers["model"], weights)}
 
 
 def _streams(server: Any, cohort: Cohort) -> NDArray[np.int32]:

@@ -11,21 +11,22 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
-    Sent,
-    Up,
+    Streams,
+    hyperparameters,
     is_off,
-    method,
     require,
 )
 
 
-@method
+@hyperparameters
 class SCAFFOLD(Algorithm):
     """Stochastic controlled averaging (Karimireddy et al. 2020, algorithm 1).
 
@@ -76,11 +77,11 @@ class SCAFFOLD(Algorithm):
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"control": jnp.zeros_like(theta)}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        model, control = (Sent.everyone(value, len(cohort)) for value in (server["model"], server["control"]))
-        return Down({"model": model, "control": control})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        model, control = (Streams.everyone(value, len(cohort)) for value in (server["model"], server["control"]))
+        return Downlink({"model": model, "control": control})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
         y = local.sgd(x, self.sgd, drift=c - own)
         if self.option == "I":
@@ -90,11 +91,11 @@ class SCAFFOLD(Algorithm):
         # a control that the server does not add to its own must not change here either
         return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        model = mix(server["model"], ups["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
-        share = np.where(cohort.report, server["share"][cohort.index], 0.0)
-        change = mix(jnp.zeros_like(server["model"]), ups["control"], share[None])
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        model = mix(server["model"], answers["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
+        share = np.where(cohort.reporting, server["share"][cohort.position], 0.0)
+        change = mix(jnp.zeros_like(server["model"]), answers["control"], share[None])
         return {**server, "model": model, "control": server["control"] + change[0]}
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server["model"], len(cohort))})

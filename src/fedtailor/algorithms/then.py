@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from fedtailor.protocol import Algorithm, method, require
+from fedtailor.protocol import Algorithm, hyperparameters, require
 
 
-@method
+@hyperparameters
 class Then(Algorithm):
     """`first` for some rounds, then `next` from the model that it hands over (warm starts, fine-tuned schedules).
 

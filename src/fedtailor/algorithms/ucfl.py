@@ -5,8 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
-from numpy.typing import NDArray
+from jaxtyping import Float
 
 from fedtailor.aggregation import (
     Kernel,
@@ -21,20 +20,22 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientRows,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
-    Sent,
-    Up,
-    method,
+    Streams,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class UCFL(Algorithm):
     """User-centric federated learning (Mestoukirdi et al. 2021/2022).
 
@@ -106,7 +107,7 @@ class UCFL(Algorithm):
         server = {"initial": init(0), "sizes": population.sizes}
         return server if self.rows is None else self._open(server, np.asarray(self.rows, np.float64))
 
-    def probe(self, inbox: Inbox, local: Local) -> Up:
+    def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
         batch = self.sigma_batch if isinstance(self.sigma_batch, int) else jnp.int32(self.sigma_batch * n + rounding)
@@ -118,12 +119,11 @@ class UCFL(Algorithm):
             part = local.gradient(theta, k * batch, (k + 1) * batch, purpose="sigma")
             return total + jnp.sum(jnp.square(part - gradient))
 
-        total = local.fold(batches, add, jnp.zeros((), theta.dtype))
+        total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         return {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
 
-    def absorb(self, server: Any, ups: Up, cohort: Cohort) -> Any:
-        order = np.argsort(cohort.index)
-        probe = _answers(ups, cohort, order)
+    def aggregate_probe(self, server: Any, answers: Answers, cohort: Cohort) -> Any:
+        probe = _probe_of(answers, cohort)
         server = {**server, "gradients": probe.gradients, "sigma2": probe.sigma2}
         return self._open(server, user_centric_weights(probe, self.kernel))
 
@@ -149,22 +149,24 @@ class UCFL(Algorithm):
 
     # rounds ---------------------------------------------------------------------------------------------------------
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        stream = server["stream"][cohort.index].astype(np.int32)
-        return Down({"model": Sent(server["model"], stream[:, None], held=self.probes and server["fresh"])})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        stream = server["stream"][cohort.position].astype(np.int32)
+        return Downlink(
+            {"model": Streams(server["model"], stream[:, None], already_held=self.probes and server["fresh"])}
+        )
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
         weights = restrict_to_reporters(server["weights"], server["sizes"], cohort)
-        new = {"model": mix(server["model"], ups["model"], weights), "fresh": False}
-        return {**server, **new, **(_uploads(server, ups["model"], cohort) if "last" in server else {})}
+        new = {"model": mix(server["model"], answers["model"], weights), "fresh": False}
+        return {**server, **new, **(_uploads(server, answers["model"], cohort) if "last" in server else {})}
 
     # newcomers --------------------------------------------------------------------------------------------------------
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        if cohort.seen:
             return self.broadcast({**server, "fresh": False}, cohort)
         require(
             cohort.probes is not None,
@@ -172,28 +174,23 @@ class UCFL(Algorithm):
         )
         assert cohort.probes is not None
         seen = Probe(server["gradients"], server["sigma2"], server["sizes"])
-        rows = newcomer_weights(_answers(cohort.probes, cohort, np.arange(len(cohort))), seen, self.kernel)
+        rows = newcomer_weights(_probe_of(cohort.probes, cohort), seen, self.kernel)
         if "last" in server:
-            weights = np.zeros((len(rows), len(server["last"])))
-            weights[:, server["place"]] = rows
-            own = mix(
-                jnp.zeros_like(server["model"], shape=(len(rows), server["model"].shape[1])), server["last"], weights
-            )
-            return Down({"model": Sent(own, np.arange(len(rows), dtype=np.int32)[:, None])})
+            zeros = jnp.zeros_like(server["model"], shape=(len(rows), server["model"].shape[1]))
+            own = mix(zeros, ClientRows(server["last"], server["place"]), rows)
+            return Downlink({"model": Streams(own, np.arange(len(rows), dtype=np.int32)[:, None])})
         distances = np.square(rows[:, None] - server["weights"][None]).sum(-1)
-        return Down({"model": Sent(server["model"], distances.argmin(axis=1).astype(np.int32)[:, None])})
+        return Downlink({"model": Streams(server["model"], distances.argmin(axis=1).astype(np.int32)[:, None])})
 
 
-def _answers(ups: Up, cohort: Cohort, order: NDArray[np.int64]) -> Probe:
-    """The answers to the probe, in an order of the cohort's clients."""
-    return Probe(np.asarray(ups["gradient"])[order], np.asarray(ups["sigma2"], np.float64)[order], cohort.sizes[order])
+def _probe_of(answers: Answers, cohort: Cohort) -> Probe:
+    """The answers to the probe, in the order of the cohort."""
+    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)
 
 
-def _uploads(server: Any, models: Array, cohort: Cohort) -> dict[str, Any]:
+def _uploads(server: Any, models: ClientRows, cohort: Cohort) -> dict[str, Any]:
     """The last upload of every client, and its row: copied only if some clients are absent."""
-    reporters = np.flatnonzero(cohort.report)
-    place = server["place"].copy()
-    if len(reporters) == len(place):
-        place[cohort.index] = np.arange(len(cohort))
-        return {"last": models, "place": place}
-    return {"last": server["last"].at[place[cohort.index[reporters]]].set(models[reporters])}
+    if cohort.reporting.all() and len(cohort) == len(server["place"]):
+        return {"last": models.values, "place": models.row}
+    rows = server["place"][cohort.reporters]
+    return {"last": server["last"].at[rows].set(models.take(cohort.reporting)), "place": server["place"]}

@@ -7,12 +7,12 @@ from typing import Any
 from fedtailor.cli.options import parse
 from fedtailor.cli.progress import progress_over_runs
 from fedtailor.cli.report import report
-from fedtailor.engine import Settings
-from fedtailor.experiments import Interrupted
+from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, load, resolve
 from fedtailor.protocol import require
+from fedtailor.storage import Interrupted
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
 TABLES = (".csv", ".csv.gz", ".tsv", ".parquet")

@@ -9,14 +9,16 @@ from time import perf_counter
 import fedtailor.algorithms as methods
 from fedtailor.cli.options import parse
 from fedtailor.cli.progress import progress_of
-from fedtailor.experiments import Interrupted, run_in, scenarios
+from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.store import MANIFEST
 from fedtailor.protocol import Algorithm, require
 from fedtailor.report import StoredRun, costs, drawing
 from fedtailor.report.stored import Runs
 from fedtailor.report.tables import Table
 from fedtailor.report.units import UNITS
+from fedtailor.runs import run
+from fedtailor.storage import Interrupted
+from fedtailor.storage.run_directory import MANIFEST
 
 NAMES = ("digits-rotated", "digits-permuted")
 SEEDS = (0, 1, 2)
@@ -78,8 +80,8 @@ def _train(scenario: Scenario, directory: Path, options: Options) -> dict[str, l
                 shutil.rmtree(path)
             with progress_of(f"{scenario.name}: {label}, seed {seed}", rounds) as progress:
                 try:
-                    run_in(path, algorithm, federation, scenario.model, rounds, seed=seed, evaluate_every=EVERY,
-                           checkpoint_every=rounds, resume=True, progress=progress)  # fmt: skip
+                    run(algorithm, federation, scenario.model, rounds, seed=seed, evaluate_every=EVERY,
+                        directory=path, checkpoint_every=rounds, resume=True, progress=progress)  # fmt: skip
                 except Interrupted as stopped:
                     raise Interrupted("stopped; `fedtailor demo` goes on where it was") from stopped
             found.setdefault(label, []).append(StoredRun(path))

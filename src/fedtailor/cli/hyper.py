@@ -7,7 +7,7 @@ import textwrap
 from itertools import pairwise
 from typing import Any
 
-from fedtailor.protocol import is_method
+from fedtailor.protocol import is_hyperparameters
 
 
 def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:
@@ -15,7 +15,7 @@ def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:
     rows = []
     for field in dataclasses.fields(value):
         name, default = f"{prefix}{field.name.replace('_', '-')}", getattr(value, field.name)
-        if is_method(default):
+        if is_hyperparameters(default):
             rows += parameters(default, f"{name}.")
         else:
             rows.append(

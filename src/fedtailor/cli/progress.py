@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from fedtailor.engine import Training
-from fedtailor.engine.run import Progress
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.training import Training
 
 SECONDS_BETWEEN_LINES = 10.0
+
+Progress = Callable[[Training, bool], None]
+"""Called after every round with the training and whether it was evaluated."""
 
 
 @contextmanager

@@ -9,13 +9,15 @@ from typing import Annotated, Any
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.cli.options import parse
 from fedtailor.cli.progress import progress_of
-from fedtailor.engine import Run, Settings
-from fedtailor.engine import run as train
-from fedtailor.experiments import Interrupted, run_in, scenarios
+from fedtailor.executors import Settings
+from fedtailor.experiments import scenarios
+from fedtailor.experiments.parsing import reporting
 from fedtailor.experiments.scenario import Scenario, known
-from fedtailor.experiments.settings import reporting
-from fedtailor.experiments.store import MANIFEST
 from fedtailor.protocol import Algorithm, require
+from fedtailor.runs import Run
+from fedtailor.runs import run as train
+from fedtailor.storage import Interrupted
+from fedtailor.storage.run_directory import MANIFEST
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -70,16 +72,13 @@ def run(arguments: list[str]) -> int:
         "settings": settings,
     }
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
-        if options.out is None:
-            done = train(algorithm, federation, scenario.model, options.rounds, **common, progress=progress)
-        else:
-            try:
-                done = run_in(
-                    options.out, algorithm, federation, scenario.model, options.rounds, **common,
-                    checkpoint_every=options.checkpoint_every, resume=options.resume, progress=progress,
-                )  # fmt: skip
-            except Interrupted as stopped:
-                raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped
+        try:
+            done = train(
+                algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
+                directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
+            )  # fmt: skip
+        except Interrupted as stopped:
+            raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped
     _print(done, names[1], options.json)
     return 0
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.engine import Participation
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.document import Document, Misplaced, read
+from fedtailor.experiments.document import ConfigError, Document, read
+from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten, reporting
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.settings import allow, architecture, combinations, configure, flatten, reporting
 from fedtailor.protocol import Algorithm, require
+from fedtailor.training import Participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -165,7 +165,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
         entries = tuple(entry for column in columns for entry in _entries(column, file))
         _check_published(file, entries, quick)
-    except Misplaced as error:
+    except ConfigError as error:
         raise ValueError(document.explain(error)) from None
     return Experiment(f"{name}-quick" if quick else name, "quick" if quick else "full", file, columns, entries)
 
@@ -181,9 +181,9 @@ def _validated(content: Mapping[str, Any]) -> _File:
                 place[-1], [name for name in (*_File.model_fields, "base", "quick") if name != place[-1]], place, "key"
             )
         if first["type"] == "missing":
-            raise Misplaced(place, f"{place[-1]} is missing") from None
+            raise ConfigError(place, f"{place[-1]} is missing") from None
         wrong = first["msg"].lower().removeprefix("value error, ")
-        raise Misplaced(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
+        raise ConfigError(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
 
 
 def _column(label: str, table: _Scenario, file: _File) -> Column:
@@ -197,7 +197,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
         try:
             scenario.sized(**{key: arguments[key]})
         except ValueError as error:
-            raise Misplaced((*place, key), str(error)) from None
+            raise ConfigError((*place, key), str(error)) from None
     scenario = scenario.sized(**arguments)
     if table.model is not None:
         scenario = replace(scenario, model=architecture(table.model, (*place, "model")))
@@ -208,7 +208,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     try:
         reporters = reporting(participation)
     except ValueError as error:
-        raise Misplaced((*place, "participation"), str(error)) from None
+        raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)
 
 
@@ -229,7 +229,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                 for chosen in combinations(table.grid, (*place, "grid"))
             )
             if len(candidates) > 1 and column.arguments.get("val") == 0:
-                raise Misplaced(
+                raise ConfigError(
                     ("scenarios", column.label),
                     f"{label} has a grid, and grids are chosen on validation data: give scenario {column.label!r} "
                     "some, such as val = 0.1",

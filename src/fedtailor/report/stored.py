@@ -13,11 +13,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Wireless
-from fedtailor.engine.run import spread
-from fedtailor.experiments.checkpoint import load_tree
-from fedtailor.experiments.store import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
 from fedtailor.protocol import client_ids, require
 from fedtailor.report.units import UNITS, Unit
+from fedtailor.storage.checkpoint import load_tree
+from fedtailor.storage.run_directory import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.training.run import spread
 
 
 @dataclass(frozen=True)

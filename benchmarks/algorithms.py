@@ -23,6 +23,7 @@ from fedtailor.federation import Federation, Ragged
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
 from fedtailor.runs import simulate
+from fedtailor.training import Training
 
 CLIENTS, SAMPLES, GROUPS = 20, 500, 4
 LOCAL = SGD(lr=0.01, epochs=1, batch_size=10)

@@ -7,6 +7,7 @@ import numpy as np
 from cells import CLASSES, DIGIT
 
 from fedtailor.federation import Federation, Ragged
+from fedtailor.training import Training
 
 
 def rounds_of(training: Training) -> Callable[[], object]:

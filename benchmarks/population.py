@@ -23,7 +23,7 @@ from fedtailor.models import mlp
 from fedtailor.protocol import SGD
 from fedtailor.runs import simulate
 from fedtailor.storage.checkpoint import load_tree, save_tree
-from fedtailor.training import Participation
+from fedtailor.training import Participation, Training
 
 INPUTS, CLASSES, TRAIN, TEST = 16, 10, 10, 2
 MODEL = mlp(925).bind((INPUTS,), CLASSES)

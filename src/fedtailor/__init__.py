@@ -12,6 +12,8 @@ that importing fedtailor costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedtailor._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fedtailor import algorithms as algorithms
     from fedtailor import federation as federation
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from fedtailor.training import EarlyStopping as EarlyStopping
     from fedtailor.training import Participation as Participation
 
-__version__ = "0.1.0"
 
 _MODULES = {
     "algorithms": "fedtailor.algorithms",

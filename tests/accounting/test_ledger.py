@@ -86,8 +86,8 @@ def test_nobody_reports_and_nothing_is_sent():
 
 def test_examples_count_in_bytes_only():
     ledger = Ledger()
-    ledger.record(0, "round", Downlink({"example": Streams(jnp.zeros((2, 6, 8), jnp.float32), np.array([[0], [1]]))}), {},
-                  everyone(2), 0, 0)  # fmt: skip
+    examples = Streams(jnp.zeros((2, 6, 8), jnp.float32), np.array([[0], [1]]))
+    ledger.record(0, "round", Downlink({"example": examples}), {}, everyone(2), 0, 0)
     totals = ledger.totals()
     assert (totals.models_down, totals.models_down_unicast, totals.bytes_down) == (0, 0, 2 * 6 * 8 * 4)
 

@@ -24,7 +24,7 @@ class Planned:
         return self.run(*arguments)
 
     def lower(self, *arguments):
-        needed = SimpleNamespace(temp_size_in_bytes=600 * arguments[4], output_size_in_bytes=200 * arguments[4])
+        needed = SimpleNamespace(temp_size_in_bytes=600 * arguments[5], output_size_in_bytes=200 * arguments[5])
         return SimpleNamespace(compile=lambda: SimpleNamespace(memory_analysis=lambda: needed))
 
 
@@ -42,7 +42,7 @@ def test_as_many_clients_as_the_free_memory_holds(monkeypatch, free, planned, ch
 
 
 def test_a_cpu_trains_one_client_at_a_time():
-    assert train(Ditto(sgd=TRAINED), classification(), softmax_model("float32"), 1).mapper.devices.chunks == {}
+    assert train(Ditto(sgd=TRAINED), classification(), softmax_model("float32"), 1).executor.devices.chunks == {}
 
 
 def test_examples_lie_where_cpu_devices_share_them():

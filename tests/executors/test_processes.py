@@ -13,6 +13,7 @@ from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Ditto
 from fedtailor.executors import Settings
 from fedtailor.protocol import SGD
+from fedtailor.runs import run
 from fedtailor.storage.run_directory import LEDGER, METRICS
 
 PROGRAM = """
@@ -27,12 +28,12 @@ start(sys.argv[3], 3, resume=True)
 
 
 def start(directory, rounds, resume=False):
-    run_in(
-        directory,
+    run(
         Ditto(sgd=SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)),
         classification(unseen=[False, False, True, False, False]),
         softmax_model("float32"),
         rounds,
+        directory=directory,
         participation=0.6,
         checkpoint_every=2,
         settings=Settings(canonical=True),

@@ -50,10 +50,10 @@ def test_where_states_are_changes_no_bit(algorithm, tmp_path, monkeypatch):
     in_memory = after(start(algorithm), 4)
     monkeypatch.setattr(state_file, "AT_ONCE", 200)  # an evaluation takes the clients part by part
     filed = start(algorithm, tmp_path, state_limit=0)
-    assert isinstance(filed.states, FileStates) and filed.states.at_once in (2, 3)
+    assert isinstance(filed.executor.states, FileStates) and filed.executor.states.at_once in (2, 3)
     after(filed, 2)
     save_tree(tmp_path / "checkpoint", filed.snapshot())
-    filed.saved()
+    filed.executor.saved()
     assert_same(after(filed, 4), in_memory)
     resumed = start(algorithm, tmp_path, state_limit=0)
     resumed.restore(load_tree(tmp_path / "checkpoint"))
@@ -86,7 +86,7 @@ def test_the_states_of_a_phase_stay_until_a_checkpoint_of_the_next(tmp_path, las
     resumed.restore(load_tree(tmp_path / "checkpoint"))
     assert resumed.round == last
     assert_same(after(resumed, 4), after(start(schedule), 4))
-    resumed.saved()
+    resumed.executor.saved()
     assert [path.name for path in tmp_path.glob("states*")] == ["states-1.bin"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.problems import classification, predictors, softmax_model, train
 from fedtailor.algorithms import UCFL, Ditto
-from fedtailor.executors.device_executor import Mapper
+from fedtailor.executors import DeviceExecutor
 from fedtailor.executors.state_file import FileStates
 from fedtailor.executors.states import DeviceStates, HostStates
 from fedtailor.protocol import SGD
@@ -60,7 +60,7 @@ def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
         return predictors(training)
 
     expected = trained()
-    monkeypatch.setattr("fedtailor.training.training.HostStates", DeviceStates)
+    monkeypatch.setattr("fedtailor.executors.device_executor.HostStates", DeviceStates)
     for one, other in zip(trained(), expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -68,8 +68,8 @@ def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
 def test_a_restored_training_makes_no_probe(monkeypatch):
     federation, model, algorithm = classification(), softmax_model("float32"), UCFL(sgd=TRAINED)
     training = train(algorithm, federation, model, 1)
-    tasks, run = [], Mapper.run
-    monkeypatch.setattr(Mapper, "run", lambda self, task, *rest: tasks.append(task) or run(self, task, *rest))
+    tasks, answer = [], DeviceExecutor.exchange
+    monkeypatch.setattr(DeviceExecutor, "exchange", lambda self, it: tasks.append(it.task) or answer(self, it))
     restored = simulate(algorithm, federation, model)
     restored.restore(training.snapshot())
     for each in (training, restored):

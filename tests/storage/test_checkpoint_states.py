@@ -10,6 +10,7 @@ from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Ditto
 from fedtailor.executors import Settings
 from fedtailor.protocol import SGD
+from fedtailor.runs import run
 from fedtailor.storage.run_directory import CHECKPOINT, LEDGER, METRICS
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
@@ -53,7 +54,7 @@ def start(directory, resume=False):
     federation = classification(unseen=[False, False, True, False, False])
     settings, model = Settings(state_limit=0), softmax_model("float32")
     options = {"participation": 0.5, "checkpoint_every": 1, "settings": settings, "resume": resume}
-    run_in(directory, Ditto(sgd=TRAINED), federation, model, ROUNDS, **options)
+    run(Ditto(sgd=TRAINED), federation, model, ROUNDS, directory=directory, **options)
     return {name: (directory / name).read_bytes() for name in (METRICS, LEDGER)}
 
 

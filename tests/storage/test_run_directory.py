@@ -30,7 +30,6 @@ from fedtailor.storage.run_directory import (
     SUMMARY,
     Interrupted,
     RunDirectory,
-    run_in,
 )
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
@@ -39,7 +38,8 @@ ALGORITHM = UCFL(sgd=TRAINED)
 
 def start(directory, rounds=4, algorithm=ALGORITHM, **options):
     federation = classification(unseen=[False, False, True, False, False])
-    return run_in(directory, algorithm, federation, softmax_model("float32"), rounds, checkpoint_every=2, **options)
+    options = {"directory": directory, "checkpoint_every": 2, **options}
+    return run(algorithm, federation, softmax_model("float32"), rounds, **options)
 
 
 def test_trees_survive_exactly(tmp_path):
@@ -156,7 +156,7 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == sorted(
         [MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY]
     )
-    assert RunDirectory(tmp_path / "run").ended(2) is not None
+    assert RunDirectory(tmp_path / "run").finished_summary(2) is not None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
@@ -215,10 +215,10 @@ def test_personal_models_come_home(tmp_path):
 def test_a_finished_run_says_so_and_who_took_part(tmp_path):
     done = start(tmp_path / "run")
     store = RunDirectory(tmp_path / "run")
-    summary = store.ended(4)
+    summary = store.finished_summary(4)
     assert summary is not None and summary["mean"] == done.summary().mean and summary["rounds"] == 4
     assert summary["training_seconds"] == pytest.approx(sum(done.round_seconds))
-    assert store.ended(5) is None and RunDirectory(tmp_path / "other").ended(4) is None
+    assert store.finished_summary(5) is None and RunDirectory(tmp_path / "other").finished_summary(4) is None
     clients = pl.read_parquet(tmp_path / "run" / CLIENTS)
     assert clients["client"].to_list() == list(done.federation.names)
     assert clients["unseen"].to_list() == [False, False, True, False, False]
@@ -229,7 +229,7 @@ def test_a_finished_run_says_so_and_who_took_part(tmp_path):
 def test_a_diverged_run_says_so(tmp_path):
     with pytest.raises(Diverged) as error:
         start(tmp_path / "run", algorithm=FedAvg(sgd=SGD(lr=1e38, epochs=3)))
-    summary = RunDirectory(tmp_path / "run").ended(4)
+    summary = RunDirectory(tmp_path / "run").finished_summary(4)
     assert summary is not None and summary["diverged"] == str(error.value)
 
 

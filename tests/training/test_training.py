@@ -9,9 +9,9 @@ import pytest
 
 from conformance.problems import EXACT, ROUNDED, classification, float64, personal, predictors, softmax_model, train
 from fedtailor.algorithms import UCFL, Ditto, FedAvg, FineTune, Local
-from fedtailor.executors.map_clients import deal
+from fedtailor.executors.map_clients import balanced_order
 from fedtailor.federation import Ragged
-from fedtailor.protocol import SGD, Diverged
+from fedtailor.protocol import SGD, Diverged, hyperparameters
 from fedtailor.runs import run, simulate
 from fedtailor.training import Participation
 
@@ -155,9 +155,9 @@ def test_participation_is_keyed_by_id():
 
 @pytest.mark.parametrize("clients", [1, 2, 5, 8, 9, 23])
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_dealing_keeps_everybody_and_balances(clients, devices):
+def test_balancing_keeps_everybody_and_balances(clients, devices):
     work = np.random.default_rng(clients).integers(1, 1000, clients)
-    order = deal(work, devices, by_work=False)
+    order = balanced_order(work, devices, by_work=False)
     np.testing.assert_array_equal(np.sort(order), np.arange(clients))
     shards = np.array_split(work[order], np.arange(1, devices) * -(-clients // devices))
     if clients % devices == 0:

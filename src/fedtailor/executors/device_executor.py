@@ -110,7 +110,7 @@ class DeviceExecutor:
         listed = cohort.clients.listed[cohort.rows]
         order = self._order(listed)
         places = listed[order]
-        row_count = -(-len(cohort) // self.shards) * self.shards
+        row_count = self._row_count(exchange)
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         return ExchangeRequest(
             federation=self.number,
@@ -124,6 +124,16 @@ class DeviceExecutor:
             reporting=reporting[order],
             states=self.states.read(cohort.rows[order], row_count) if states is None else states,
         )
+
+    def _row_count(self, exchange: Exchange) -> int:
+        """Rows of the program: the cohort, rounded up to whole shards."""
+        cohort = exchange.cohort
+        whole = -(-len(cohort.clients) // self.shards) * self.shards
+        needed = -(-len(cohort) // self.shards) * self.shards
+        if exchange.task == "client" or needed == whole:
+            return needed
+        # How many clients were never sampled changes from round to round: powers of two, lest each compiles anew.
+        return min(self.shards << (needed // self.shards - 1).bit_length(), whole)
 
     def answers(self, request: ExchangeRequest, outputs: dict[str, Any]) -> Answers:
         """What `Devices.run` gave for a request, in the order of the cohort."""

@@ -61,9 +61,12 @@ class LockstepGroup:
             devices = Devices([federations[number] for number in numbers], dtype, settings)
             for place, number in enumerate(numbers):
                 federation, model, directory = members[number]
-                self.executors[number] = LockstepExecutor(
-                    self, federation, model, settings, directory=directory, devices=devices, number=place
-                )
+                if settings.debug:
+                    self.executors[number] = DebugExecutor(federation, model, settings, directory=directory)
+                else:
+                    self.executors[number] = LockstepExecutor(
+                        self, federation, model, settings, directory=directory, devices=devices, number=place
+                    )
 
     def drive(self, runs: Sequence[Exchanges[T]], stopped: threading.Event) -> list[T]:
         """Let the executors answer the exchanges of their runs, step by step.

@@ -4,7 +4,7 @@ from fedtailor.protocol.algorithm import About, Algorithm, Init
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
 from fedtailor.protocol.errors import Diverged
-from fedtailor.protocol.exchange import Answers, ClientRows, Exchange, Exchanges, Executor, Task, drive
+from fedtailor.protocol.exchange import Answers, ClientRows, Exchange, Exchanges, Executor, Task, drive, on_host
 from fedtailor.protocol.hyperparameters import (
     TracedInt,
     ZeroIsStatic,
@@ -68,6 +68,7 @@ __all__ = [
     "init_pipeline",
     "is_hyperparameters",
     "is_off",
+    "on_host",
     "require",
     "server_rng",
     "server_state",

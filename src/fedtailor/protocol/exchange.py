@@ -7,7 +7,7 @@ it owns the examples and the clients' states. Neither side knows how the other w
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
@@ -77,9 +77,9 @@ class ClientRows:
     def dtype(self) -> Any:
         return self.values.dtype
 
-    def take(self, clients: NDArray[Any]) -> Shaped[Array | np.ndarray, "k ..."]:
-        """What some clients (places in the cohort, or a mask over it) sent, one below the other, where it is."""
-        return self.values[self.row[clients]]
+    def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
+        """What one client (its place in the cohort) or several (places, or a mask) sent, where it is."""
+        return cast(Array, self.values[self.row[clients]])
 
     def host(self) -> Shaped[np.ndarray, "c ..."]:
         """What all clients of the cohort sent, on the host."""
@@ -94,6 +94,11 @@ class ClientRows:
         spread = np.full(len(self.values), fill, np.asarray(values).dtype)
         spread[self.row] = values
         return spread
+
+
+def on_host(output: Any) -> Any:
+    """A tree of `ClientRows` as arrays on the host, stacked in the order of the cohort."""
+    return jax.tree.map(lambda rows: rows.host(), output, is_leaf=lambda leaf: isinstance(leaf, ClientRows))
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,9 @@ class Executor(Protocol):
 
     seen: Clients
     unseen: Clients
-    examples: Examples | None
+
+    @property
+    def examples(self) -> Examples | None: ...
 
     @property
     def concurrency(self) -> int: ...

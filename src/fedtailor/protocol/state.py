@@ -1,7 +1,7 @@
 """`@server_state`: what a method's server keeps from round to round, as a class with typed fields."""
 
 import dataclasses
-from typing import Any, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
 
@@ -16,7 +16,7 @@ class ServerState:
     initial model that a probe is made at under `initial`, [d].
     """
 
-    registry: dict[str, type["ServerState"]] = {}
+    registry: ClassVar[dict[str, type["ServerState"]]] = {}
 
     def replace(self, **changes: Any) -> Self:
         """The same state with some fields changed."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from fedtailor.accounting import Ledger, Wireless
 from fedtailor.protocol import client_ids, require
 from fedtailor.report.units import UNITS, Unit
+from fedtailor.runs.summary import spread
 from fedtailor.storage.checkpoint import load_tree
 from fedtailor.storage.run_directory import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
-from fedtailor.training.run import spread
 
 
 @dataclass(frozen=True)

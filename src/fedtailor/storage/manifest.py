@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-import fedtailor
+from fedtailor._version import __version__
 from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
@@ -32,7 +32,7 @@ def manifest(
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
         "versions": {
-            "fedtailor": fedtailor.__version__,
+            "fedtailor": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in ("jax", "numpy")},
         },

@@ -41,12 +41,13 @@ class Metrics:
     def record(
         self, round: int, clients: NDArray[np.int64], unseen: bool, scores: Mapping[str, Any], classification: bool
     ) -> None:
-        """Add what clients [c] (places in the federation) answered to the task "evaluate", by split.
+        """Add what clients [c] (places in the federation) answered to the task "evaluate": split -> "count" [c]
+        and "sums" [c, 2] (of losses and of correct predictions).
 
         Clients are listed in the federation's order; those without samples in a split are left out."""
         order = np.argsort(clients)
         for split, of_split in scores.items():
-            count, sums = of_split["count"].host(), of_split["sums"].host()
+            count, sums = of_split["count"], of_split["sums"]
             present = order[count[order] > 0]
             for column, metric in enumerate(("loss", "accuracy") if classification else ("loss",)):
                 if len(present):

@@ -1,5 +1,6 @@
 """Personal models: what clients take home, and serving a client that arrives later."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Pool, model_input
 from fedtailor.models import Model
-from fedtailor.protocol import ClientRows, Clients, Exchanges, Mixture, Predictor, require
-from fedtailor.training.training import Training
+from fedtailor.protocol import Clients, Exchanges, Mixture, Predictor, on_host, require
+from fedtailor.training.training import Service, Training
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,22 @@ def personal_models(training: Training, clients: NDArray[np.int64], *, unseen: b
         clients: rows, ascending, in the executor's table of seen clients, or of `unseen` ones.
     """
     table = training.executor.unseen if unseen else training.executor.seen
-    return (yield from _predictors(training, table, clients, seen=not unseen))
+    services = yield from training.services(table, clients)
+    return (yield from _predictors(training, services))
 
 
 def guest_model(training: Training, guests: Clients) -> Exchanges[dict[str, Predictor]]:
     """What clients predict with that no executor of the training knows; whoever answers for them drives this."""
-    return (yield from _predictors(training, guests, np.arange(len(guests)), seen=False))
+    service = yield from training.service(guests, np.arange(len(guests)), seen=False)
+    return (yield from _predictors(training, [service]))
 
 
-def _predictors(
-    training: Training, table: Clients, clients: NDArray[np.int64], *, seen: bool
-) -> Exchanges[dict[str, Predictor]]:
-    service = yield from training.service(table, clients, seen=seen)
-    answers = yield from training.run_personal("personal", service)
-    stacked = jax.tree.map(lambda rows: rows.host(), answers.output, is_leaf=lambda it: isinstance(it, ClientRows))
-    names = [table.names[client] for client in clients]
-    return {name: jax.tree.map(lambda leaf, row=row: leaf[row], stacked) for row, name in enumerate(names)}
+def _predictors(training: Training, services: Sequence[Service]) -> Exchanges[dict[str, Predictor]]:
+    """What the clients of services predict with, by name."""
+    predictors = {}
+    for service in services:
+        answers = yield from training.run_personal("personal", service)
+        stacked, cohort = on_host(answers.output), service.cohort
+        for number, row in enumerate(cohort.rows):
+            predictors[cohort.clients.names[row]] = jax.tree.map(lambda leaf, number=number: leaf[number], stacked)
+    return predictors

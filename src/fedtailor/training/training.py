@@ -17,7 +17,6 @@ from fedtailor.models import Model
 from fedtailor.protocol import (
     Algorithm,
     Answers,
-    ClientRows,
     Clients,
     Cohort,
     Downlink,
@@ -29,6 +28,7 @@ from fedtailor.protocol import (
     Task,
     decode,
     drive,
+    on_host,
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation
@@ -180,6 +180,7 @@ class Training:
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
+        self._keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:
@@ -213,10 +214,35 @@ class Training:
     def predictors(self, service: Service) -> Any:
         """What the clients of a service predict with, stacked in the order of its cohort, on the host."""
         answers = drive(self.run_personal("personal", service), self.executor)
-        return jax.tree.map(lambda rows: rows.host(), answers.output, is_leaf=lambda it: isinstance(it, ClientRows))
+        return on_host(answers.output)
+
+    def services(
+        self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
+    ) -> Exchanges[list[Service]]:
+        """What some clients of one of the executor's tables (rows there, ascending) need to predict.
+
+        Clients of the population that were never sampled hold the state that all began with, which nobody has trained:
+        where the method keeps states they are served as newcomers are.
+        """
+        seen = np.full(len(clients), table is self.executor.seen)
+        if seen.all() and self._keeps_states and self.round > self.phase_start:
+            seen = self.took_part[clients]
+        phase: Phase = "delivery" if table is self.executor.seen else "unseen"
+        served = []
+        for group in (True, False):
+            if (seen == group).any():
+                chosen = clients[seen == group]
+                served.append((yield from self.service(table, chosen, seen=group, ledger=ledger, phase=phase)))
+        return served
 
     def service(
-        self, table: Clients, clients: NDArray[np.int64], *, seen: bool, ledger: Ledger | None = None
+        self,
+        table: Clients,
+        clients: NDArray[np.int64],
+        *,
+        seen: bool,
+        ledger: Ledger | None = None,
+        phase: Phase = "unseen",
     ) -> Exchanges[Service]:
         """What some clients of a table (rows there, ascending) need to predict; charged to `ledger`.
 
@@ -233,19 +259,18 @@ class Training:
             downlink = self.algorithm.probe_downlink(self._server, cohort)
             answers = yield Exchange("probe", self.algorithm, cohort, downlink)
             answers.checked()
-            self._charge(ledger, "unseen", downlink, cohort, answers)
+            self._charge(ledger, phase, downlink, cohort, answers)
             cohort = replace(cohort, probes=answers)
         downlink = self.algorithm.serve(self._server, cohort)
         answers = yield Exchange("init_unseen", self.algorithm, cohort, downlink)
         answers.checked()
-        self._charge(ledger, "unseen", downlink, cohort, answers)
+        self._charge(ledger, phase, downlink, cohort, answers)
         return Service(cohort, downlink, answers.states)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Charge the final models of all clients to `ledger`."""
-        yield from self.service(self.executor.seen, np.arange(len(self.population)), seen=True, ledger=ledger)
-        if unseen := len(self.executor.unseen):
-            yield from self.service(self.executor.unseen, np.arange(unseen), seen=False, ledger=ledger)
+        for table in (self.executor.seen, self.executor.unseen):
+            yield from self.services(table, np.arange(len(table)), ledger)
 
     def run_personal(self, task: Task, service: Service) -> Exchanges[Answers]:
         """Run "personal" or "evaluate" for the clients of a service.
@@ -264,11 +289,17 @@ class Training:
 
     def evaluation(self) -> Exchanges[None]:
         """Evaluate the personal models of all clients, seen and unseen, on their val and test splits."""
-        for table, seen in ((self.executor.seen, True), (self.executor.unseen, False)):
-            if len(table):
-                service = yield from self.service(table, np.arange(len(table)), seen=seen)
+        for table in (self.executor.seen, self.executor.unseen):
+            services = yield from self.services(table, np.arange(len(table)))
+            rows, scores = [], []
+            for service in services:
                 answers = yield from self.run_personal("evaluate", service)
-                self.metrics.record(self.round, table.listed, not seen, answers.output, self.model.classification)
+                rows.append(service.cohort.rows)
+                scores.append(on_host(answers.output))
+            if rows:
+                together = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
+                clients, unseen = table.listed[np.concatenate(rows)], table is self.executor.unseen
+                self.metrics.record(self.round, clients, unseen, together, self.model.classification)
 
     def count_time(self, round: float, total: float) -> None:
         """Add the wall time of a round, and of the round with its evaluation."""

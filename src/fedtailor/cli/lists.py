@@ -9,10 +9,10 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.hyper import parameters
 from fedtailor.experiments import scenarios as known_scenarios
-from fedtailor.experiments.scenario import Scenario, known
+from fedtailor.experiments.scenario import Scenario
 from fedtailor.models import logistic
 from fedtailor.protocol import Algorithm, require
 
@@ -31,7 +31,7 @@ def algorithms(arguments: list[str]) -> int:
         return 0
     require(len(names) <= 1, "usage: fedtailor algorithms [NAME] [--json]")
     if names:
-        known(names[0], Algorithm.registry, "algorithm", "fedtailor algorithms")
+        find_algorithm(names[0])
         return _one(Algorithm.registry[names[0]], as_json)
     listed = sorted(Algorithm.registry, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     rows = [dataclasses.asdict(Algorithm.registry[name].about) for name in listed]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.options import parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.parsing import reporting
-from fedtailor.experiments.scenario import Scenario, known
+from fedtailor.experiments.scenario import Scenario
 from fedtailor.protocol import Algorithm, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
@@ -57,8 +57,7 @@ def run(arguments: list[str]) -> int:
             return 0
         raise ValueError(f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the names")
     scenario = scenarios.find(names[1])
-    known(names[0], Algorithm.registry, "algorithm", "fedtailor algorithms")
-    algorithm, options = _parse(names[0], scenario, arguments[2:])
+    algorithm, options = _parse(find_algorithm(names[0]).about.name, scenario, arguments[2:])
     if options.resume:
         require(options.out is not None, "--resume needs the directory of the run: --out DIR")
         found = options.out is not None and (options.out / MANIFEST).exists()

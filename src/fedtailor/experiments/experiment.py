@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten, reporting
@@ -216,7 +216,10 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
     for label, table in file.algorithms.items():
         place = ("algorithms", label)
         name = table.use or label
-        allow(name, list(Algorithm.registry), (*place, "use") if table.use else place, "algorithm")
+        try:
+            name = find_algorithm(name).about.name
+        except ValueError as error:
+            raise ConfigError((*place, "use") if table.use else place, str(error)) from None
         for other in table.only or ():
             allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
         if table.only is not None and column.label not in table.only:

@@ -1,7 +1,6 @@
 """Hyper-parameters and models from the plain values of a file."""
 
 import dataclasses
-import difflib
 import inspect
 import json
 import types
@@ -15,7 +14,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import is_hyperparameters, require
+from fedtailor.protocol import check_choice, is_hyperparameters, require
 from fedtailor.training import Participation
 
 T = TypeVar("T")
@@ -125,12 +124,12 @@ def allow(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
     """Refuse a name that is not one of `names`.
 
     Raises:
-        ConfigError: with the nearest name, and all that are allowed.
+        ConfigError: with the nearest name, or all that are allowed.
     """
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ConfigError(place, f"there is no {what} {name!r}{hint} allowed are {', '.join(names) or 'none'}")
+    try:
+        check_choice(name, names, what)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
 
 
 def _part(hint: Any, place: KeyPath) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedtailor.experiments.scenario import known
-from fedtailor.protocol import require
+from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredRun
 from fedtailor.report.units import UNITS, Unit
@@ -189,5 +188,5 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
         bool(there), f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor compare` makes them"
     )
     for name in names:
-        known(name, dict.fromkeys(there), "experiment", f"ls {results}")
+        check_choice(name, there, "experiment", f"`ls {results}` lists them")
     return [Experiment.read(results, name) for name in (names or there)]

@@ -87,7 +87,7 @@ def simulate(
     uplink: Pipeline = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
-) -> Training:
+) -> Training[DeviceExecutor]:
     """A training to be advanced by hand, round by round; arguments as of `run`.
 
     Returns:
@@ -128,7 +128,7 @@ def run_exchanges(
     if directory is not None:
         store = RunDirectory(Path(directory))
         settings = manifest(algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink)
-        continued = store.open(settings, rounds, resume)
+        continued = store.open(settings, resume)
     training = Training(algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink)
     if store is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
@@ -148,7 +148,9 @@ def run_exchanges(
             raise
     done = yield from finished_run(training, executor)
     store.write_ledger(done.ledger)  # with the delivery of the final models
-    store.write_summary({**done.summary().as_dict(), "asked_rounds": rounds})
+    store.write_summary(
+        {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+    )
     return done
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.experiments.scenarios.common import some
 from fedtailor.federation import ClassesPerClient, Dataset, Federation, Uniform, datasets, from_partition
 from fedtailor.models import Architecture, cnn, logistic
@@ -69,7 +69,7 @@ def _scenario(
         model,
         rounds,
         {"pfedme": methods.PFedMe(sgd=sgd, lam=12.0, outer_lr=sgd.lr)},
-        trained(sgd),
+        defaults_with(sgd),
         source="Tang et al. 2022, section 5",
         data=data,
     )

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.experiments.scenarios.common import PFEDME_SIZES, some
 from fedtailor.federation import (
     ClassesPerClient,
@@ -179,7 +179,7 @@ SCENARIOS = (
         logistic(),
         200,
         _settings(MNIST),
-        trained(MNIST),
+        defaults_with(MNIST),
         participation=0.1,
         source=SOURCE,
         data="MNIST",
@@ -191,7 +191,7 @@ SCENARIOS = (
         logistic(),
         200,
         _settings(LETTER),
-        trained(LETTER),
+        defaults_with(LETTER),
         participation=0.1,
         source=SOURCE,
         data="EMNIST",
@@ -203,7 +203,7 @@ SCENARIOS = (
         tutorial_cnn(),
         200,
         _settings(CIFAR, warm=20),
-        trained(CIFAR),
+        defaults_with(CIFAR),
         participation=0.25,
         source=SOURCE,
         data="CIFAR-10",
@@ -215,7 +215,7 @@ SCENARIOS = (
         lstm(BUCKETS + 1, layers=2),
         200,
         _settings(TWEETS, warm=20),
-        trained(TWEETS),
+        defaults_with(TWEETS),
         participation=0.1,
         source=SOURCE,
         data="Sent140",
@@ -227,7 +227,7 @@ SCENARIOS = (
         logistic(),
         200,
         _settings(TWEETS),
-        trained(TWEETS),
+        defaults_with(TWEETS),
         participation=0.1,
         source=SOURCE,
         data="Sent140",
@@ -239,7 +239,7 @@ SCENARIOS = (
         density(),
         50,
         {"self-fl": methods.SelfFL(sgd=SCALARS, l_max=40, curvature=2.0)},
-        trained(SCALARS),
+        defaults_with(SCALARS),
         source=SOURCE,
     ),
 )

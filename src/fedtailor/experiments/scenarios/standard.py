@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.experiments.scenarios.common import PFEDME_SIZES, some
 from fedtailor.federation import (
     ClassesPerClient,
@@ -125,7 +125,7 @@ SCENARIOS = (
         logistic(),
         800,
         _pfedme(replace(PFEDME, lr=0.1), 15.0, replace(PFEDME, lr=0.003), 0.03),
-        trained(PFEDME),
+        defaults_with(PFEDME),
         participation=0.25,
         source="Dinh et al. 2020, section 5",
         data="MNIST",
@@ -137,7 +137,7 @@ SCENARIOS = (
         logistic(),
         600,
         _pfedme(replace(PFEDME, lr=0.01), 20.0, replace(PFEDME, lr=0.002), 0.02),
-        trained(PFEDME),
+        defaults_with(PFEDME),
         participation=0.1,
         source="Dinh et al. 2020, section 5",
     ),
@@ -149,7 +149,7 @@ SCENARIOS = (
             cnn(),
             2000,
             {},
-            trained(PFLLIB),
+            defaults_with(PFLLIB),
             source="PFLlib, Zhang et al. 2025",
             data=data,
         )

@@ -1,6 +1,6 @@
 """A federation from a file of your own: one row for each example, a column that names its client."""
 
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.federation import Federation, from_frame, standardize
 from fedtailor.models import logistic
 from fedtailor.protocol import SGD, require
@@ -46,7 +46,7 @@ SCENARIOS = (
         logistic(),
         50,
         {},
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source="Your own data",
         data="your file",
     ),

@@ -9,7 +9,7 @@ import numpy as np
 
 import fedtailor.algorithms as methods
 from fedtailor.aggregation import ServerOptimizer
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.experiments.scenarios.common import some_clients
 from fedtailor.federation import Federation, Natural, datasets, from_partition
 from fedtailor.models import cnn
@@ -116,7 +116,7 @@ SCENARIOS = (
         density_model(),
         80,
         DENSITY_SETTINGS,
-        trained(SYMBOLS),
+        defaults_with(SYMBOLS),
         source=SOURCE,
     ),
     Scenario(
@@ -126,7 +126,7 @@ SCENARIOS = (
         cnn(),
         1000,
         SETTINGS,
-        trained(LOCAL),
+        defaults_with(LOCAL),
         participation=0.0935,
         source=SOURCE,
         data="FEMNIST",
@@ -138,7 +138,7 @@ SCENARIOS = (
         cnn(),
         1000,
         SETTINGS,
-        trained(LOCAL),
+        defaults_with(LOCAL),
         participation=0.0372,
         source=SOURCE,
         data="MNIST, QMNIST",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.federation import (
     IID,
     DirichletByClass,
@@ -141,7 +141,7 @@ SCENARIOS = (
         lenet5(),
         300,
         _settings(None, 100),
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source=SOURCE,
         data="EMNIST",
     ),
@@ -152,7 +152,7 @@ SCENARIOS = (
         lenet5(),
         300,
         _settings(4, 1 / 3),
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source=SOURCE,
         data="EMNIST",
     ),
@@ -163,7 +163,7 @@ SCENARIOS = (
         lenet5(),
         300,
         _settings(4, 1 / 3),
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source=SOURCE,
         data="CIFAR-10",
     ),

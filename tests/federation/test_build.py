@@ -175,7 +175,10 @@ def test_some_classes_become_the_first_ones():
         (lambda: Dataset(np.zeros((3, 1)), np.zeros(3)).only([0]), "has no classes"),
         (lambda: dataset().sample(601), "toy: cannot take 601 of 600 examples"),
         (lambda: Dataset(np.zeros((3, 1)), np.zeros(2)), "x has 3 rows and y has 2"),
-        (lambda: from_partition(dataset(), IID(3), test="mine"), "test is 'mine'; give a fraction, 'published' or"),
+        (
+            lambda: from_partition(dataset(), IID(3), test="mine"),
+            "no kind of test set 'mine'; choose one of published, common",
+        ),
         (
             lambda: from_partition(Dataset(np.zeros((9, 1)), np.zeros(9, int), 1), IID(3), test="common"),
             "data has no published test examples",

@@ -1,6 +1,7 @@
 """The words of the design: what an algorithm is written in. Imports nothing else of fedtailor."""
 
 from fedtailor.protocol.algorithm import About, Algorithm, Init
+from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Cohort, Examples, Population
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
 from fedtailor.protocol.local import Batch, Local, Params, StepGradient
@@ -29,6 +30,7 @@ __all__ = [
     "StepGradient",
     "Switch",
     "Up",
+    "check_choice",
     "client_ids",
     "client_keys",
     "draw_bits",

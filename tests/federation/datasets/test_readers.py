@@ -98,9 +98,11 @@ def test_emnist_letters_count_from_zero(data_dir):
 
 
 def test_emnist_refuses_unknown_splits_and_other_files(data_dir):
-    with pytest.raises(ValueError, match="no split 'byletter'; choose one of byclass"):
+    with pytest.raises(
+        ValueError, match=r"no split of EMNIST 'byletter'; did you mean 'letters'. choose one of byclass"
+    ):
         emnist("byletter")
-    with pytest.raises(ValueError, match="no part 'val'"):
+    with pytest.raises(ValueError, match="no part of EMNIST 'val'"):
         emnist("letters", "val")
     write_emnist(data_dir / "emnist", "byclass", "test", 62, classes=62)
     with pytest.raises(ValueError, match="is not the published file"):
@@ -283,7 +285,7 @@ def test_tweets_become_bags_of_words(data_dir):
     assert first.sum() == 5 and second.sum() == 7 and third.sum() == 6
     assert (np.minimum(first, second)).sum() == 3, "is, a link and a mention, whichever they are"
     assert second.max() == 2 and third[second.argmax()] == 1, "glad, glad"
-    assert len(sent140(least=2)) == 2
+    assert len(sent140(min_samples=2)) == 2
 
 
 def test_tweets_become_token_ids(data_dir):
@@ -298,9 +300,9 @@ def test_tweets_become_token_ids(data_dir):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": "letters"}, "features is 'letters'; choose"),
-        ({"buckets": 0}, "must be 1 or more"),
-        ({"least": 9}, "no user has 9 tweets"),
+        ({"features": "letters"}, "no kind of features 'letters'; choose one of words, tokens"),
+        ({"buckets": 0}, "buckets is 0; it must be 1 or more"),
+        ({"min_samples": 9}, "no user has 9 tweets"),
     ],
 )
 def test_impossible_settings_for_tweets(data_dir, options, message):

@@ -195,7 +195,6 @@ class Shards:
         check_integer(self.shards, "shards", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
-        require_examples(data, self.clients)
         rng, total = rng_of(seed), self.clients * self.shards
         if total > len(data):
             raise ValueError(f"{data.name}: {len(data)} samples cannot be cut into {total} shards; use fewer clients")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.federation.checks import SPLITS, check_finite, check_integer, check_seed
+from fedtailor.federation.checks import SPLITS, check_finite, check_seed
 from fedtailor.federation.federation import Ragged
 from fedtailor.protocol import client_ids, draw_bits
 
@@ -117,7 +117,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         if missing:
             raise ValueError(f"unseen names client {min(missing)!r}, which is not there; the first is {names[0]!r}")
         return np.array([name in held for name in names])
-    check_integer(unseen, "unseen", 0) if isinstance(unseen, Integral) else check_finite(unseen, "unseen")
+    check_finite(unseen, "unseen")
     count = int(unseen) if isinstance(unseen, Integral) else round(unseen * len(names))
     if unseen < 0 or count >= max(len(names), 1):
         raise ValueError(

@@ -72,11 +72,7 @@ class LabelPermutations:
         """
         if federation.classes is None:
             raise ValueError(f"{federation.name} has no classes, so there are no labels to permute")
-        require(
-            self.groups <= len(federation),
-            f"groups is {self.groups}, and there are {len(federation)} clients; use at most one group for each client",
-        )
-        permutations = self._permutations(federation.classes, check_seed(seed))
+        permutations = self._permutations(federation.classes, len(federation), check_seed(seed))
 
         def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
             return x, permutations[group][y].astype(y.dtype)
@@ -84,9 +80,13 @@ class LabelPermutations:
         changed = _by_group(federation, _assign(federation, self.groups, seed, groups), change)
         return replace(changed, class_names=None)
 
-    def _permutations(self, classes: int, seed: int) -> list[NDArray[np.int64]]:
+    def _permutations(self, classes: int, clients: int, seed: int) -> list[NDArray[np.int64]]:
         if classes < 10 and self.groups > np.prod(np.arange(1, classes + 1)):
             raise ValueError(f"{classes} classes have fewer than {self.groups} permutations; use fewer groups")
+        require(
+            self.groups <= clients,
+            f"groups is {self.groups}, and there are {clients} clients; use at most one group for each client",
+        )
         rng, found = server_rng(seed, "label permutations", 0), {}
         while len(found) < self.groups:
             permutation = rng.permutation(classes)

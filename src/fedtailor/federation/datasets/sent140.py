@@ -99,13 +99,9 @@ def _decode(
         frame = load(content)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{paths[0]} is damaged or something else ({reason(error)[:200]})") from None
-    gaps = [
-        column for column, number in frame.select("user", "text", "label").null_count().to_dicts()[0].items() if number
-    ]
-    if gaps or not frame["label"].is_in([0, 1]).all():
-        raise ValueError(
-            f"{paths[0]} is damaged or something else (a {gaps[0] if gaps else 'label'} is not as published)"
-        )
+    whole = all(frame[column].null_count() == 0 for column in ("user", "text", "label"))
+    if not whole or not np.isin(frame["label"].to_numpy(), (0, 1)).all():
+        raise ValueError(f"{paths[0]} is damaged or something else (an empty cell, or a label that is not published)")
     frame = frame.filter(pl.len().over("user") >= min_samples)
     if frame.is_empty():
         raise ValueError(f"Sentiment140: no user has {min_samples} tweets; lower min_samples")

@@ -115,7 +115,7 @@ def _is_missing(value: Any) -> bool:
     """None, NaN, and what data frames have for a missing cell."""
     return (
         value is None
-        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, float | np.floating) and math.isnan(value))
         or type(value).__name__ in ("NAType", "NaTType")
     )
 

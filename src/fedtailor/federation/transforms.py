@@ -17,6 +17,8 @@ from fedtailor.federation.checks import SPLITS, check_integer, check_seed
 from fedtailor.federation.federation import Federation
 from fedtailor.protocol import draw_bits, require, server_rng
 
+_ROUNDING = 1e-12  # relative to a feature's values
+
 Groups = NDArray[np.integer[Any]]
 Change = Callable[[NDArray[Any], NDArray[Any], int], tuple[NDArray[Any], NDArray[Any]]]
 
@@ -109,8 +111,9 @@ def standardize(federation: Federation) -> Federation:
     used[federation.train.take(federation.seen).rows] = True
     values = federation.x[used].reshape(-1, federation.x.shape[-1]).astype(np.float64)
     mean, deviation = values.mean(axis=0), values.std(axis=0)
-    # the mean of equal numbers is a rounding error away from them, which a division would blow up to their size
-    varies = deviation > 16 * np.finfo(np.float64).eps * np.abs(values).max(axis=0, initial=0)
+    # the mean of equal numbers is a rounding error away from them, so that their deviation is not exactly 0: a division
+    # by it would blow the error up
+    varies = np.ptp(values, axis=0) > _ROUNDING * np.abs(values).max(axis=0)
     scale = 1 / np.where(varies, deviation, 1.0)
     return replace(federation, shift=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 

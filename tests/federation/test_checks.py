@@ -95,7 +95,6 @@ class NAType:
         (np.array(["a", NAType()], object), "row 1 has no client"),
         (np.array(["a", ""]), "row 1 has an empty client"),
         (np.array(["", ""]), "row 0 has an empty client"),
-        (np.array(["a", " \t"]), "row 1 has an empty client"),
         (np.array([b"a", b"\xff"]), "bytes that are no UTF-8"),
         (np.array(["a", b"\xff"], object), "bytes that are no UTF-8"),
     ],

@@ -76,7 +76,7 @@ def test_a_federation_shows_its_clients():
     assert small(groups=np.array([4, 4, 5])).client("cyd").group == 5
     assert "3 clients" in federation.describe() and "1 unseen" in federation.describe()
     assert "3 clients" in repr(federation) and "1 train, 1 val, 1 test" in repr(bob)
-    for unknown in ("dan", 3, -4):
+    for unknown in ("dan", 3, -4, 1.5, None):
         with pytest.raises(ValueError, match="no client"):
             federation.client(unknown)
 

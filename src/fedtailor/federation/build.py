@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.federation.checks import check_seed, plain_array, plain_text
+from fedtailor.federation.checks import MAX_CLASSES, check_seed, plain_array, plain_text
 from fedtailor.federation.dataset import Dataset, encode
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.partition import Natural, Partitioner
@@ -151,31 +151,32 @@ def _number_of_classes(y: NDArray[Any], found: int | None, names: tuple[str, ...
     if found is None or not y.size:
         return found
     if names is None:
-        labels = np.unique(y)
-        if labels[0] < 0:
-            advice = "recode -1 as 0" if labels.tolist() == [-1, 1] else "recode the labels as 0, 1, ..."
-            row = int(np.argwhere(y == labels[0])[0][0])
-            raise ValueError(
-                f"row {row} has label {labels[0]}, and labels count from 0; {advice}, or give them as text"
-            )
-        if y.ndim == 1 and len(labels) < found:  # in sequences a symbol of the alphabet may well be missing
-            _refuse_gaps(y, labels)
+        least = int(y.min())
+        if least < 0:
+            advice = "recode -1 as 0" if set(y.flat[:1000]) == {-1, 1} else "recode the labels as 0, 1, ..."
+            row = int(np.argwhere(y == least)[0][0])
+            raise ValueError(f"row {row} has label {least}, and labels count from 0; {advice}, or give them as text")
+        if y.ndim == 1:  # in sequences a symbol of the alphabet may well be missing
+            _refuse_gaps(y, found)
     if found == 1:
         what = repr(names[0]) if names else 0
         raise ValueError(f"every row has the label {what}; with one class there is nothing to learn: check the labels")
     return found
 
 
-def _refuse_gaps(y: NDArray[Any], labels: NDArray[Any]) -> None:
+def _refuse_gaps(y: NDArray[Any], found: int) -> None:
+    labels = np.unique(y)
+    if len(labels) == found:
+        return
     if int(labels[-1] - labels[0]) + 1 == len(labels):
         raise ValueError(f"the labels are {labels[0]} to {labels[-1]}; labels count from 0: subtract {labels[0]}")
     present = np.concatenate([[-1], labels])
     at = int(np.argmax(np.diff(present) > 1))
     missing, after = int(present[at]) + 1, labels[at]
+    rare = f"; if {missing} is only rare, give classes={found}" if found <= MAX_CLASSES else ""
     raise ValueError(
         f"no row has label {missing}, and row {int(np.argmax(y == after))} has {after}: is it mistyped? If labels are "
-        f"numbers to predict, convert y to floats; if they are names, to text; if {missing} is only rare, give "
-        f"classes={int(labels[-1]) + 1}"
+        f"numbers to predict, convert y to floats; if they are names, to text{rare}"
     )
 
 

@@ -39,7 +39,7 @@ def check_integer(value: Any, what: str, least: int) -> None:
     """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(whole, f"{what} is {value!r}; it must be a whole number")
-    require(value >= least, f"{what} is {value}; it must be {least} or more")
+    require(int(value) >= least, f"{what} is {value}; it must be {least} or more")
 
 
 def check_finite(value: Any, what: str) -> None:
@@ -105,7 +105,7 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
             text = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(np.str_)
     except UnicodeDecodeError:
         raise ValueError(f"a {what} is bytes that are no UTF-8; decode the column first") from None
-    empty = np.char.strip(text) == "" if text.dtype.itemsize else np.ones(text.shape, np.bool_)
+    empty = text == ""
     if empty.any():
         raise ValueError(f"row {int(np.argmax(empty))} has an empty {what}; fill it in or drop the row")
     return text

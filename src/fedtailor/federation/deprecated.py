@@ -15,11 +15,11 @@ def renamed(**names: str) -> Callable[[Made], Made]:
     The old spelling warns once where it stands; both spellings at once are refused.
     """
 
-    def decorate(made: Made) -> Made:
-        if isinstance(made, type):
-            made.__init__ = _translating(made.__init__, made.__name__, names)  # type: ignore[misc]
-            return made
-        return _translating(made, made.__name__, names)  # type: ignore[return-value]
+    def decorate(made: Any) -> Any:
+        if not isinstance(made, type):
+            return _translating(made, made.__name__, names)
+        setattr(made, "__init__", _translating(made.__init__, made.__name__, names))  # noqa: B010 (of a known class)
+        return made
 
     return decorate
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,7 +240,7 @@ class Federation:
             if which not in self.names:
                 raise ValueError(f"no client is called {which!r}; the first one is {self.names[0]!r}")
             return Client(self, self.names.index(which))
-        if not -len(self) <= which < len(self):
+        if not isinstance(which, Integral) or not -len(self) <= int(which) < len(self):
             raise ValueError(f"there is no client {which}; the federation has {len(self)}, counted from 0")
         return Client(self, int(which) % len(self))
 

@@ -53,7 +53,9 @@ def require_examples(data: Dataset, clients: int) -> None:
     Raises:
         ValueError: a client would have nothing.
     """
-    require(clients <= len(data), f"{data.name}: {len(data)} examples are too few for {clients} clients; use fewer")
+    require(
+        clients <= len(data), f"{data.name}: {len(data)} examples are too few for {clients} clients; use fewer clients"
+    )
 
 
 @renamed(least="min_samples")

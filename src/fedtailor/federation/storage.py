@@ -82,5 +82,5 @@ def _digest(header: str, arrays: dict[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256(header.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(array.reshape(-1).view(np.uint8))
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -116,6 +116,7 @@ def test_sizes_have_the_published_law():
         (lambda: synthetic(beta=float("inf")), "beta is inf"),
         (lambda: synthetic(clients=2.5), "clients is 2.5"),
         (lambda: synthetic(seed=-1), "seed is -1"),
+        (lambda: synthetic(clients=10**12), "1000000000000 clients with 2 samples or more needs .* GiB of memory"),
         (lambda: synthetic(sizes=Uniform(1e12, 1e12)), r"1e\+12 samples for 1 clients needs .* GiB of memory"),
         (lambda: density(10**12), "100 clients with 1000000000000 samples of 100 symbols needs .* GiB of memory"),
         (lambda: density(symbols=10**12), "GiB of memory"),

@@ -49,6 +49,7 @@ def synthetic(
     check_finite(beta, "beta")
     require(alpha >= 0 and beta >= 0, f"alpha is {alpha} and beta {beta}; they must be 0 or more")
     check_integer(clients, "clients", 1)
+    check_memory(2 * clients * (_INPUTS + 1), 8, f"{clients} clients with 2 samples or more")
     check_seed(seed)
     deviations = np.arange(1, _INPUTS + 1) ** -0.6
     xs, ys, total = [], [], 0.0

@@ -51,6 +51,8 @@ def from_arrays(
         ValueError: the data do not fit together; the message names the client and the remedy.
     """
     columns = {"x": x, "y": y, "client": client, "split": split, "group": group}
+    missing = [what for what in ("x", "y", "client") if columns[what] is None]
+    require(not missing, f"{missing[0] if missing else 'x'} is None; give one entry for each example")
     arrays = {what: plain_array(column, what) for what, column in columns.items() if column is not None}
     _check_shapes(arrays)
     x, client = arrays["x"], arrays["client"]
@@ -136,7 +138,7 @@ def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] 
         return codes, len(names), names
     if y.dtype.kind == "b":
         return y.astype(np.int64), 2, ("False", "True")
-    if np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind in "iu":
         return y, int(y.max(initial=0)) + 1, None
     return y, None, None
 

@@ -38,7 +38,7 @@ def check_integer(value: Any, what: str, least: int) -> None:
         ValueError: with the name `what`.
     """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require(whole, f"{what} is {value!r}; it must be a whole number")
+    require(whole, f"{what} is {shown(value)}; it must be a whole number")
     require(int(value) >= least, f"{what} is {value}; it must be {least} or more")
 
 
@@ -49,7 +49,13 @@ def check_finite(value: Any, what: str) -> None:
         ValueError: with the name `what`.
     """
     number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    require(number, f"{what} is {value!r}; it must be a finite number")
+    require(number, f"{what} is {shown(value)}; it must be a finite number")
+
+
+def shown(value: Any) -> str:
+    """A value for a message: in one line, and short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def check_memory(numbers: float, itemsize: int, what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.federation.checks import SPLITS, plain_array
+from fedtailor.federation.checks import SPLITS, plain_array, shown
 from fedtailor.federation.validation import validate
 from fedtailor.protocol import client_ids
 
@@ -193,8 +193,8 @@ class Federation:
             "names": names,
             "unseen": unseen.astype(np.bool_) if len(unseen) else np.zeros(len(names), np.bool_),
             "groups": None if self.groups is None else plain_array(self.groups, "groups"),
-            "shift": _numbers(self.shift),
-            "scale": _numbers(self.scale),
+            "shift": _numbers(self.shift, "shift"),
+            "scale": _numbers(self.scale, "scale"),
             "class_names": None if self.class_names is None else tuple(str(name) for name in self.class_names),
         }
         for key, value in normal.items():
@@ -266,5 +266,8 @@ class Federation:
         return f"Federation({self.name!r}: {len(self)} clients, {len(self.x)} examples of shape {self.input_shape})"
 
 
-def _numbers(value: Any) -> float | tuple[float, ...]:
-    return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
+def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
+    try:
+        return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {shown(value)}; give one number, or one for each channel") from None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.federation.checks import SPLITS, check_finite, check_seed
+from fedtailor.federation.checks import SPLITS, check_finite, check_seed, shown
 from fedtailor.federation.federation import Ragged
 from fedtailor.protocol import client_ids, draw_bits
 
@@ -23,7 +23,7 @@ def check_fractions(test: float, val: float) -> None:
     """Raise ValueError unless both fractions, and what they leave for training, make sense."""
     for what, fraction in (("test", test), ("val", val)):
         if not isinstance(fraction, Real) or isinstance(fraction, bool):
-            raise ValueError(f"{what} is {fraction!r}; it is a fraction of each client's rows, such as 0.2")
+            raise ValueError(f"{what} is {shown(fraction)}; it is a fraction of each client's rows, such as 0.2")
     if not (0 <= test < 1 and 0 <= val < 1 and test + val < 1):
         raise ValueError(f"test is {test} and val is {val}; they are fractions, 0 or more, with a sum below 1")
 
@@ -111,7 +111,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         ValueError: an unknown name, or nobody would be left to train.
     """
     check_seed(seed)
-    if isinstance(unseen, Iterable):
+    if isinstance(unseen, Iterable) and not (isinstance(unseen, np.ndarray) and unseen.ndim == 0):
         held = {unseen} if isinstance(unseen, str) else {str(name) for name in unseen}
         missing = held - set(names)
         if missing:
@@ -130,7 +130,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
 
 def _strata(y: NDArray[Any]) -> NDArray[np.int64]:
     """A number from 0 on for every row [N]: its class, where the targets are labels."""
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not len(y):
+    if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y):
         return np.zeros(len(y), np.int64)
     return y.astype(np.int64) - int(y.min())
 

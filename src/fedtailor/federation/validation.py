@@ -62,7 +62,7 @@ def _types(federation: "Federation") -> None:
         x.dtype in (np.uint8, np.int32, np.float32, np.float64),
         f"x is {x.dtype}; convert it to uint8 (pixels), float32 or float64 (features), or int32 (token ids)",
     )
-    integer = np.issubdtype(y.dtype, np.integer)
+    integer = y.dtype.kind in "iu"  # NumPy counts spans of time among the integers
     _require(
         integer or np.issubdtype(y.dtype, np.floating),
         f"y is {y.dtype}; convert it to integer labels or floating-point targets",

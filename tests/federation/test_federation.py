@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedtailor.federation import Federation, Ragged
+from fedtailor.protocol import client_ids
 
 
 def small(**changes) -> Federation:
@@ -165,11 +166,13 @@ def test_replace_makes_a_checked_copy():
         dataclasses.replace(small(), classes=2)
 
 
-def test_a_hundred_thousand_clients_are_checked_in_a_moment():
+def test_checking_a_hundred_thousand_clients_takes_little_more_than_their_digests():
     m, train, common = 100_000, 8, np.arange(800_000, 800_010)
     x, y = np.zeros((800_010, 1), np.float32), np.zeros(800_010, np.int64)
     names = tuple(f"client-{i}" for i in range(m))
-    start = time.perf_counter()
+    start = time.process_time()
+    client_ids(names)
+    digests, start = time.process_time() - start, time.process_time()
     federation = Federation(
         x,
         y,
@@ -179,5 +182,5 @@ def test_a_hundred_thousand_clients_are_checked_in_a_moment():
         names,
         classes=2,
     )
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 20 * digests, "no loop over clients that costs more than a digest each"
     assert len(federation) == m

@@ -118,7 +118,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
             raise ValueError(f"unseen names client {min(missing)!r}, which is not there; the first is {names[0]!r}")
         return np.array([name in held for name in names])
     check_finite(unseen, "unseen")
-    count = int(unseen) if isinstance(unseen, Integral) else round(unseen * len(names))
+    count = int(unseen) if isinstance(unseen, Integral) else round(float(unseen) * len(names))
     if unseen < 0 or count >= max(len(names), 1):
         raise ValueError(
             f"unseen is {unseen} of {len(names)} clients; give a count or a fraction that leaves somebody to train"

@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from fedtailor.executors import Settings
-from fedtailor.storage import Interrupted
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
+from fedtailor.storage import Interrupted
 from fedtailor.storage.run_directory import METRICS
 
 FILE = """title = "A comparison"

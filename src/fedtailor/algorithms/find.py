@@ -23,7 +23,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if name not in Algorithm.registry:
         for point in entry_points(group=ENTRY_POINTS, name=name):
             point.load()
-    check_choice(name, Algorithm.registry, "algorithm", "`fedtailor algorithms` lists them")
+    check_choice(name, Algorithm.registry, "algorithm", "fedtailor algorithms")
     return Algorithm.registry[name]
 
 

@@ -1,22 +1,25 @@
-"""Names that a user gives: one of a list, or one clear line."""
+"""Names that a user chooses from, and what a mistyped one is told."""
 
 import difflib
 from collections.abc import Iterable
 
 
-def check_choice(name: str, choices: Iterable[str], what: str, otherwise: str | None = None) -> None:
-    """Refuse a name that is not one of `choices`.
+def check_choice(name: object, names: Iterable[str], what: str, listed_by: str | None = None) -> None:
+    """Refuse a name that is not one of `names`, with the nearest one and with all, or with where all are listed.
 
     Args:
-        what: what the name stands for ("algorithm").
-        otherwise: what to say where no choice is near; None = list them all.
+        name: what the user gave.
+        names: what there is.
+        what: what they are names of: "method", "part of EMNIST".
+        listed_by: a command that lists them, where they are too many for one line.
 
     Raises:
-        ValueError: with the nearest choice.
+        ValueError: "there is no method 'ucfll'; did you mean 'ucfl'? choose one of afl, apfl, ..."
     """
-    known = list(choices)
-    if name in known:
+    known = list(names)
+    if isinstance(name, str) and name in known:
         return
     near = difflib.get_close_matches(str(name), known, n=1)
-    hint = otherwise or f"allowed are {', '.join(known) or 'none'}"
-    raise ValueError(f"there is no {what} {name!r}; " + (f"did you mean {near[0]!r}?" if near else hint))
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    rest = f"choose one of {', '.join(known) or 'none'}" if listed_by is None else f"`{listed_by}` lists them"
+    raise ValueError(f"there is no {what} {name!r}; {hint}{rest}")

@@ -188,5 +188,5 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
         bool(there), f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor compare` makes them"
     )
     for name in names:
-        check_choice(name, there, "experiment", f"`ls {results}` lists them")
+        check_choice(name, there, "experiment", f"ls {results}")
     return [Experiment.read(results, name) for name in (names or there)]

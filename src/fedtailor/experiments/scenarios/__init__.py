@@ -71,5 +71,5 @@ def find(name: str) -> Scenario:
     Raises:
         ValueError: there is none of that name.
     """
-    check_choice(name, SCENARIOS, "scenario", "`fedtailor scenarios` lists them")
+    check_choice(name, SCENARIOS, "scenario", "fedtailor scenarios")
     return SCENARIOS[name]

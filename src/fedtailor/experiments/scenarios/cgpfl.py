@@ -12,7 +12,7 @@ import numpy as np
 
 import fedtailor.algorithms as methods
 from fedtailor.experiments.scenario import Scenario, defaults_with
-from fedtailor.experiments.scenarios.common import some
+from fedtailor.experiments.scenarios.common import subsample
 from fedtailor.federation import ClassesPerClient, Dataset, Federation, Uniform, datasets, from_partition
 from fedtailor.models import Architecture, cnn, logistic
 from fedtailor.protocol import SGD
@@ -47,7 +47,7 @@ def three_classes(
     Raises:
         ValueError: sizes that cannot be met, or the data set is not at hand.
     """
-    data = some(read(), points, seed)
+    data = subsample(read(), points, seed)
     partition = ClassesPerClient(clients, classes, Uniform(low, high))
     return from_partition(data, partition, test=test, val=val, name=f"cgpfl ({data.name})", seed=seed)
 

@@ -47,7 +47,7 @@ def digits_label_shift(
     Raises:
         ValueError: too many clients for the data.
     """
-    partition = DirichletByClass(clients, alpha, least=10)
+    partition = DirichletByClass(clients, alpha, min_samples=10)
     federation = from_partition(datasets.digits(), partition, test=test, val=val, seed=seed)
     return _finish(federation, "digits-label-shift")
 

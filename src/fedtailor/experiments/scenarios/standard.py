@@ -7,7 +7,7 @@ from typing import Literal
 
 import fedtailor.algorithms as methods
 from fedtailor.experiments.scenario import Scenario, defaults_with
-from fedtailor.experiments.scenarios.common import PFEDME_SIZES, some
+from fedtailor.experiments.scenarios.common import PFEDME_SIZES, subsample
 from fedtailor.federation import (
     ClassesPerClient,
     Dataset,
@@ -38,7 +38,7 @@ def pfedme_mnist(
     Raises:
         ValueError: sizes that cannot be met, or MNIST is not at hand.
     """
-    data = some(datasets.mnist(), points, seed)
+    data = subsample(datasets.mnist(), points, seed)
     partition = ClassesPerClient(clients, 2, PFEDME_SIZES, each_class=True, use_all=True, stride=1)
     return from_partition(data, partition, test=test, val=val, name="pfedme-mnist", seed=seed)
 
@@ -96,7 +96,7 @@ def pfllib(
     Raises:
         ValueError: sizes that cannot be met, or the data set is not at hand.
     """
-    data = some(read(), points, seed)
+    data = subsample(read(), points, seed)
     if split == "pathological":
         partition = ClassesPerClient(clients, classes, Uniform(0.1, 1), each_class=True, use_all=True, stride=classes)
     else:

@@ -49,7 +49,7 @@ def emnist_label_shift(
         ValueError: sizes that cannot be met, or EMNIST is not at hand.
     """
     data = datasets.emnist("byclass", "test").sample(points, seed)
-    partition = DirichletByClass(clients, alpha, least=5)
+    partition = DirichletByClass(clients, alpha, min_samples=5)
     return from_partition(data, partition, test=test, val=val, name="emnist-label-shift", seed=seed)
 
 

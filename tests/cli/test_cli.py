@@ -130,7 +130,5 @@ def test_help_and_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("fedtailor 0.")
     assert main([]) == 2
-    with pytest.raises(SystemExit) as done:
-        main(["run", "ditto", "digits-rotated", "--help"])
-    assert done.value.code == 0
+    assert main(["run", "ditto", "digits-rotated", "--help"]) == 0
     assert "--lam" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """`run`: train one algorithm on one federation, and what a finished run gives back."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -39,7 +40,8 @@ class Summary:
         models_down: distinct models sent (multicast), probe and delivery included.
         models_down_unicast: models sent if every client had to be sent its own copy.
         models_up: models (and gradients, controls) sent by clients.
-        bytes_down, bytes_up: the same in bytes, multicast, scalars included.
+        bytes_down, bytes_up: bytes of everything that was sent, multicast, without single numbers (a loss, a weight):
+            `Run.ledger.totals()` counts those as scalars.
         seconds: wall time, evaluation and compilation included; of trainings that share the devices' time, a share.
         seconds_per_round: median wall time of a round without evaluation, likewise.
     """
@@ -201,7 +203,8 @@ def run(
         model: a `Model`, or an architecture that is bound to the federation's inputs and classes.
         rounds: communication rounds (at least 1).
         seed: of everything random; equal seeds give equal results.
-        participation: who reports in a round: a `Participation`, a share (float in (0, 1]) or a number (int).
+        participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
+            them (from 2; `Participation(count=1)` is a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
         settings: devices, chunk size, debugging.
         progress: called after every round.
@@ -259,10 +262,19 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
 
 
 def as_participation(value: Participation | float | int) -> Participation:
-    """A `Participation` from a share (float) or a count (int)."""
+    """A `Participation` from one number, the same in Python, in files and on the command line: up to 1 it is a share
+    of the seen clients (1 = all of them, written as 1 or 1.0), from 2 on it is a number of them.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if isinstance(value, Participation):
         return value
-    return Participation(count=value) if isinstance(value, int) else Participation(fraction=value)
+    if value <= 1:
+        return Participation(fraction=float(value))
+    whole = math.isfinite(value) and value == int(value)
+    require(whole, f"participation is {value}; it must be a share of the clients (up to 1) or a number of them (from 2)")
+    return Participation(count=int(value))
 
 
 def spread(values: NDArray[np.float64], higher_is_better: bool = True) -> dict[str, float]:

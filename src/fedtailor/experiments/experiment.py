@@ -9,10 +9,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.engine import Participation
+from fedtailor.engine.run import as_participation
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import Document, Misplaced, read
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.settings import allow, architecture, combinations, configure, flatten, reporting
+from fedtailor.experiments.settings import allow, architecture, combinations, configure, flatten
 from fedtailor.protocol import Algorithm, require
 
 METRICS = (
@@ -64,7 +65,7 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: int | None = Field(None, ge=1)
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: int | None = Field(None, ge=1)
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
@@ -206,7 +207,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = reporting(participation)
+        reporters = as_participation(participation)
     except ValueError as error:
         raise Misplaced((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)

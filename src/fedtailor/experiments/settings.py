@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from fedtailor import models
-from fedtailor.engine import Participation
 from fedtailor.experiments.document import Misplaced, Place
 from fedtailor.models import Architecture
-from fedtailor.protocol import is_method, require
+from fedtailor.protocol import is_method
 
 T = TypeVar("T")
 
@@ -88,18 +87,6 @@ def architecture(given: str | Mapping[str, Any], place: Place) -> Architecture:
         return build(**found)
     except (TypeError, ValueError) as error:
         raise Misplaced(place, str(error)) from None
-
-
-def reporting(share: float) -> Participation:
-    """Who reports in a round, from one number: a share of the seen clients (up to 1) or a number of them (from 2).
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if share <= 1:
-        return Participation(fraction=share)
-    require(share == int(share), f"participation is {share}; it must be a share (up to 1) or a number of clients")
-    return Participation(count=int(share))
 
 
 def combinations(lists: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`fedtailor demo`: who should share with whom, on rotated and on relabelled digits."""
+"""`fedtailor demo`: compare methods on rotated and on relabelled digits, with figures."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from pathlib import Path
 from time import perf_counter
 
 import fedtailor.algorithms as methods
-from fedtailor.cli.options import parse
+from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.experiments import Interrupted, run_in, scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.store import MANIFEST
-from fedtailor.protocol import Algorithm, require
+from fedtailor.protocol import Algorithm
 from fedtailor.report import StoredRun, costs, drawing
 from fedtailor.report.stored import Runs
 from fedtailor.report.tables import Table
@@ -38,7 +38,7 @@ class Options:
 def demo(arguments: list[str]) -> int:
     """The main comparison, from data to figures."""
     options = parse(Options, arguments, "fedtailor demo")
-    require(options.rounds >= 1, f"rounds is {options.rounds}; it must be 1 or more")
+    check_counts(options, "rounds")
     started = perf_counter()
     runs = {name: _train(scenarios.find(name), options.out / "runs" / name, options) for name in NAMES}
     for name, found in runs.items():

@@ -1,4 +1,4 @@
-"""`fedtailor compare EXPERIMENT.toml`, and the same for a table of one's own."""
+"""`fedtailor compare FILE`: an experiment (methods, scenarios, seeds and grids), or a table of your own."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,0 +1,66 @@
+"""`fedtailor algorithms [NAME]`: all methods, or one with its hyper-parameters."""
+
+import dataclasses
+import inspect
+import json
+import re
+import shutil
+import sys
+import textwrap
+
+import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.cli.hyper import parameters
+from fedtailor.cli.names import names_and_json
+from fedtailor.experiments.scenario import known
+from fedtailor.protocol import Algorithm
+
+USAGE = "usage: fedtailor algorithms [NAME] [--json]"
+ORDER = (
+    *("local", "fedavg", "fedavgm", "finetune", "oracle", "ucfl", "ucfl-parallel", "hypcluster", "dapper", "mapper"),
+    *("afl", "self-fl", "cgpfl", "cgpfl-heur", "fedprox", "scaffold", "cfl", "fedfomo", "pfedme", "ditto"),
+    *("per-fedavg", "apfl", "l2gd", "ifca"),
+)
+"""Families together; methods that are not listed come last."""
+FACTS = {"down": "down", "up": "up", "keeps": "keeps", "unseen": "an unseen client gets"}
+"""What the list says of a method, besides where it was published."""
+
+
+def algorithms(arguments: list[str]) -> int:
+    """The list of all methods, or all about one."""
+    name, as_json = names_and_json(arguments, USAGE)
+    if name is not None:
+        known(name, Algorithm.registry, "algorithm", "fedtailor algorithms")
+        _one(Algorithm.registry[name], as_json)
+        return 0
+    listed = sorted(Algorithm.registry, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    rows = [dataclasses.asdict(Algorithm.registry[name].about) for name in listed]
+    print(json.dumps(rows, indent=2) if as_json else _listed(rows))
+    return 0
+
+
+def _one(kind: type[Algorithm], as_json: bool) -> None:
+    about, found = dataclasses.asdict(kind.about), parameters(kind())
+    if as_json:
+        print(json.dumps({**about, "doc": inspect.getdoc(kind), "parameters": found}, indent=2))
+        return
+    print(f"{kind.about.name}: {kind.about.paper}\n\n{inspect.getdoc(kind)}\n")
+    for name in FACTS:
+        print(f"{name:>7}: {about[name]}")
+    print("\nHyper-parameters:")
+    for row in found:
+        print(f"  --{row['name']} (default {row['default']})\n      {row['doc']}")
+
+
+def _listed(rows: list[dict[str, str]]) -> str:
+    """Two or three lines a method, as wide as the terminal: its source, and what it sends, keeps and does."""
+    indent = 2 + max(len(row["name"]) for row in rows)
+    width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
+    parts = ["What travels down to and up from a client in a round, what it keeps, what a client unseen in training gets"]
+    parts = [textwrap.fill(parts[0] + ".", width), ""]
+    for row in rows:
+        source = re.match(r".*?\b\d{4}\b", row["paper"])
+        parts.append(f"{row['name']:<{indent}}{source[0] if source else row['paper']}")
+        facts = "; ".join(f"{said}: {row[name]}" for name, said in FACTS.items())
+        margin = " " * indent
+        parts.append(textwrap.fill(facts, width, initial_indent=margin, subsequent_indent=margin))
+    return "\n".join([*parts, "", "`fedtailor algorithms NAME` says more."])

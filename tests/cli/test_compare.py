@@ -82,7 +82,7 @@ def test_a_table_of_ones_own(tmp_path, table, capsys):
         (["data.xlsx"], "neither an experiment (.toml) nor a table (.csv, .csv.gz, .tsv, .parquet)"),
         (["nothing.csv"], "nothing.csv"),
         (["nothing.csv", "--algorithms", "fedavgg"], "no algorithm 'fedavgg'; did you mean 'fedavg"),
-        (["nothing.csv", "--rounds", "0"], "rounds: input should be greater than or equal to 1"),
+        (["nothing.csv", "--rounds", "0"], "--rounds is 0; it must be 1 or more"),
         (["nothing.csv", "--round", "3"], "--rounds"),
     ],
 )

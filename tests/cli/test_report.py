@@ -1,6 +1,7 @@
 """`fedtailor report`: formats, directories, and how every mistake ends."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -32,7 +33,11 @@ def test_formats(results, capsys):
     blocks = printed(capsys, results, "--format", "csv").strip().split("\n\n")
     assert all(block.startswith("# ") for block in blocks)
     header, *rows = csv.reader(blocks[0].splitlines()[1:])
-    assert header == ["algorithm", "shift", "shift, published", "permuted"] and len(rows) == 5
+    assert header[:2] == ["algorithm", "shift"] and "permuted" in header and len(rows) == 5
+    found = json.loads(printed(capsys, results, NAME, "--format", "json"))
+    fedavg = found["tables"]["mean"]["rows"][1]
+    assert found["experiment"] == NAME and (found["done"], found["runs"]) == (15, 16)
+    assert fedavg["algorithm"] == "FedAvg" and fedavg["shift"]["runs"] == 2 and 0 < fedavg["shift"]["mean"] <= 100
     latex = printed(capsys, results, "--format", "latex")
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == len(blocks)
 

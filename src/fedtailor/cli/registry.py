@@ -34,8 +34,8 @@ def find(name: str) -> Command:
         try:
             return offered[name].load()
         except Exception as error:
-            raise ValueError(f"{_package(offered[name])} offers the command {name!r}, which cannot be loaded: {error!r}") \
-                from error  # fmt: skip
+            message = f"the command {name!r} of {_package(offered[name])} cannot be loaded: {error!r}"
+            raise ValueError(message) from error
     known = [*_own(), *offered]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

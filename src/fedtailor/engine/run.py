@@ -273,7 +273,7 @@ def as_participation(value: Participation | float | int) -> Participation:
     if value <= 1:
         return Participation(fraction=float(value))
     whole = math.isfinite(value) and value == int(value)
-    require(whole, f"participation is {value}; it must be a share of the clients (up to 1) or a number of them (from 2)")
+    require(whole, f"participation is {value}; it must be a share of the clients (up to 1) or a number (from 2)")
     return Participation(count=int(value))
 
 

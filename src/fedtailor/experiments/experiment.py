@@ -1,5 +1,6 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,12 @@ FIGURES = (
 
 Share = Annotated[float, Field(gt=0)]
 """Who reports in a round: a share of the seen clients (up to 1), or a number of them (from 2)."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""Keys are made of a seed's last 32 bits: larger ones would repeat smaller ones."""
+
+NAME = re.compile(r"\w[^/\\]*")
+"""What an experiment's name, from its file, may be: its directory stands below the results, and is not hidden."""
 
 
 def _distinct(seeds: list[int]) -> list[int]:
@@ -65,7 +72,7 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: int | None = Field(None, ge=1)
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: int | None = Field(None, ge=1)
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
@@ -161,6 +168,8 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     Raises:
         ValueError: something in it is wrong, in one line.
     """
+    usable = NAME.fullmatch(name) is not None and name != "runs"
+    require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
     try:
         file = _validated(document.content)
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())

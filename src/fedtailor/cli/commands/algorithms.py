@@ -55,8 +55,8 @@ def _listed(rows: list[dict[str, str]]) -> str:
     """Two or three lines a method, as wide as the terminal: its source, and what it sends, keeps and does."""
     indent = 2 + max(len(row["name"]) for row in rows)
     width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
-    parts = ["What travels down to and up from a client in a round, what it keeps, what a client unseen in training gets"]
-    parts = [textwrap.fill(parts[0] + ".", width), ""]
+    head = "What a client receives (down) and sends (up) in a round, what it keeps, what one unseen in training gets:"
+    parts = [textwrap.fill(head, width), ""]
     for row in rows:
         source = re.match(r".*?\b\d{4}\b", row["paper"])
         parts.append(f"{row['name']:<{indent}}{source[0] if source else row['paper']}")

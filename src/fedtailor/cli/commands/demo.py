@@ -89,12 +89,15 @@ def _train(scenario: Scenario, directory: Path, options: Options) -> dict[str, l
 def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
     """Accuracy over clients and seeds, traffic, and time to FedAvg's best accuracy."""
     unit, rows = UNITS["accuracy"], []
+    reference = costs.reference(found)
+    assert reference is not None  # FedAvg is one of the methods
     for label, runs in found.items():
         spreads = [run.spread() for run in runs]
-        quality = [unit.text([spread[which] for spread in spreads]) for which in ("mean", "worst")]
-        rows.append([label, *quality, *costs.models(runs), *costs.times(runs, found[costs.REFERENCE])])
+        quality = [unit.number([spread[which] for spread in spreads]) for which in ("mean", "worst")]
+        rows.append([label, *quality, *costs.models(runs), *costs.times(runs, found[reference])])
     columns = ["method", "accuracy,\n%", "worst\nclient, %", "models\ndown", "models\nup", *costs.TIME_HEADERS]
-    return Table(f"{name}, {len(SEEDS)} seeds; {costs.TIME_TITLE.format(metric='accuracy')}", columns, rows)
+    title = f"{name}, {len(SEEDS)} seeds; {costs.time_title(reference, found[reference])}"
+    return Table(title, columns, rows, note=costs.TIME_NOTE)
 
 
 def draw(runs: Runs, directory: Path) -> list[Path]:

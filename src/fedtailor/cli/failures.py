@@ -1,5 +1,6 @@
 """How everything that can go wrong is said: in one line, with an exit code."""
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ def _kind(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError):
         what = error.strerror or text or name
         files = [str(file) for file in (error.filename, error.filename2) if isinstance(file, str | bytes | Path)]
+        if not files and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
+            files = ["the standard output"]  # errors of files carry names, those of streams do not
         return WRONG, f"{' -> '.join(files)}: {what}" if files else what
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
         return FAILED, f"out of memory; use fewer clients, smaller batches or a smaller model ({text or name})"

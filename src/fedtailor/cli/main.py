@@ -1,59 +1,67 @@
-"""Which command was asked for, and that whatever goes wrong ends in one line on the standard error."""
+"""Which command was asked for, and that whatever goes wrong ends in one line on the standard error.
+
+Little is imported before Ctrl-C is taken care of: importing fedtailor takes seconds.
+"""
 
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from fedtailor.cli import registry
-from fedtailor.cli.failures import DONE, INTERRUPTED, WRONG, explain
-
 TRACEBACK = "--traceback"
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it; the others are in `failures`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code (see `failures`). Nothing is raised, whatever happens."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     _open_missing_streams()
+    with _interrupts_end_imports():
+        from fedtailor.cli.failures import explain
+
     try:
-        try:
+        with _interrupts_arrive():
             code = _run([argument for argument in given if argument != TRACEBACK])
-        except SystemExit as asked:  # --help
-            code = asked.code if isinstance(asked.code, int) else DONE
-        sys.stdout.flush()  # while a full disk can still be reported
+        _flush()
         return code
     except BaseException as error:
         if TRACEBACK in given:
+            import traceback
+
             traceback.print_exc()
         code, said = explain(error)
         unwritten = _discard_output()
-        if unwritten and isinstance(error, OSError):
-            said = f"cannot write to the standard output: {unwritten}"
+        if unwritten and isinstance(error, OSError) and error.filename is None:
+            said = f"the standard output: {unwritten}"
         # A terminal has shown ^C, or a bar, on the line that the cursor is in.
         _say(said, "\n" if code == INTERRUPTED and sys.stderr.isatty() else "")
         return code
 
 
 def _run(arguments: list[str]) -> int:
+    from fedtailor.cli import registry
+
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
-        return DONE if arguments else WRONG
+        print(_usage(registry.summaries()))
+        return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         import fedtailor
 
         print(f"fedtailor {fedtailor.__version__}")
-        return DONE
-    with _interrupt_at_once():
+        return 0
+    with _interrupts_end_imports():
         command = registry.find(arguments[0])
-    return command(arguments[1:])
+    try:
+        return command(arguments[1:])
+    except SystemExit as asked:  # --help
+        return asked.code if isinstance(asked.code, int) else 0
 
 
-def _usage() -> str:
-    summaries = registry.summaries()
+def _usage(summaries: dict[str, str]) -> str:
     width = max(map(len, summaries))
     return "\n".join([
         "usage: fedtailor COMMAND [options]",
@@ -62,7 +70,7 @@ def _usage() -> str:
         "",
         *(f"  {name:<{width}}  {what}" for name, what in summaries.items()),
         "",
-        "`fedtailor COMMAND --help` says more; with --traceback, errors are printed as Python raises them.",
+        f"`fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them.",
     ])  # fmt: skip
 
 
@@ -73,9 +81,12 @@ def _say(message: str, before: str = "") -> None:
             print(f"{before}fedtailor: {message}", file=sys.stderr, flush=True)
 
 
+# Ctrl-C ---------------------------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def _interrupt_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process: for imports, in which nothing is lost, and which would make other errors of it."""
+def _interrupts_end_imports() -> Iterator[None]:
+    """Ctrl-C ends the process at once: nothing is lost yet, and half-imported libraries make other errors of it."""
     usual = threading.current_thread() is threading.main_thread() and \
         signal.getsignal(signal.SIGINT) is signal.default_int_handler  # fmt: skip
     if not usual:
@@ -93,6 +104,27 @@ def _interrupt_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextmanager
+def _interrupts_arrive() -> Iterator[None]:
+    """A Ctrl-C that falls into a callback of the garbage collector, whose errors Python drops, is sent again."""
+    before = sys.unraisablehook
+
+    def send_again(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):  # from a thread, once this hook is left
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+# the standard streams -------------------------------------------------------------------------------------------------
+
+
 def _open_missing_streams() -> None:
     """Where the standard output or error is closed (`>&-`), what is written there goes nowhere.
 
@@ -101,6 +133,20 @@ def _open_missing_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
+
+
+def _flush() -> None:
+    """Write what is still to be printed, while a full disk can be reported.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "the standard output") from error
 
 
 def _discard_output() -> str:

@@ -199,7 +199,7 @@ class RunDirectory:
             summary = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError):
             return None
-        return summary if summary.get("rounds") == rounds else None
+        return summary if isinstance(summary, dict) and summary.get("rounds") == rounds else None
 
     def load(self, training: Training) -> list[float]:
         """Put a fresh training where the last checkpoint stood; the seconds of its rounds.

@@ -42,7 +42,7 @@ class StoredRun:
         try:
             found = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{self.path / SUMMARY} cannot be read ({_why(error)}); repeat the run") from None
+            raise _unreadable(self.path / SUMMARY, error) from None
         ended = isinstance(found, dict) and ("diverged" in found or found.get("metric") in UNITS)
         require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
         return found
@@ -58,7 +58,7 @@ class StoredRun:
         try:
             return tomllib.loads((self.path / MANIFEST).read_text())
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{self.path / MANIFEST} is missing or damaged ({_why(error)}); repeat the run") from None
+            raise _unreadable(self.path / MANIFEST, error) from None
 
     @property
     def seed(self) -> int:
@@ -158,12 +158,18 @@ class StoredRun:
         try:
             return pl.read_parquet(self.path / name)
         except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            raise ValueError(f"{self.path / name} is missing or damaged ({_why(error)}); repeat the run") from None
+            raise _unreadable(self.path / name, error) from None
 
 
-def _why(error: BaseException) -> str:
-    """The first line of an error, without the path that it may repeat."""
-    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    """What to say of a file of a run: only one that is there, and can be read, may be damaged."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return ValueError(
+            f"{path} is damaged ({(str(error).splitlines() or [type(error).__name__])[0]}); repeat the run"
+        )
+    if isinstance(error, FileNotFoundError):
+        return ValueError(f"{path} is missing; repeat the run")
+    return ValueError(f"cannot read {path}: {error.strerror}")
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]

@@ -55,7 +55,7 @@ def test_an_experiment_ends_with_its_tables(tmp_path, capsys):
     other = ["compare", str(tmp_path / "other" / "two.toml"), "--quick", "--out", str(tmp_path / "results")]
     assert main(other) == 2
     said = capsys.readouterr().err
-    assert f"holds results of {tmp_path / 'two.toml'}; rename" in said and said.count("\n") == 1
+    assert f"holds the results of {tmp_path / 'two.toml'}; rename" in said and said.count("\n") == 1
     (tmp_path / "two.toml").unlink()
     assert main(other) == 0
 

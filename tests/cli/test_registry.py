@@ -12,8 +12,8 @@ from fedtailor.cli import commands, main, registry
 
 def test_a_file_is_a_command(tmp_path, monkeypatch, capsys):
     (tmp_path / "say_hello.py").write_text(
-        '"""`fedtailor say-hello NAME`: greet somebody."""\n\n\ndef say_hello(arguments):\n    print("Hello", *arguments)\n'
-        "    return 3\n"
+        '"""`fedtailor say-hello NAME`: greet somebody."""\n\n'
+        'def say_hello(arguments):\n    print("Hello", *arguments)\n    return 3\n'
     )
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     assert main(["say-hello", "Ada"]) == 3

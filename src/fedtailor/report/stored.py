@@ -156,6 +156,7 @@ class StoredRun:
 
     def _table(self, name: str) -> pl.DataFrame:
         try:
+            (self.path / name).open("rb").close()  # polars says of a file that may not be read that it is no Parquet
             return pl.read_parquet(self.path / name)
         except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise _unreadable(self.path / name, error) from None

@@ -187,8 +187,8 @@ def test_the_list_of_algorithms_fits_a_terminal(capsys, monkeypatch):
     assert max(map(len, lines)) <= 80
     at = next(number for number, line in enumerate(lines) if line.startswith("ditto "))
     assert lines[at].split(maxsplit=1)[1] == "Li et al. 2021"
-    block = " ".join(line.strip() for line in lines[at + 1 : at + 4])
-    assert block.startswith("down: 1 model; up: 1 model; keeps: its personal model; an unseen client gets: proximal")
+    assert lines[at + 1].strip() == "down: 1 model; up: 1 model; keeps: its personal model"
+    assert lines[at + 2].strip() == "unseen: proximal steps from the global model"
     assert len(lines) < 120
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
+from functools import partial
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.cli.hyper import parameters
@@ -21,8 +22,8 @@ ORDER = (
     *("per-fedavg", "apfl", "l2gd", "ifca"),
 )
 """Families together; methods that are not listed come last."""
-FACTS = {"down": "down", "up": "up", "keeps": "keeps", "unseen": "an unseen client gets"}
-"""What the list says of a method, besides where it was published."""
+TRAINING = ("down", "up", "keeps")
+"""What the list says of a client in training: what it receives and sends in a round, and what it keeps."""
 
 
 def algorithms(arguments: list[str]) -> int:
@@ -44,7 +45,7 @@ def _one(kind: type[Algorithm], as_json: bool) -> None:
         print(json.dumps({**about, "doc": inspect.getdoc(kind), "parameters": found}, indent=2))
         return
     print(f"{kind.about.name}: {kind.about.paper}\n\n{inspect.getdoc(kind)}\n")
-    for name in FACTS:
+    for name in (*TRAINING, "unseen"):
         print(f"{name:>7}: {about[name]}")
     print("\nHyper-parameters:")
     for row in found:
@@ -52,15 +53,15 @@ def _one(kind: type[Algorithm], as_json: bool) -> None:
 
 
 def _listed(rows: list[dict[str, str]]) -> str:
-    """Two or three lines a method, as wide as the terminal: its source, and what it sends, keeps and does."""
-    indent = 2 + max(len(row["name"]) for row in rows)
+    """A few lines a method, as wide as the terminal: its source, what travels in a round, and whom it serves how."""
+    margin = " " * (2 + max(len(row["name"]) for row in rows))
     width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
-    head = "What a client receives (down) and sends (up) in a round, what it keeps, what one unseen in training gets:"
-    parts = [textwrap.fill(head, width), ""]
+    fill = partial(textwrap.fill, width=width, initial_indent=margin, subsequent_indent=f"{margin}  ")
+    head = "What a client receives (down) and sends (up) in a round, what it keeps, and what one that is unseen gets:"
+    lines = [textwrap.fill(head, width), ""]
     for row in rows:
         source = re.match(r".*?\b\d{4}\b", row["paper"])
-        parts.append(f"{row['name']:<{indent}}{source[0] if source else row['paper']}")
-        facts = "; ".join(f"{said}: {row[name]}" for name, said in FACTS.items())
-        margin = " " * indent
-        parts.append(textwrap.fill(facts, width, initial_indent=margin, subsequent_indent=margin))
-    return "\n".join([*parts, "", "`fedtailor algorithms NAME` says more."])
+        lines.append(f"{row['name']:<{len(margin)}}{source[0] if source else row['paper']}")
+        lines.append(fill("; ".join(f"{name}: {row[name]}" for name in TRAINING)))
+        lines.append(fill(f"unseen: {row['unseen']}"))
+    return "\n".join([*lines, "", "`fedtailor algorithms NAME` says more."])

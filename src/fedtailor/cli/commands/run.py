@@ -96,8 +96,9 @@ def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorit
     """
     import tyro
 
-    default, options = scenario.algorithm(name), Options(rounds=scenario.rounds)
-    sizes = sizes_of(scenario, [field.name for value in (default, options) for field in fields(value)])
+    default: Any = scenario.algorithm(name)
+    options = Options(rounds=scenario.rounds)
+    sizes = sizes_of(scenario, [field.name for field in (*fields(default), *fields(options))])
 
     def together(algorithm: Any, sizes: Any, options: Any) -> tuple[Algorithm, Scenario, Options]:
         check_local_training(algorithm)

@@ -89,7 +89,7 @@ def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
         streams = float(np.mean([run.ledger.last_streams() for run in found]))
         row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
         row += [*costs.models(found), *costs.megabytes(found)]
-        row.append(costs.average([run.summary["seconds_per_round"] for run in found], digits=3))
+        row.append(costs.average([run.seconds_per_round for run in found], digits=3))
         rows.append(row + (costs.times(found, references) if references else []))
     time = "" if reference is None else f"; {costs.time_title(reference, references)}"
     title = f"{scenario}: traffic (down: multicast){time}"

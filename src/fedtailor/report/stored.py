@@ -97,6 +97,13 @@ class StoredRun:
         return self.summary["metric"]
 
     @property
+    def seconds_per_round(self) -> float:
+        """Median wall time of a round."""
+        found = self.summary.get("seconds_per_round")
+        require(isinstance(found, int | float), f"{self.path / SUMMARY} has no seconds_per_round; repeat the run")
+        return float(found)
+
+    @property
     def unit(self) -> Unit:
         """How `metric` is shown."""
         return UNITS[self.metric]

@@ -106,6 +106,7 @@ def command_line(*arguments, program=PROGRAM, redirect=""):
     """The command line in a process of its own, with a shell's redirections."""
     words = [sys.executable, "-c", program, *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment.pop("PYTHONUNBUFFERED", None)
     return subprocess.run(
         ["bash", "-c", f'"$@" {redirect}', "bash", *words], capture_output=True, text=True, timeout=100, env=environment
     )
@@ -136,13 +137,12 @@ def test_the_reader_of_a_pipe_may_leave():
 
 def test_ctrl_c_while_libraries_are_imported():
     program = (
-        "import os, signal, sys, time\n"
+        "import contextlib, signal, sys\n"
         "from fedtailor.cli import main, registry\n"
         "def find(name):\n"
-        "    try:\n"
+        "    with contextlib.suppress(BaseException):\n"
         "        signal.raise_signal(signal.SIGINT)\n"
-        "    except BaseException:\n"
-        "        raise ImportError('half imported')\n"
+        "    raise ImportError('half imported')\n"
         "registry.find = find\n"
         "sys.exit(main(['run']))\n"
     )

@@ -76,9 +76,11 @@ def _usage(summaries: dict[str, str]) -> str:
 
 def _say(message: str, before: str = "") -> None:
     """A line on the standard error, if there is one left that takes it."""
-    if message:
-        with suppress(OSError, ValueError):
+    try:
+        if message:
             print(f"{before}fedtailor: {message}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        _point_nowhere(sys.stderr)
 
 
 # Ctrl-C ---------------------------------------------------------------------------------------------------------------

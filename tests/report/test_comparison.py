@@ -269,5 +269,5 @@ def test_a_damaged_run_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"run.*missing"):
             read()
     (path / "metrics.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"metrics.parquet is missing or damaged"):
+    with pytest.raises(ValueError, match=r"metrics.parquet is damaged"):
         run.curve()

@@ -100,7 +100,8 @@ class StoredRun:
     def seconds_per_round(self) -> float:
         """Median wall time of a round."""
         found = self.summary.get("seconds_per_round")
-        require(isinstance(found, int | float), f"{self.path / SUMMARY} has no seconds_per_round; repeat the run")
+        if not isinstance(found, int | float):
+            raise ValueError(f"{self.path / SUMMARY} has no seconds_per_round; repeat the run")
         return float(found)
 
     @property

@@ -14,8 +14,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import check_choice, is_hyperparameters, require
-from fedtailor.training import Participation
+from fedtailor.protocol import check_choice, is_hyperparameters
 
 T = TypeVar("T")
 
@@ -87,18 +86,6 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture
         return build(**found)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
-
-
-def reporting(share: float) -> Participation:
-    """Who reports in a round, from one number: a share of the seen clients (up to 1) or a number of them (from 2).
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if share <= 1:
-        return Participation(fraction=share)
-    require(share == int(share), f"participation is {share}; it must be a share (up to 1) or a number of clients")
-    return Participation(count=int(share))
 
 
 def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:

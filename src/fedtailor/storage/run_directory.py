@@ -146,6 +146,8 @@ class RunDirectory:
             summary = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError):
             return None
+        if not isinstance(summary, dict):
+            return None
         return summary if summary.get("asked_rounds", summary.get("rounds")) == rounds else None
 
     def load(self, training: Training) -> None:

@@ -1,12 +1,12 @@
-"""`fedtailor compare EXPERIMENT.toml`, and the same for a table of one's own."""
+"""`fedtailor compare FILE`: an experiment (methods, scenarios, seeds and grids), or a table of your own."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.cli.options import parse
+from fedtailor.cli.commands.report import report
+from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
 from fedtailor.cli.progress import progress_over_runs
-from fedtailor.cli.report import report
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.document import Document
@@ -31,6 +31,11 @@ class Options:
     """Devices to use (all by default)."""
     seeds_at_once: int = 1
     """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "devices", "seeds_at_once")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,13 @@ class TableOptions(Options):
     lr: tuple[float, ...] = (0.01, 0.1)
     """Learning rates to choose from, on validation data, for each method."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "rounds")
+        check_seeds("seeds", *self.seeds)
+        for name in ("algorithms", "seeds", "lr"):
+            require(bool(getattr(self, name)), f"{as_option(name)} is empty; name one or more")
+
 
 def compare(arguments: list[str]) -> int:
     """Run an experiment and print its tables."""
@@ -60,6 +72,8 @@ def compare(arguments: list[str]) -> int:
         raise ValueError(f"usage: {USAGE}")
     path, rest = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
+    # A pipe, such as <(...), can be read once only, and the file is read again when runs go on.
+    require(path.is_file() or not path.exists(), f"{path} is no regular file; write it to one")
     if path.name.endswith(TABLES):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
@@ -70,13 +84,14 @@ def compare(arguments: list[str]) -> int:
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
         comparison = Comparison(
-            experiment, options.out, Settings(devices=options.devices), progress, options.seeds_at_once
+            experiment, options.out, Settings(devices=options.devices), progress, options.seeds_at_once, path
         )
         try:
             index = comparison.run()
         except Interrupted as stopped:
             raise Interrupted("stopped; the same command goes on where it was") from stopped
-    return report([str(options.out), index.parent.name])
+    shown = ["--format", "json"] if options.json else []
+    return report([str(options.out), index.parent.name, *shown])
 
 
 def own_table(path: Path, options: TableOptions) -> Experiment:

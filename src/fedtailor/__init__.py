@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedtailor import algorithms as algorithms
     from fedtailor import federation as federation
     from fedtailor import models as models
+    from fedtailor import tables as tables
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.engine import Diverged as Diverged
     from fedtailor.engine import Participation as Participation
@@ -35,6 +36,7 @@ _MODULES = {
     "federation": "fedtailor.federation",
     "models": "fedtailor.models",
     "scenarios": "fedtailor.experiments.scenarios",
+    "tables": "fedtailor.tables",
 }
 _HOMES = {
     "Diverged": "fedtailor.engine",

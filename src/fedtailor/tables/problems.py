@@ -37,7 +37,7 @@ class Problems:
         lines = [f"{number}. {problem}" for number, problem in enumerate(self.found[:MAX_LISTED], 1)]
         if len(self.found) > MAX_LISTED:
             lines.append(f"and {len(self.found) - MAX_LISTED} more")
-        raise ValueError(f"{self.where} has {len(self.found)} problems:\n  " + "\n  ".join(lines))
+        raise ValueError(f"{self.where}: {len(self.found)} problems:\n  " + "\n  ".join(lines))
 
 
 def listed(names: Sequence[object], most: int = 6) -> str:

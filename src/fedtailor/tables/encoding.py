@@ -1,0 +1,126 @@
+"""`ColumnEncoding`: one column as inputs of a model, learned by scikit-learn and kept as plain numbers and text."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from jaxtyping import Float, Float32
+from numpy.typing import NDArray
+
+from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, Parsed
+
+MIN_ROWS = 5
+"""Training rows that a category needs for an input of its own; rarer ones share the input "other"."""
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class ColumnEncoding:
+    """What the training rows of the clients that train say about one column.
+
+    Attributes:
+        name: of the column.
+        kind: what it holds.
+        fill: in the place of a missing cell: the median of numbers and dates, the most frequent category or boolean.
+        indicator: whether an input says that the cell is missing; so if training rows miss cells.
+        mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1 for the other kinds.
+        categories: one input for each.
+        other: whether a further input stands for all other categories; so if training rows have rare ones.
+        date_format: how dates are written as text.
+    """
+
+    name: str
+    kind: Kind
+    fill: float | str
+    indicator: bool
+    mean: float = 0.0
+    deviation: float = 1.0
+    categories: tuple[str, ...] = ()
+    other: bool = False
+    date_format: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        if self.kind == "category":
+            values = [f"{self.name} = {category}" for category in self.categories]
+            values += [f"{self.name} = ({OTHER})"] if self.other else []
+        else:
+            values = [self.name]
+        return (*values, f"{self.name} is missing") if self.indicator else tuple(values)
+
+    def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
+        """Write the inputs of parsed values (null where missing); unknown categories are "other", or all zeros."""
+        width = len(self.inputs) - self.indicator
+        filled = values.fill_null(self.fill)
+        if self.kind == "category":
+            codes = filled.replace_strict(
+                list(self.categories), list(range(len(self.categories))), default=width - self.other
+            )
+            known = codes.to_numpy()
+            out[:, :width] = 0
+            rows = np.flatnonzero(known < width)
+            out[rows, known[rows]] = 1
+        else:
+            # In float64: the difference of two dates would be lost in float32.
+            out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
+        if self.indicator:
+            out[:, width] = values.is_null().to_numpy()
+
+    def unknown(self, values: pl.Series) -> pl.Series:
+        """Which cells [rows] hold a category that no input stands for."""
+        if self.kind != "category" or self.other:
+            return pl.Series([False] * len(values))
+        return ~values.is_in(list(self.categories)).fill_null(True)
+
+
+def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
+    """Learn a column's encoding from its training rows.
+
+    Args:
+        name: of the column.
+        column: its parsed cells, in all rows.
+        train: a mask of the rows to learn from; one cell in them at least is not missing.
+    """
+    values = column.values.filter(train)
+    indicator = values.null_count() > 0
+    if column.kind == "category":
+        fill = _impute(values.to_numpy().astype(object), "most_frequent")
+        categories, other = _frequent_categories(values.fill_null(fill))
+        return ColumnEncoding(name, column.kind, str(fill), indicator, categories=categories, other=other)
+    numbers = values.to_numpy().astype(np.float64)
+    if column.kind == "boolean":
+        return ColumnEncoding(name, column.kind, float(_impute(numbers, "most_frequent")), indicator)
+    fill = float(_impute(numbers, "median"))
+    mean, deviation = _standardise(np.where(np.isnan(numbers), fill, numbers))
+    return ColumnEncoding(name, column.kind, fill, indicator, mean, deviation, date_format=column.date_format)
+
+
+def _impute(values: NDArray, strategy: str) -> float | str:
+    from sklearn.impute import SimpleImputer
+
+    missing = None if values.dtype == object else np.nan
+    return SimpleImputer(strategy=strategy, missing_values=missing).fit(values[:, None]).statistics_[0]
+
+
+def _standardise(values: Float[NDArray, " rows"]) -> tuple[float, float]:
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(values[:, None])
+    assert scaler.mean_ is not None and scaler.scale_ is not None
+    return float(scaler.mean_[0]), float(scaler.scale_[0])
+
+
+def _frequent_categories(values: pl.Series) -> tuple[tuple[str, ...], bool]:
+    """The categories with an input of their own, sorted, and whether others were seen."""
+    from sklearn.preprocessing import OneHotEncoder
+
+    encoder = OneHotEncoder(
+        min_frequency=MIN_ROWS,
+        max_categories=MAX_CATEGORIES + 1,
+        handle_unknown="infrequent_if_exist",
+        dtype=np.float32,
+    ).fit(values.to_numpy().astype(object)[:, None])
+    rare = encoder.infrequent_categories_[0]
+    rare = set() if rare is None else set(rare)
+    return tuple(str(category) for category in encoder.categories_[0] if category not in rare), bool(rare)

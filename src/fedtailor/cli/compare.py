@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedtailor.cli.options import parse
+from fedtailor.cli.own_table import OwnTable, own_table, read_own_table
 from fedtailor.cli.progress import progress_over_runs
 from fedtailor.cli.report import report
 from fedtailor.engine import Settings
 from fedtailor.experiments import Interrupted
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.document import Document
-from fedtailor.experiments.experiment import Experiment, load, resolve
+from fedtailor.experiments.experiment import load
 from fedtailor.protocol import require
+from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
-TABLES = (".csv", ".csv.gz", ".tsv", ".parquet")
-METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,8 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TableOptions(Options):
+class TableOptions(Options, OwnTable):
     """Options for a table of one's own."""
-
-    client: str = "client"
-    """The column that names the client of a row."""
-    target: str = "label"
-    """The column to predict; all other columns are numeric inputs."""
-    algorithms: tuple[str, ...] = METHODS
-    """The methods to compare."""
-    rounds: int = 50
-    """Communication rounds."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of splits, initial models and batches."""
-    lr: tuple[float, ...] = (0.01, 0.1)
-    """Learning rates to choose from, on validation data, for each method."""
 
 
 def compare(arguments: list[str]) -> int:
@@ -60,12 +45,14 @@ def compare(arguments: list[str]) -> int:
         raise ValueError(f"usage: {USAGE}")
     path, rest = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
-    if path.name.endswith(TABLES):
+    if path.name.lower().endswith(ENDINGS):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
         experiment = own_table(path, options)
+        data = read_own_table(path, options)
+        print("\n".join([data.describe(), *data.notes, ""]))
     else:
-        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(TABLES)})")
+        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(ENDINGS)})")
         options = parse(Options, rest, program)
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
@@ -77,23 +64,3 @@ def compare(arguments: list[str]) -> int:
         except Interrupted as stopped:
             raise Interrupted("stopped; the same command goes on where it was") from stopped
     return report([str(options.out), index.parent.name])
-
-
-def own_table(path: Path, options: TableOptions) -> Experiment:
-    """The comparison of methods on a user's own table.
-
-    Raises:
-        ValueError: a column or a method does not exist, or a value is wrong.
-    """
-    grid: dict[str, Any] = {"sgd": {"lr": list(options.lr)}}
-    content = {
-        "title": f"{path.name}: one model per {options.client}",
-        "rounds": options.rounds,
-        "seeds": list(options.seeds),
-        "metrics": ["mean", "worst", "worst10"],
-        "scenarios": {
-            path.stem: {"use": "table", "path": str(path), "client": options.client, "target": options.target}
-        },
-        "algorithms": {name: {"grid": grid} for name in options.algorithms},
-    }
-    return resolve(Document(content, (("the command line", "", ()),)), path.stem)

@@ -23,6 +23,8 @@ MISSING_WORDS = (
 """Cells that count as empty (those of pandas without `None`, which can be an answer; and a dash, a dot and UCI's ?)."""
 
 _SAMPLE_BYTES = 1 << 18
+_INFER_FROM = 10_000
+"""Lines that decide what a column holds, as long as all others agree."""
 _SEPARATORS = ",;\t|"
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),  # polars skips this one itself
@@ -61,15 +63,21 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
         notes.append("Numbers are written with a decimal comma.")
     as_text = {name: pl.String() for name in header if name.strip() in (options.client, options.group)}
 
-    def parse(source: Path | io.BytesIO) -> pl.DataFrame:
-        return pl.read_csv(
-            source,
-            separator=separator,
-            decimal_comma=decimal == ",",
-            null_values=[*MISSING_WORDS, *options.missing],
-            infer_schema_length=None,
-            schema_overrides=as_text,
-        )
+    def parse(source: Path | io.BytesIO, infer_from: int | None = _INFER_FROM) -> pl.DataFrame:
+        try:
+            return pl.read_csv(
+                source,
+                separator=separator,
+                decimal_comma=decimal == ",",
+                null_values=[*MISSING_WORDS, *options.missing],
+                infer_schema_length=infer_from,
+                schema_overrides=as_text,
+            )
+        except pl.exceptions.ComputeError as error:
+            # A later cell is of another kind than the first ones. Looking at all lines first takes five times as long.
+            if infer_from is None or "could not parse" not in str(error):
+                raise
+            return parse(source, None)
 
     try:
         try:

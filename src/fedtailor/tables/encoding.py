@@ -85,22 +85,25 @@ def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
     values = column.values.filter(train)
     indicator = values.null_count() > 0
     if column.kind == "category":
-        fill = _impute(values.to_numpy().astype(object), "most_frequent")
-        categories, other = _frequent_categories(values.fill_null(fill))
-        return ColumnEncoding(name, column.kind, str(fill), indicator, categories=categories, other=other)
+        # Numbers in the order of the texts stand for them: scikit-learn is twenty times as fast on numbers.
+        texts = values.drop_nulls().unique().sort()
+        codes = values.rank("dense").cast(pl.Float64).to_numpy() - 1
+        fill = _impute(codes, "most_frequent")
+        frequent, other = _frequent_categories(np.where(np.isnan(codes), fill, codes))
+        categories = tuple(texts[code] for code in frequent)
+        return ColumnEncoding(name, column.kind, texts[int(fill)], indicator, categories=categories, other=other)
     numbers = values.to_numpy().astype(np.float64)
     if column.kind == "boolean":
-        return ColumnEncoding(name, column.kind, float(_impute(numbers, "most_frequent")), indicator)
-    fill = float(_impute(numbers, "median"))
+        return ColumnEncoding(name, column.kind, _impute(numbers, "most_frequent"), indicator)
+    fill = _impute(numbers, "median")
     mean, deviation = _standardise(np.where(np.isnan(numbers), fill, numbers))
     return ColumnEncoding(name, column.kind, fill, indicator, mean, deviation, date_format=column.date_format)
 
 
-def _impute(values: NDArray, strategy: str) -> float | str:
+def _impute(values: Float[NDArray, " rows"], strategy: str) -> float:
     from sklearn.impute import SimpleImputer
 
-    missing = None if values.dtype == object else np.nan
-    return SimpleImputer(strategy=strategy, missing_values=missing).fit(values[:, None]).statistics_[0]
+    return float(SimpleImputer(strategy=strategy).fit(values[:, None]).statistics_[0])
 
 
 def _standardise(values: Float[NDArray, " rows"]) -> tuple[float, float]:
@@ -111,16 +114,13 @@ def _standardise(values: Float[NDArray, " rows"]) -> tuple[float, float]:
     return float(scaler.mean_[0]), float(scaler.scale_[0])
 
 
-def _frequent_categories(values: pl.Series) -> tuple[tuple[str, ...], bool]:
-    """The categories with an input of their own, sorted, and whether others were seen."""
+def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], bool]:
+    """The codes with an input of their own, sorted, and whether others were seen."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder = OneHotEncoder(
-        min_frequency=MIN_ROWS,
-        max_categories=MAX_CATEGORIES + 1,
-        handle_unknown="infrequent_if_exist",
-        dtype=np.float32,
-    ).fit(values.to_numpy().astype(object)[:, None])
-    rare = encoder.infrequent_categories_[0]
-    rare = set() if rare is None else set(rare)
-    return tuple(str(category) for category in encoder.categories_[0] if category not in rare), bool(rare)
+        min_frequency=MIN_ROWS, max_categories=MAX_CATEGORIES + 1, handle_unknown="infrequent_if_exist"
+    ).fit(codes[:, None])
+    infrequent = encoder.infrequent_categories_[0]
+    rare = set() if infrequent is None else set(infrequent)
+    return [int(code) for code in encoder.categories_[0] if code not in rare], bool(rare)

@@ -1,0 +1,64 @@
+"""A comparison of methods on a table of one's own, from options of the command line."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedtailor.experiments.document import Document
+from fedtailor.experiments.experiment import Experiment, resolve
+from fedtailor.tables import Table, TableOptions, from_table
+
+METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
+
+
+@dataclass(frozen=True)
+class OwnTable(TableOptions):
+    """How the table is read, and what is compared on it."""
+
+    algorithms: tuple[str, ...] = METHODS
+    """The methods to compare."""
+    rounds: int = 50
+    """Communication rounds."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for each part)."""
+    lr: tuple[float, ...] = (0.01, 0.1)
+    """Learning rates to choose from, on validation data, for each method."""
+
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds, the default ones filled in."""
+        if self.seeds is not None:
+            return self.seeds
+        return (0, 1, 2) if self.folds is None else tuple(range(self.folds))
+
+    def table_options(self) -> dict[str, Any]:
+        """The table's options that differ from their defaults, as `from_table` and an experiment file take them."""
+        default = TableOptions()
+        names = (field.name for field in fields(TableOptions))
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def read_own_table(path: Path, options: OwnTable) -> Table:
+    """The table as the first seed sees it: all that is wrong with it is found before anything is trained or written.
+
+    Raises:
+        ValueError: the file cannot be read, or all that is wrong with its columns.
+    """
+    return from_table(path, seed=options.all_seeds()[0], **options.table_options())
+
+
+def own_table(path: Path, options: OwnTable) -> Experiment:
+    """The comparison of methods on a user's own table.
+
+    Raises:
+        ValueError: a method does not exist, or a value is wrong.
+    """
+    content = {
+        "title": f"{path.name}: one model per {options.client}",
+        "rounds": options.rounds,
+        "seeds": list(options.all_seeds()),
+        "metrics": ["mean", "worst", "worst10"],
+        "scenarios": {path.stem: {"use": "table", "path": str(path), **options.table_options()}},
+        "algorithms": {name: {"grid": {"sgd": {"lr": list(options.lr)}}} for name in options.algorithms},
+    }
+    return resolve(Document(content, (("the command line", "", ()),)), path.stem)

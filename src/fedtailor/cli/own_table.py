@@ -6,7 +6,7 @@ from typing import Any
 
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
-from fedtailor.tables import Table, TableOptions, from_table
+from fedtailor.tables import TableOptions, from_table
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 
@@ -38,13 +38,16 @@ class OwnTable(TableOptions):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
-def read_own_table(path: Path, options: OwnTable) -> Table:
-    """The table as the first seed sees it: all that is wrong with it is found before anything is trained or written.
+def describe_own_table(path: Path, options: OwnTable) -> str:
+    """The table as the first seed sees it, in words: sizes, and what was decided, imputed and left out.
+
+    All that is wrong with the table is found here, before anything is trained or written.
 
     Raises:
         ValueError: the file cannot be read, or all that is wrong with its columns.
     """
-    return from_table(path, seed=options.all_seeds()[0], **options.table_options())
+    table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
+    return "\n".join([table.describe(), *(f"  {note}" for note in table.notes), ""])
 
 
 def own_table(path: Path, options: OwnTable) -> Experiment:

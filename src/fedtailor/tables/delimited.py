@@ -51,8 +51,6 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
     encoding = options.encoding or _encoding(sample, path)
     text = _decode(sample, encoding, path, whole)
     separator = options.separator or ("\t" if ".tsv" in path.suffixes else _separator(text))
-    if len(separator) != 1:
-        raise ValueError(f"separator is {separator!r}; give one character, such as ';'")
     header, *lines = _cells(text, separator)[: None if whole else -1] or [[]]
     _check_header(header, lines, path, separator)
     decimal = options.decimal or _decimal(lines, separator)
@@ -135,8 +133,6 @@ def _encoding(sample: bytes, path: Path) -> str:
 def _decode(sample: bytes, encoding: str, path: Path, whole: bool) -> str:
     try:
         return codecs.getincrementaldecoder(encoding)().decode(sample, final=whole).removeprefix("\ufeff")
-    except LookupError:
-        raise ValueError(f"there is no encoding {encoding!r}; try utf-8, utf-16, cp1252 or latin-1") from None
     except UnicodeDecodeError as error:
         if encoding == "utf-8":
             return sample.decode("cp1252", errors="replace")

@@ -1,5 +1,6 @@
 """`TableOptions`: how a table is to be read, split and encoded."""
 
+import codecs
 import difflib
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -60,6 +61,14 @@ class TableOptions:
             f"test is {self.test} and val is {self.val}; they are shares, 0 or more, with a sum below 1",
         )
         require(self.folds is None or self.folds >= 2, f"folds is {self.folds}; it must be 2 or more")
+        separator = self.separator
+        require(
+            separator is None or len(separator) == 1, f"separator is {separator!r}; give one character, such as ';'"
+        )
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError:
+            raise ValueError(f"there is no encoding {self.encoding!r}; try utf-8, utf-16, cp1252 or latin-1") from None
         rules = [name for name in ("split", "time", "folds") if getattr(self, name) is not None]
         require(len(rules) <= 1, f"{' and '.join(rules)} exclude each other: each says which rows are the test")
         require(

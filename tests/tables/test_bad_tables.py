@@ -200,7 +200,7 @@ def test_a_damaged_workbook_is_named(tmp_path):
     pytest.importorskip("fastexcel", reason="the extra `excel` is not installed")
     with zipfile.ZipFile(tmp_path / "odd.xlsx", "w") as file:
         file.writestr("nothing", "")
-    with pytest.raises(ValueError, match="odd.xlsx cannot be read as Excel"):
+    with pytest.raises(ValueError, match=r"odd\.xlsx cannot be read as Excel"):
         from_table(tmp_path / "odd.xlsx", **ROLES)
 
 

@@ -161,7 +161,7 @@ def test_excel_sheets(frame, expected, tmp_path):
     )
     same(from_table(tmp_path / "t.xlsx", **ROLES), expected)
     same(from_table(tmp_path / "t.xlsx", **ROLES, sheet="visits"), expected)
-    with pytest.raises(ValueError, match="t.xlsx cannot be read as Excel"):
+    with pytest.raises(ValueError, match=r"t\.xlsx cannot be read as Excel"):
         from_table(tmp_path / "t.xlsx", **ROLES, sheet="other")
 
 

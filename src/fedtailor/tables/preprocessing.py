@@ -209,7 +209,7 @@ def _from_dicts(rows: Mapping[str, Any] | Sequence[Any], problems: Problems) -> 
             problems.add(f"column {name!r} is not given in {rows_of(lacking)}; use None for a missing cell")
     if problems.found:
         return pl.DataFrame()
-    return pl.DataFrame([mixed_series(name, [_plain(row[name]) for row in given]) for name in names])
+    return pl.DataFrame({name: mixed_series(name, [_plain(row[name]) for row in given]) for name in names})
 
 
 def _plain(value: Any) -> Any:

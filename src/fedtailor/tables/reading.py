@@ -69,7 +69,7 @@ def as_frame(rows: Any) -> pl.DataFrame:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"the frame has several columns {twice[0]!r}; rename all but one")
-        return pl.DataFrame([_from_pandas(name, rows.iloc[:, place]) for place, name in enumerate(names)])
+        return pl.DataFrame({name: _from_pandas(name, rows.iloc[:, place]) for place, name in enumerate(names)})
     raise ValueError(f"a table is a path, a polars or a pandas frame, not {type(rows).__name__}")
 
 
@@ -83,7 +83,7 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
     columns: list[pl.Series] = []
     for series in frame:
         columns.extend(_entries(series) if isinstance(series.dtype, pl.List | pl.Array) else [series])
-    return pl.DataFrame([_clean_column(series, missing) for series in columns])
+    return pl.DataFrame({series.name: _clean_column(series, missing) for series in columns})
 
 
 def _check_file(path: Path) -> None:

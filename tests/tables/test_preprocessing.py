@@ -219,5 +219,5 @@ def test_tasks_are_guessed_and_said():
         table = from_table(pl.DataFrame({**sites, "y": y}), **ROLES)
         assert table.preprocessing.target.task == task and any("The target 'y' holds" in note for note in table.notes)
     many = pl.DataFrame({"site": ["a", "b"] * 1500, "v": rng.normal(size=3000), "y": np.arange(3000) % 62})
-    assert from_table(many, **ROLES).classes == 62
-    assert from_table(many, **ROLES, task="regression").classes is None
+    assert from_table(many, **ROLES).classes is None
+    assert from_table(many, **ROLES, task="classification").classes == 62

@@ -15,8 +15,6 @@ from fedtailor.tables.options import TableOptions, Task
 from fedtailor.tables.problems import Problems, listed
 
 MAX_CLASSES = 1000
-_ROWS_A_CLASS = 20
-"""Whole numbers 0..K-1 (or 1..K) are classes beyond `MAX_CATEGORIES` if a class has so many rows on average."""
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
@@ -104,9 +102,8 @@ def _task(series: pl.Series, wanted: Task | None) -> tuple[Task, tuple[str, ...]
         return "classification", ()
     if series.dtype.is_float() and not (series == series.round()).all():
         return "regression", (f"The target {name!r} holds decimal numbers: a regression.",)
-    distinct, low, high = series.n_unique(), float(series.min()), float(series.max())  # type: ignore[arg-type]
-    numbered = low in (0, 1) and high - low + 1 == distinct <= MAX_CLASSES and len(series) >= _ROWS_A_CLASS * distinct
-    if distinct <= MAX_CATEGORIES or numbered:
+    distinct = series.n_unique()
+    if distinct <= MAX_CATEGORIES:
         return "classification", (
             f"The target {name!r} holds {distinct} different whole numbers: classes (say task regression if they are "
             f"quantities, or name the positive ones with positive).",

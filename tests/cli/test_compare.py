@@ -69,7 +69,7 @@ def test_a_table_of_ones_own(tmp_path, table, capsys):
     runs = sorted(path.name for path in (tmp_path / "results" / "runs" / "table").iterdir())
     assert main(["compare", str(table), *options, *results]) == 0
     assert sorted(path.name for path in (tmp_path / "results" / "runs" / "table").iterdir()) == runs
-    pl.read_csv(table).head(120).write_csv(table)  # other rows are other runs
+    pl.read_csv(table).gather_every(2).write_csv(table)  # other rows are other runs
     assert main(["compare", str(table), *options, *results]) == 0
     assert len(list((tmp_path / "results" / "runs" / "table").iterdir())) == 2 * len(runs)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
-from fedtailor.tables import TableOptions, from_table
+from fedtailor.tables import ENDINGS, TableOptions, from_table
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 
@@ -56,12 +56,15 @@ def own_table(path: Path, options: OwnTable) -> Experiment:
     Raises:
         ValueError: a method does not exist, or a value is wrong.
     """
+    name = path.name
+    for ending in ENDINGS:
+        name = name.removesuffix(ending)
     content = {
         "title": f"{path.name}: one model per {options.client}",
         "rounds": options.rounds,
         "seeds": list(options.all_seeds()),
         "metrics": ["mean", "worst", "worst10"],
-        "scenarios": {path.stem: {"use": "table", "path": str(path), **options.table_options()}},
-        "algorithms": {name: {"grid": {"sgd": {"lr": list(options.lr)}}} for name in options.algorithms},
+        "scenarios": {name: {"use": "table", "path": str(path), **options.table_options()}},
+        "algorithms": {method: {"grid": {"sgd": {"lr": list(options.lr)}}} for method in options.algorithms},
     }
-    return resolve(Document(content, (("the command line", "", ()),)), path.stem)
+    return resolve(Document(content, (("the command line", "", ()),)), name)

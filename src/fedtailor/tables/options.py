@@ -108,7 +108,7 @@ def make_options(given: dict[str, Any]) -> TableOptions:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
         require(name in names, f"there is no option {name!r}; {hint}")
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name in ("drop", "categories", "positive", "missing", "features"):
         if isinstance(plain.get(name), str | int | float):
             plain[name] = (plain[name],)

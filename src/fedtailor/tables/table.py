@@ -150,7 +150,7 @@ def _target(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> T
 
 def _recognise(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> dict[str, Parsed]:
     """The candidates for inputs, parsed; what cannot be parsed is a problem."""
-    special = {*options.roles.values(), *options.drop}
+    special = [*options.roles.values(), *options.drop]
     names = options.features or [name for name in frame.columns if name not in special]
     columns: dict[str, Parsed] = {}
     for name in _expanded(names, frame.columns):
@@ -159,7 +159,7 @@ def _recognise(frame: pl.DataFrame, options: TableOptions, problems: Problems) -
         except ValueError as error:
             problems.add(str(error))
     if not columns and not problems.found:
-        problems.add(f"there is no input column besides {listed(list(special))}; a model needs one at least")
+        problems.add(f"there is no input column besides {listed(special)}; a model needs one at least")
     return columns
 
 

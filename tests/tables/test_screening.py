@@ -58,7 +58,8 @@ def test_what_is_asked_for_stays_with_a_warning(frame):
     assert {"ward = s0-0", "row", "age"} <= set(table.preprocessing.inputs)
     assert sum("kept because it was asked for" in note for note in table.notes) == 2
     assert table.preprocessing.ignored["years"] == "the same as 'age'"  # a copy adds nothing, asked for or not
-    assert "country" not in table.preprocessing.ignored
+    assert table.preprocessing.ignored["country"] == "not among the features"
+    np.testing.assert_array_equal(table.preprocessing.transform(frame), table.x)
 
 
 def test_many_reasons_make_few_sentences():

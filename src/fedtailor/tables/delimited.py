@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import polars as pl
 
@@ -110,8 +111,8 @@ def _sample(path: Path) -> tuple[bytes, bool]:
     return sample[:_SAMPLE_BYTES], len(sample) <= _SAMPLE_BYTES
 
 
-def _open(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 def _encoding(sample: bytes, path: Path) -> str:

@@ -1,6 +1,7 @@
 """`ColumnEncoding`: one column as inputs of a model, learned by scikit-learn and kept as plain numbers and text."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -103,14 +104,14 @@ def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
 def _impute(values: Float[NDArray, " rows"], strategy: str) -> float:
     from sklearn.impute import SimpleImputer
 
-    return float(SimpleImputer(strategy=strategy).fit(values[:, None]).statistics_[0])
+    imputer: Any = SimpleImputer(strategy=strategy).fit(values[:, None])
+    return float(imputer.statistics_[0])
 
 
 def _standardise(values: Float[NDArray, " rows"]) -> tuple[float, float]:
     from sklearn.preprocessing import StandardScaler
 
-    scaler = StandardScaler().fit(values[:, None])
-    assert scaler.mean_ is not None and scaler.scale_ is not None
+    scaler: Any = StandardScaler().fit(values[:, None])
     return float(scaler.mean_[0]), float(scaler.scale_[0])
 
 
@@ -118,7 +119,7 @@ def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], boo
     """The codes with an input of their own, sorted, and whether others were seen."""
     from sklearn.preprocessing import OneHotEncoder
 
-    encoder = OneHotEncoder(
+    encoder: Any = OneHotEncoder(
         min_frequency=MIN_ROWS, max_categories=MAX_CATEGORIES + 1, handle_unknown="infrequent_if_exist"
     ).fit(codes[:, None])
     infrequent = encoder.infrequent_categories_[0]

@@ -93,8 +93,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     problems.raise_if_any()
     notes += [*target.notes, *about_splits(splits, rows, options)]
     encoding, y = _standardise_target(target, train)
-    ignored |= {column: f"the {role} column" for role, column in options.roles.items() if column not in ignored}
-    ignored = {name: why for name, why in ignored.items() if name not in {column.name for column in encodings}}
+    ignored = _ignored(raw.frame.columns, encodings, options, ignored)
     decimal = options.decimal or ("," if any("decimal comma" in note for note in raw.notes) else ".")
     preprocessing = Preprocessing(encodings, encoding, options.client, ignored, options.missing, decimal)
     return Table(
@@ -243,6 +242,16 @@ def _standardise_target(target: Target, train: Bool[NDArray, " rows"]) -> tuple[
     shift, scale = float(target.values[train].mean()), float(target.values[train].std()) or 1.0
     encoding = replace(target.encoding, shift=shift, scale=scale)
     return encoding, ((target.values - shift) / scale).astype(np.float32)
+
+
+def _ignored(
+    names: list[str], encodings: tuple[ColumnEncoding, ...], options: TableOptions, left_out: dict[str, str]
+) -> dict[str, str]:
+    """Every column of the table that is no input, and why: rows may have it when the models are used."""
+    inputs = {encoding.name for encoding in encodings}
+    reasons = dict.fromkeys(names, "not among the features")
+    reasons |= {column: f"the {role} column" for role, column in options.roles.items()} | left_out
+    return {name: why for name, why in reasons.items() if name not in inputs}
 
 
 def _inputs(columns: dict[str, Parsed], encodings: tuple[ColumnEncoding, ...]) -> Float32[NDArray, "rows inputs"]:

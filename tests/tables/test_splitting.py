@@ -6,6 +6,7 @@ import pytest
 
 from fedtailor.federation import from_arrays
 from fedtailor.tables import from_table
+from fedtailor.tables.splitting import most_frequent
 
 ROLES = {"client": "site", "target": "y"}
 N = 240
@@ -55,6 +56,13 @@ def test_a_patients_visits_never_straddle(frame, options, seed):
     assert not whose[0] & whose[1] and not whose[0] & whose[2] and not whose[1] & whose[2]
     assert [len(part) for part in whose] > [20, 2, 8] and len(whose[2]) >= 10 and len(whose[1]) >= 4
     assert "patient" not in table.preprocessing.inputs
+
+
+def test_a_group_belongs_to_the_client_with_most_of_its_rows():
+    """Of equally frequent ones the smallest: groups 0 to 3 with clients 2 2 0, 1 0, 3, and 0 1 1 1."""
+    groups, clients = np.array([0, 0, 0, 1, 1, 2, 3, 3, 3, 3]), np.array([2, 2, 0, 1, 0, 3, 0, 1, 1, 1])
+    order = np.random.default_rng(0).permutation(10)
+    assert most_frequent(groups[order], clients[order], 4).tolist() == [2, 0, 3, 1]
 
 
 def test_rows_without_a_patient_are_groups_of_their_own(frame):

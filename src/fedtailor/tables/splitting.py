@@ -87,14 +87,14 @@ def _pool_of_groups(groups: pl.Series, rows: Rows) -> tuple[Rows, Int[NDArray, "
     codes = texts.rank("dense").fill_null(0).cast(pl.Int64).to_numpy() - 1
     codes = np.where(missing, codes.max(initial=-1) + np.cumsum(missing), codes)
     count = int(codes.max()) + 1
-    owners = _most_frequent(codes, rows.owners, count)
-    labels = _most_frequent(codes, rows.y, count) if rows.y.dtype.kind in "iu" else np.zeros(count)
+    owners = most_frequent(codes, rows.owners, count)
+    labels = most_frequent(codes, rows.y, count) if rows.y.dtype.kind in "iu" else np.zeros(count)
     sizes = np.bincount(owners, minlength=len(rows.names))
     of_client = Ragged.cut(np.argsort(owners, kind="stable"), sizes)
     return Rows(of_client, owners, rows.names, labels), codes
 
 
-def _most_frequent(groups: Int[NDArray, " rows"], values: Int[NDArray, " rows"], count: int) -> Int[NDArray, " groups"]:
+def most_frequent(groups: Int[NDArray, " rows"], values: Int[NDArray, " rows"], count: int) -> Int[NDArray, " groups"]:
     """The most frequent value of each group, of equally frequent ones the smallest."""
     pairs, often = np.unique(np.stack([groups, values]), axis=1, return_counts=True)
     order = np.lexsort((-pairs[1], often, pairs[0]))

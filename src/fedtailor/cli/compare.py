@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.cli.options import parse
-from fedtailor.cli.own_table import OwnTable, describe_own_table, own_table
+from fedtailor.cli.own_table import OwnTable, prepare_own_table
 from fedtailor.cli.progress import progress_over_runs
 from fedtailor.cli.report import report
 from fedtailor.engine import Settings
@@ -48,8 +48,8 @@ def compare(arguments: list[str]) -> int:
     if path.name.lower().endswith(ENDINGS):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
-        experiment = own_table(path, options)
-        print(describe_own_table(path, options))
+        experiment, about_table = prepare_own_table(path, options)
+        print(about_table)
     else:
         require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(ENDINGS)})")
         options = parse(Options, rest, program)

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
+from fedtailor.cli.own_table import OwnTable, prepare_own_table
 from fedtailor.cli.progress import progress_over_runs
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.document import Document
-from fedtailor.experiments.experiment import Experiment, load, resolve
+from fedtailor.experiments.experiment import load
 from fedtailor.protocol import require
 from fedtailor.storage import Interrupted
+from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
-TABLES = (".csv", ".csv.gz", ".tsv", ".parquet")
-METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 
 
 @dataclass(frozen=True)
@@ -39,28 +37,15 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TableOptions(Options):
+class TableOptions(Options, OwnTable):
     """Options for a table of one's own."""
-
-    client: str = "client"
-    """The column that names the client of a row."""
-    target: str = "label"
-    """The column to predict; all other columns are numeric inputs."""
-    algorithms: tuple[str, ...] = METHODS
-    """The methods to compare."""
-    rounds: int = 50
-    """Communication rounds."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of splits, initial models and batches."""
-    lr: tuple[float, ...] = (0.01, 0.1)
-    """Learning rates to choose from, on validation data, for each method."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "rounds")
-        check_seeds("seeds", *self.seeds)
+        check_seeds("seeds", *(self.seeds or ()))
         for name in ("algorithms", "seeds", "lr"):
-            require(bool(getattr(self, name)), f"{as_option(name)} is empty; name one or more")
+            require(getattr(self, name) != (), f"{as_option(name)} is empty; name one or more")
 
 
 def compare(arguments: list[str]) -> int:
@@ -74,12 +59,13 @@ def compare(arguments: list[str]) -> int:
     program = f"fedtailor compare {path}"
     # A pipe, such as <(...), can be read once only, and the file is read again when runs go on.
     require(path.is_file() or not path.exists(), f"{path} is no regular file; write it to one")
-    if path.name.endswith(TABLES):
+    if path.name.lower().endswith(ENDINGS):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
-        experiment = own_table(path, options)
+        experiment, about_table = prepare_own_table(path, options)
+        print(about_table)
     else:
-        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(TABLES)})")
+        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(ENDINGS)})")
         options = parse(Options, rest, program)
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
@@ -92,23 +78,3 @@ def compare(arguments: list[str]) -> int:
             raise Interrupted("stopped; the same command goes on where it was") from stopped
     shown = ["--format", "json"] if options.json else []
     return report([str(options.out), index.parent.name, *shown])
-
-
-def own_table(path: Path, options: TableOptions) -> Experiment:
-    """The comparison of methods on a user's own table.
-
-    Raises:
-        ValueError: a column or a method does not exist, or a value is wrong.
-    """
-    grid: dict[str, Any] = {"sgd": {"lr": list(options.lr)}}
-    content = {
-        "title": f"{path.name}: one model per {options.client}",
-        "rounds": options.rounds,
-        "seeds": list(options.seeds),
-        "metrics": ["mean", "worst", "worst10"],
-        "scenarios": {
-            path.stem: {"use": "table", "path": str(path), "client": options.client, "target": options.target}
-        },
-        "algorithms": {name: {"grid": grid} for name in options.algorithms},
-    }
-    return resolve(Document(content, (("the command line", "", ()),)), path.stem)

@@ -70,8 +70,7 @@ def client_gains(
         mine = scores[methods.index(base)]
         rest = scores[[methods.index(method) for method in others]]
         _require_same_rows(mine, rest, base, others, str(client), seeds)
-        rng = np.random.default_rng([seed, *str(client).encode()])
-        values, base_values, intervals = bootstrap_gains(mine, rest, score, rng, draws, confidence)
+        values, base_values, intervals = bootstrap_gains(mine, rest, score, seed, draws, confidence)
         for method, value, interval in zip(others, values, intervals, strict=True):
             shared = ~np.isnan(value) & ~np.isnan(base_values)
             if shared.any():

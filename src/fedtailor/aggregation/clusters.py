@@ -37,6 +37,18 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.nd
     return labels, np.stack([rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
 
 
+def clusterings(rows: Float[np.ndarray, "m p"], largest: int) -> Iterator[Labels]:
+    """`k_means` in 1, 2, 3, ... up to `largest` clusters (from 101 on a tenth apart), as far as rows are distinct:
+    labels [m] of each, in one pass.
+
+    Raises:
+        ValueError: a row is not finite.
+    """
+    points = _of_rows(np.asarray(rows, np.float64))
+    for found in points.partitions(largest):
+        yield _by_first_member(found.labels[points.of_row])
+
+
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
     """`k_means` of whole models: labels [m].
 

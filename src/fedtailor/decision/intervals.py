@@ -140,8 +140,10 @@ def student_interval(
     low, high = centre - wide, centre + wide
     if total == 0 or reach(_LEAST_LOG_P) <= abs(centre):
         return Interval(shown, low, high, 1.0 if centre == 0 else 0.0)
-    log_p = 0.0 if centre == 0 else optimize.brentq(lambda x: reach(x) - abs(centre), _LEAST_LOG_P, 0.0)
-    return Interval(shown, low, high, float(np.exp(log_p)))
+    if centre == 0:
+        return Interval(shown, low, high, 1.0)
+    found = optimize.root_scalar(lambda log_p: reach(log_p) - abs(centre), bracket=(_LEAST_LOG_P, 0.0))
+    return Interval(shown, low, high, float(np.exp(found.root)))
 
 
 def bootstrap_gains(

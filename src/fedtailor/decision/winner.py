@@ -86,7 +86,7 @@ def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 
     measured = ~np.isnan(table)
     return Winner(
         winner=winner,
-        leader=ranked[0],
+        leader=methods[order[0]],
         unbeaten=tuple(name for name in ranked if name not in beaten),
         means={methods[i]: means[i] for i in order},
         pairs=pairs,

@@ -13,14 +13,16 @@ def test_streams_lose_what_their_centroids_do_not_say():
     rows = np.repeat(np.eye(3), 4, axis=0) + rng.uniform(0, 0.05, (12, 3))
     found = compare_streams(rows)
     assert found.count.tolist() == list(range(1, 13))
-    assert found.chosen == choose_streams(rows)[0] == 3 and found.silhouette[2] == np.nanmax(found.silhouette)
+    assert found.chosen == choose_streams(rows)[0] == 3 and found.silhouette[2] == found.silhouette.max()
     for k in (1, 3, 7):
         labels, centroids = k_means(rows, k)
         apart = rows - centroids[labels]
         np.testing.assert_allclose(found.cost[k - 1], np.square(apart).sum(), rtol=1e-10)
         np.testing.assert_allclose(found.personalization_loss[k - 1], np.abs(apart).sum(), rtol=1e-10)
-    assert found.cost[-1] == found.personalization_loss[-1] == 0 and np.isnan(found.silhouette[-1])
+    assert found.cost[-1] == found.personalization_loss[-1] == found.silhouette[-1] == 0
     assert (np.diff(found.cost) <= 1e-12).all()
+    silhouettes = choose_streams(rows)[1]
+    np.testing.assert_array_equal(found.silhouette[1:-1], list(silhouettes.values()))
 
 
 def test_equal_rows_need_one_stream():

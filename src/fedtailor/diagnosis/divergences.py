@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 from fedtailor.protocol import require
 
@@ -69,7 +69,7 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
             + special.rel_entr(counts, totals[:, None] * pooled).sum(axis=1)
         )
         degrees = (both > 0).sum(axis=1) - 1
-        p[i] = np.where(degrees > 0, stats.chi2.sf(statistic, np.maximum(degrees, 1)), 1.0)
+        p[i] = np.where(degrees > 0, special.chdtrc(np.maximum(degrees, 1), statistic), 1.0)
     np.fill_diagonal(p, 1.0)
     return LabelDifferences(divergence, p)
 
@@ -81,8 +81,9 @@ class InputDifferences:
     Attributes:
         standardized: [m, m] root mean square over features of the differences of means, in units of the pooled
             deviation of the two clients (0.2 is small, 0.8 large), with what sampling adds taken off; 0 at least.
-        feature: [m, m] the feature that differs most.
-        p: [m, m] of the hypothesis that all features have equal means: Welch's tests, Bonferroni over features.
+        feature: [m, m] the feature whose means differ most, in standard errors.
+        p: [m, m] of the hypothesis that all features have equal means: Welch's test of that feature, times the number
+            of features.
     """
 
     standardized: Float[np.ndarray, "m m"]
@@ -123,8 +124,10 @@ def input_differences(
             out=np.ones_like(total), where=total > 0,
         )  # fmt: skip
         t = np.divide(np.abs(gap), np.sqrt(total), out=np.where(gap != 0, np.inf, 0.0), where=total > 0)
-        each = 2 * stats.t.sf(t, degrees)
-        feature[i], p[i] = each.argmin(axis=1), np.minimum(features * each.min(axis=1), 1.0)
+        feature[i] = t.argmax(axis=1)
+        largest = feature[i][:, None]
+        t, degrees = (np.take_along_axis(values, largest, axis=1)[:, 0] for values in (t, degrees))
+        p[i] = np.minimum(2 * features * special.stdtr(degrees, -t), 1.0)
     np.fill_diagonal(standardized, 0.0)
     np.fill_diagonal(p, 1.0)
     return InputDifferences(standardized, feature, p)

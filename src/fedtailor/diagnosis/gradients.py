@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
@@ -107,11 +107,13 @@ def homogeneity(
     np.fill_diagonal(expected, 0.0)
     ratio = np.divide(squared, expected, out=np.where(squared > 0, np.inf, 1.0), where=expected > 0)
     np.fill_diagonal(ratio, 1.0)
-    p = stats.chi2.sf(ratio * rank, rank)
+    above = np.triu_indices(len(ratio), 1)
     if rank == 1:
-        p = np.where(ratio < _LEAST_CONSERVATIVE, 1.0, p)
-    np.fill_diagonal(p, 1.0)
-    return Homogeneity(squared, expected, ratio, squared - expected, p, _adjusted(p))
+        p = np.where(ratio[above] < _LEAST_CONSERVATIVE, 1.0, special.erfc(np.sqrt(ratio[above] / 2)))
+    else:
+        p = special.chdtrc(rank, ratio[above] * rank)
+    p, p_holm = (_symmetric(values, len(ratio)) for values in (p, holm(p)))
+    return Homogeneity(squared, expected, ratio, squared - expected, p, p_holm)
 
 
 def expected_exponent(sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"]) -> Float[np.ndarray, "m m"]:
@@ -129,9 +131,9 @@ def expected_exponent(sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray,
     return exponents
 
 
-def _adjusted(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Holm's p-values of the pairs above the diagonal, as a symmetric matrix with ones on it."""
-    adjusted, above = np.ones_like(p), np.triu_indices(len(p), 1)
-    adjusted[above] = holm(p[above])
-    adjusted.T[above] = adjusted[above]
-    return adjusted
+def _symmetric(above: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
+    """The symmetric matrix [m, m] with these values above its diagonal, and ones on it."""
+    matrix = np.ones((clients, clients))
+    matrix[np.triu_indices(clients, 1)] = above
+    matrix.T[np.triu_indices(clients, 1)] = above
+    return matrix

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedtailor.accounting.wireless import Wireless
-from fedtailor.aggregation.clusters import choose_streams, clusterings
+from fedtailor.aggregation.clusters import clusterings
 from fedtailor.protocol import require
 
 
@@ -17,7 +17,7 @@ class Streams:
 
     Attributes:
         count: [n] numbers of streams, ascending, up to the number of distinct rows.
-        silhouette: [n] silhouette of the clustering (0 for one stream; NaN for one a client).
+        silhouette: [n] silhouette of the clustering (0 for one stream, and for one a client).
         cost: [n] what k-means leaves, sum_i |w_i - c_z(i)|^2.
         personalization_loss: [n] sum_i |w_i - c_z(i)|_1: how much weight comes from other clients than asked.
         chosen: the number with the best silhouette.
@@ -31,24 +31,25 @@ class Streams:
 
 
 def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
-    """Numbers of streams for rows of weights: those that `choose_streams` compares, 1, and one for each client.
+    """Numbers of streams for rows of weights: 1, 2, 3, ... up to one for each client (from 101 on a tenth apart).
 
     Raises:
-        ValueError: a row is not finite.
+        ValueError: there are no rows, or one is not finite.
     """
     rows = np.asarray(rows, np.float64)
-    chosen, silhouettes = choose_streams(rows)
-    counts, costs, losses = [], [], []
-    for labels in clusterings(rows, len(rows)):
+    require(len(rows) > 0, "there are no rows to compare streams for; give one for each client")
+    counts, silhouettes, costs, losses = [], [], [], []
+    for labels, silhouette in clusterings(rows, len(rows)):
         members = np.bincount(labels)
         centroids = np.zeros((len(members), rows.shape[1]))
         np.add.at(centroids, labels, rows)
         apart = rows - (centroids / members[:, None])[labels]
         counts.append(len(members))
+        silhouettes.append(silhouette)
         costs.append(float(np.square(apart).sum()))
         losses.append(float(np.abs(apart).sum()))
-    scores = [0.0 if k == 1 else silhouettes.get(k, np.nan) for k in counts]
-    return Streams(np.array(counts, np.int64), np.array(scores), np.array(costs), np.array(losses), chosen)
+    chosen = counts[int(np.argmax(silhouettes))]  # the fewest of equal ones; 0 for one stream, as for one a client
+    return Streams(np.array(counts, np.int64), np.array(silhouettes), np.array(costs), np.array(losses), chosen)
 
 
 def contexts_bound(

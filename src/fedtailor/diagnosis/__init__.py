@@ -35,10 +35,14 @@ from fedtailor.diagnosis.streams import (
     round_time,
     time_to_finish,
 )
+from fedtailor.diagnosis.summary import RESTS_ON, Diagnosis, Evidence, diagnose
 from fedtailor.diagnosis.uncertainty import PersonalizationGain, personalization_gain, variance_between
 
 __all__ = [
+    "RESTS_ON",
     "BestRows",
+    "Diagnosis",
+    "Evidence",
     "Homogeneity",
     "InputDifferences",
     "LabelDifferences",
@@ -50,6 +54,7 @@ __all__ = [
     "compare_streams",
     "contexts_bound",
     "dapper_share",
+    "diagnose",
     "discrepancy_bias",
     "discrepancy_from_mixture",
     "discrepancy_from_models",

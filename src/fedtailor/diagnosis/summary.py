@@ -198,7 +198,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     still = np.flatnonzero(noise <= 0)
     if len(still):
         raise ValueError(
-            f"the gradients of client {evidence.names[still[0]]!r} do not vary between batches; are all its rows the "
+            f"the gradients of client {evidence.names[int(still[0])]!r} do not vary between batches; are all its rows the "
             "same?"
         )
     gradients = np.asarray(evidence.gradients, np.float64)

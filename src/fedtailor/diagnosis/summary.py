@@ -169,7 +169,7 @@ class Diagnosis:
         sizes = np.bincount(self.groups)
         if len(sizes) == 1:
             return ""
-        alone = [self.evidence.names[i] for i in np.flatnonzero(sizes[self.groups] == 1)]
+        alone = [name for name, size in zip(self.evidence.names, sizes[self.groups], strict=True) if size == 1]
         if len(alone) == len(self.groups):
             return "Every client is told apart from every other one: there are no groups."
         named = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")

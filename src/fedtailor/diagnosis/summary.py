@@ -198,8 +198,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     still = np.flatnonzero(noise <= 0)
     if len(still):
         raise ValueError(
-            f"the gradients of client {evidence.names[int(still[0])]!r} do not vary between batches; are all its rows the "
-            "same?"
+            f"the gradients of client {evidence.names[int(still[0])]!r} do not vary between batches; are all its rows "
+            "the same?"
         )
     gradients = np.asarray(evidence.gradients, np.float64)
     labels = None if evidence.label_counts is None else label_differences(evidence.label_counts)

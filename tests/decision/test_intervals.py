@@ -44,6 +44,17 @@ def test_without_a_difference_one_interval_in_twenty_excludes_it(seeds, clients,
     assert wrong > 0  # an interval that never excludes anything would pass, too
 
 
+def test_two_seeds_speak_of_themselves_and_leave_an_interval_of_use():
+    rng = np.random.default_rng(9)
+    base = rng.uniform(size=(2, 60)) < 0.5
+    method = base | (rng.uniform(size=(2, 60)) < 0.5)
+    one = bootstrap_gains(base[:1] * 1.0, method[None, :1] * 1.0, SCORES["accuracy"])[2][0]
+    two = bootstrap_gains(base * 1.0, method[None] * 1.0, SCORES["accuracy"])[2][0]
+    assert two.verdict == "helps" and two.high - two.low < one.high - one.low
+    means = rng.normal(1, 0.1, (2, 9))
+    np.testing.assert_allclose(two_way_interval(means).p, stats.ttest_1samp(means.mean(axis=0), 0).pvalue, rtol=1e-8)
+
+
 def test_a_clear_difference_is_found():
     rng = np.random.default_rng(0)
     found = two_way_interval(rng.normal(-0.5, 0.3, (5, 40)))
@@ -91,7 +102,7 @@ def test_few_rows_that_all_speak_for_one_method_do_not_decide():
 
 def test_one_row_or_no_seed_in_common_tells_nothing():
     _, _, (one,) = bootstrap_gains(np.zeros((2, 1)), np.ones((1, 2, 1)), SCORES["accuracy"])
-    assert (one.estimate, one.low, one.high, one.verdict) == (1, -np.inf, np.inf, "cannot tell")
+    assert (one.estimate, one.low, one.high, one.verdict) == (1, -1, 1, "cannot tell")
     base, method = np.array([[0.0, 1], [np.nan, np.nan]]), np.array([[[np.nan, np.nan], [1.0, 1]]])
     values, _, (none,) = bootstrap_gains(base, method, SCORES["accuracy"])
     assert np.isnan(none.estimate) and values[0, 1] == 1 and np.isnan(values[0, 0])

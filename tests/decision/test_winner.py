@@ -60,7 +60,7 @@ def test_missing_values_pair_what_is_there():
 
 def test_one_seed_and_one_method_are_said():
     one = best_method(values(np.random.default_rng(0).normal(size=(2, 1, 5))), higher_is_better=True)
-    assert "1 seed, so nothing is said of other seeds" in one.sentence()
+    assert "over 5 clients and 1 seed, too few to speak of other seeds" in one.sentence()
     single = best_method(values(np.ones((1, 2, 3))), higher_is_better=True)
     assert single.winner is None and single.leader == "m0"
 

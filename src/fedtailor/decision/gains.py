@@ -36,7 +36,7 @@ def client_gains(
     """Each client's metric by each method, the gain over `base`, its interval and a verdict.
 
     For one client and one method the verdict "helps" is wrong in at most (1 - confidence) / 2 of repetitions with
-    other test rows of the same client (and, with two seeds or more, other seeds) where there is no gain. It is not
+    other test rows of the same client (and, with three seeds or more, other seeds) where there is no gain. It is not
     corrected for many clients: of 100 clients without any gain two or three "help" and as many "hurt" by chance. For
     a statement on all clients see `best_method`; for one on a family of them apply `holm` to `p`.
 

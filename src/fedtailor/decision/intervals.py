@@ -1,7 +1,7 @@
 """Confidence intervals of paired differences that vary over two things: test rows (or clients) and training seeds."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +11,9 @@ from scipy import optimize, special
 
 _WEIGHTS_AT_ONCE = 1 << 22
 """Numbers that a bootstrap holds at once (32 MiB)."""
+LEAST_SEEDS = 3
+"""From fewer seeds nothing can be said of others (of two, Student's quantile is 12.7): intervals then speak of the
+trainings at hand."""
 _LEAST_LOG_P = -300.0
 """Smaller p-values count as 0."""
 
@@ -85,8 +88,8 @@ def two_way_interval(differences: Float[np.ndarray, "seeds clients"], confidence
     that of the clients' means over seeds, plus that of the seeds' means over clients, less the residual's, which both
     contain; each source has the degrees of freedom of its number less one (`student_interval`). That is what a
     bootstrap that draws clients with all their seeds, and seeds with all their clients, would give with infinitely
-    many draws, but for its bias, which is large for three seeds. With one seed only clients vary, and nothing is said
-    of other seeds.
+    many draws, but for its bias, which is large for three seeds. With fewer than three seeds only clients vary, and
+    nothing is said of other seeds.
 
     Args:
         differences: NaN where a client was not measured in a seed. A client, or seed, without any is left out.
@@ -158,7 +161,8 @@ def bootstrap_gains(
 
     Test rows are drawn with replacement, a row with its scores by all methods in all seeds, which gives the variance
     that comes from rows. That from seeds is the variance of the seeds' gains over their number: what drawing seeds
-    gives, but for its bias, which is large for three seeds. The two make an interval as in `two_way_interval`.
+    gives, but for its bias, which is large for three seeds. The two make an interval as in `two_way_interval`; with
+    fewer than three seeds rows alone do, and nothing is said of other seeds.
 
     A handful of rows on which two methods differ, all in one direction, would make a bootstrap too sure of itself:
     where a row's score has bounds (accuracy), two rows are added, one in favour of either method, as Bonett and Price
@@ -212,7 +216,11 @@ def _gain_interval(
     over_rows = bias * float(gains.var()) if rows > 1 else np.inf
     centre = score.sign * float(_gain(np.ones((1, base.shape[1])), base, scores, score)[0])
     sources = _sources(over_rows, rows - 1, by_seed, differences)
-    return student_interval(centre, sources, confidence, estimate=float(by_seed.mean()))
+    found = student_interval(centre, sources, confidence, estimate=float(by_seed.mean()))
+    if score.bounds is None:
+        return found
+    most = score.bounds[1] - score.bounds[0]
+    return replace(found, low=max(found.low, -most), high=min(found.high, most))
 
 
 def _with_two_rows(
@@ -264,7 +272,7 @@ def _sources(
     be a difference of two uncertain numbers. Where rows differ from seed to seed it is not known, and nothing is
     taken off."""
     seeds, rows = values.shape
-    if seeds < 2:
+    if seeds < LEAST_SEEDS:
         return [(over_rows, degrees)]
     over_seeds, residual_variance = float(by_seed.var(ddof=1)) / seeds, 0.0
     if rows > 1 and not np.isnan(values).any():

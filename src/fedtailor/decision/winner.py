@@ -8,7 +8,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor.decision.gains import _require_columns, holm
-from fedtailor.decision.intervals import two_way_interval
+from fedtailor.decision.intervals import LEAST_SEEDS, two_way_interval
 
 NO_DIFFERENCE = "no difference that these data can show"
 
@@ -37,7 +37,9 @@ class Winner:
 
     def sentence(self) -> str:
         """The decision in a sentence."""
-        seeds = "1 seed, so nothing is said of other seeds" if self.seeds == 1 else f"{self.seeds} seeds"
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        if self.seeds < LEAST_SEEDS:
+            seeds += ", too few to speak of other seeds"
         over = f"over {self.clients} clients and {seeds}"
         if self.winner is not None:
             return f"{self.winner} is better than every other method, {over}."

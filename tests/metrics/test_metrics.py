@@ -128,6 +128,9 @@ def test_metrics_of_regressions_are_those_of_scikit_learn(seed, n, model, offset
         "r2": sk.r2_score(t, f),
     }
     assert got.keys() == expected.keys()
+    if (t.var(axis=0) < 5e-4 * np.square(t).mean(axis=0)).any():  # too near to a constant for single precision
+        assert np.isnan(got["r2"]) or abs(got["r2"] - expected["r2"]) < 0.01 * (1 - expected["r2"])
+        del expected["r2"]
     for name, value in expected.items():
         # The variance is a difference of sums of squares: its digits are those of the targets' mean square.
         scale = 1 + abs(1 - value) * np.max(np.square(t).mean(0) / t.var(0)) if name == "r2" else 1 + abs(value)

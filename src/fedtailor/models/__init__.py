@@ -1,7 +1,14 @@
 """What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters."""
 
 from fedtailor.models.adapters import from_equinox, from_function, from_linen
-from fedtailor.models.losses import Classification, Loss, cross_entropy, squared_error
+from fedtailor.models.losses import (
+    Classification,
+    Loss,
+    TokenCrossEntropy,
+    cross_entropy,
+    squared_error,
+    token_cross_entropy,
+)
 from fedtailor.models.model import Architecture, Model
 from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
 
@@ -10,6 +17,7 @@ __all__ = [
     "Classification",
     "Loss",
     "Model",
+    "TokenCrossEntropy",
     "cnn",
     "cross_entropy",
     "density",
@@ -21,5 +29,6 @@ __all__ = [
     "lstm",
     "mlp",
     "squared_error",
+    "token_cross_entropy",
     "tutorial_cnn",
 ]

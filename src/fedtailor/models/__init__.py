@@ -3,6 +3,7 @@
 from fedtailor.models.adapters import from_equinox, from_function, from_linen
 from fedtailor.models.losses import Classification, Loss, cross_entropy, squared_error
 from fedtailor.models.model import Architecture, Model
+from fedtailor.models.parts import Part
 from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Classification",
     "Loss",
     "Model",
+    "Part",
     "cnn",
     "cross_entropy",
     "density",

@@ -27,6 +27,7 @@ from fedtailor.models.layers import (
     Stack,
 )
 from fedtailor.models.model import Architecture
+from fedtailor.models.parts import Anatomy
 
 
 class Drawn(Architecture):
@@ -50,6 +51,19 @@ class Layered(Drawn):
 
     def is_stochastic(self, network: Any) -> bool:
         return any(isinstance(layer, Dropout) for layer in network.layers)
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        return Anatomy(head=f"layers.{len(network.layers) - 1}")
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return Stack(network.layers[:-1])(x, key)
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b outputs"]:
+        return network.layers[-1](features)
 
 
 @dataclass(frozen=True)
@@ -193,10 +207,28 @@ class SequenceLSTM(Drawn):
     def apply(self, network: Any, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"the LSTM takes token ids (int32), not inputs of type {x.dtype}")
+        return network["classifier"](self._states(network, x))
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        recurrent = [f"recurrent.{index}" for index in range(self.layers)]
+        return Anatomy("classifier", order=("embedding", *recurrent, "classifier"), input_dtype="int32")
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
+    ) -> Float[Array, "b hidden"]:
+        return self._states(network, x)
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b outputs"]:
+        return network["classifier"](features)
+
+    def _states(self, network: Any, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
+        """The last layer's last state."""
         states = network["embedding"](x)
         for layer in network["recurrent"]:
             states = layer(states, x != 0)
-        return network["classifier"](states[:, -1])
+        return states[:, -1]
 
 
 def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1) -> SequenceLSTM:

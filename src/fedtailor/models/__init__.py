@@ -1,9 +1,13 @@
 """What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters."""
 
-from fedtailor.models.adapters import from_equinox, from_function, from_linen
+from fedtailor.models.adapters import from_function
+from fedtailor.models.equinox import from_equinox
+from fedtailor.models.flax import from_linen
 from fedtailor.models.losses import Classification, Loss, cross_entropy, squared_error
 from fedtailor.models.model import Architecture, Model
 from fedtailor.models.parts import Part
+from fedtailor.models.registry import builders, register
+from fedtailor.models.resnet import resnet
 from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
 
 __all__ = [
@@ -12,6 +16,7 @@ __all__ = [
     "Loss",
     "Model",
     "Part",
+    "builders",
     "cnn",
     "cross_entropy",
     "density",
@@ -22,6 +27,8 @@ __all__ = [
     "logistic",
     "lstm",
     "mlp",
+    "register",
+    "resnet",
     "squared_error",
     "tutorial_cnn",
 ]

@@ -38,6 +38,21 @@ class Architecture(ABC):
         """Whether training the network (as `build` makes it) needs random numbers."""
         return False
 
+    # running statistics, such as batch normalisation keeps ------------------------------------------------------
+
+    def statistics(self, network: Any) -> tuple[str, ...]:
+        """Paths of the arrays that hold running statistics (as `fedtailor.models.parts.path_of` writes them)."""
+        return ()
+
+    def train(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        """Outputs in a training step, and the network with new statistics; examples of weight 0 must not enter them.
+
+        Called only where there are `statistics`. The key is None where `is_stochastic` is False.
+        """
+        raise NotImplementedError(f"{type(self).__name__} names statistics and has no method `train`")
+
     # parts of the network: see `Model.part` ---------------------------------------------------------------------
 
     def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
@@ -210,8 +225,18 @@ class Model:
 
     @property
     def micro_batch(self) -> int | None:
-        """Examples to differentiate at a time, or None for whole batches."""
-        return self.architecture.micro_batch
+        """Examples to differentiate at a time, or None for whole batches (over which statistics must be taken)."""
+        return None if self.has_statistics else self.architecture.micro_batch
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether theta holds running statistics: entries that no gradient moves and every training step renews."""
+        return len(_layout(self).statistics) > 0
+
+    @property
+    def statistics(self) -> Part:
+        """The entries that are running statistics (none, for most models)."""
+        return self.part(",".join(_layout(self).statistics) or "nothing")
 
     @property
     def stochastic(self) -> bool:
@@ -248,6 +273,32 @@ class Model:
             )
         return outputs
 
+    def train_outputs(
+        self, params: Any, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        """Outputs in a training step, and the parameters with new running statistics.
+
+        Without statistics the outputs are those of `logits`, and the parameters those given.
+
+        Args:
+            params: the tree that `params` made.
+            x: a batch of inputs.
+            weight: 0 for examples that only fill the batch and must not enter the statistics.
+            key: randomness of the step, for models that are `stochastic`.
+        """
+        if not self.has_statistics:
+            return self.logits(params, x, key), params
+        self._require_inputs(x)
+        outputs, network = self.architecture.train(self._network(params), x, key, weight)
+        return outputs, self.with_statistics(params, eqx.filter(network, _is_parameter))
+
+    def with_statistics(self, params: Any, source: Any) -> Any:
+        """`params` with the running statistics of `source`; both are trees."""
+        held = _layout(self).holds_statistics
+        leaves, structure = jax.tree.flatten(params)
+        pairs = zip(leaves, jax.tree.leaves(source), held, strict=True)
+        return jax.tree.unflatten(structure, [b.astype(a.dtype) if kept else a for a, b, kept in pairs])
+
     def losses(self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         """Loss of each example."""
         return self.loss(outputs, y)
@@ -265,6 +316,8 @@ class Model:
         layout, whole = _layout(self), (self.size,)
         if getattr(params, "shape", None) == whole and layout.shapes != (whole,):
             params = self.params(params)
+        if self.has_statistics:
+            params = self.with_statistics(params, jax.lax.stop_gradient(params))
         return eqx.combine(params, layout.static)
 
     def _require_inputs(self, x: Shaped[Array, "b ..."]) -> None:
@@ -286,6 +339,12 @@ class _Layout:
     ends: tuple[int, ...]
     static: Any
     stochastic: bool
+    statistics: tuple[str, ...]
+
+    @property
+    def holds_statistics(self) -> tuple[bool, ...]:
+        """Of each array of parameters, whether it is a running statistic."""
+        return tuple(path in self.statistics for path in self.paths)
 
 
 @lru_cache(maxsize=256)
@@ -303,7 +362,8 @@ def _layout(model: Model) -> _Layout:
     paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
-    return _Layout(structure, paths, shapes, ends or (0,), static, model.architecture.is_stochastic(network))
+    stochastic, statistics = model.architecture.is_stochastic(network), model.architecture.statistics(network)
+    return _Layout(structure, paths, shapes, ends or (0,), static, stochastic, statistics)
 
 
 def _shapes(model: Model) -> Any:

@@ -3,7 +3,7 @@
 import fnmatch
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -251,3 +251,10 @@ def paths_of(tree: Any, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
     return tuple(path_of(path) for path, node in nodes if is_one(node))
+
+
+def map_nodes(tree: Any, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> Any:
+    """A network with `function(path, module)` in place of each module of some types."""
+    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
+    change = lambda keys, node: function(path_of(keys), node) if is_one(node) else node  # noqa: E731
+    return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_one)

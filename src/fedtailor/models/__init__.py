@@ -6,6 +6,7 @@ from fedtailor.models.flax import from_linen
 from fedtailor.models.losses import Classification, Loss, cross_entropy, squared_error
 from fedtailor.models.model import Architecture, Model
 from fedtailor.models.parts import Part
+from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, register
 from fedtailor.models.resnet import resnet
 from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
@@ -23,12 +24,15 @@ __all__ = [
     "from_equinox",
     "from_function",
     "from_linen",
+    "from_torch",
     "lenet5",
     "logistic",
     "lstm",
     "mlp",
     "register",
     "resnet",
+    "save_state_dict",
     "squared_error",
+    "state_dict",
     "tutorial_cnn",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -149,7 +150,7 @@ def _windowed(x: Array, function: Any, start: float, size: Any, stride: Any, pad
     size, padding = _wide(size, sides), _wide(padding, sides)
     stride = _wide(stride, sides) if stride else size
     edges = [(0, 0), (0, 0), *((by, by) for by in padding)]
-    return lax.reduce_window(x, jnp.asarray(start, x.dtype), function, (1, 1, *size), (1, 1, *stride), edges)
+    return lax.reduce_window(x, np.asarray(start, x.dtype)[()], function, (1, 1, *size), (1, 1, *stride), edges)
 
 
 @operation("adaptive_avg_pool2d", "adaptive_avg_pool1d", layout=True)

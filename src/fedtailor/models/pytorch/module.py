@@ -200,6 +200,8 @@ def from_torch(
     if not isinstance(made, torch.nn.Module):
         raise ValueError(f"from_torch takes a torch.nn.Module, or a function that makes one, not {module!r}")
     name, example = type(made).__name__, torch.as_tensor(example_input)
+    if not any(parameter.requires_grad for parameter in made.parameters()):
+        raise ValueError(f"{name} has no parameters that require a gradient, so that there is nothing to train")
     try:
         both = [exported(made, example, training) for training in (True, False)]
         training, evaluation = map(converted, both)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.models.pytorch.operations import Unsupported
+from fedtailor.models.pytorch.optional import Tensor, pytorch
 from fedtailor.models.pytorch.program import Context, Program
-
-if TYPE_CHECKING:
-    import torch
 
 TOLERANCE = 1e-5
 """Largest difference, relative to the largest entry of PyTorch's."""
 BATCH = 4
 
 
-def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: "torch.Tensor") -> None:
+def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: Tensor) -> None:
     """Compare outputs, gradients and running statistics on a random batch, in double precision and without dropout.
 
     Args:
@@ -48,8 +46,8 @@ def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: 
                 raise Unsupported(f"its {what} in {mode} mode is {error:.0e} (relative) away from PyTorch's")
 
 
-def _random_like(example: "torch.Tensor") -> "torch.Tensor":
-    import torch
+def _random_like(example: Tensor) -> Tensor:
+    torch = pytorch()
 
     generator = torch.Generator().manual_seed(0)
     shape = (BATCH, *example.shape[1:])
@@ -59,11 +57,9 @@ def _random_like(example: "torch.Tensor") -> "torch.Tensor":
     return torch.randint(low, high + 1, shape, generator=generator, dtype=example.dtype)
 
 
-def _by_pytorch(
-    original: Any, x: "torch.Tensor", program: Program
-) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Outputs, loss, gradients and statistics after a pass, and the parameters and statistics before it."""
-    import torch
+    torch = pytorch()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,7 +93,7 @@ def _without_dropout(node: Any, graph: Any) -> None:
         node.update_arg(4, 0.0)
 
 
-def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: "torch.Tensor") -> dict[str, NDArray[Any]]:
+def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: Tensor) -> dict[str, NDArray[Any]]:
     inputs = jnp.asarray(x.numpy())
 
     @jax.jit

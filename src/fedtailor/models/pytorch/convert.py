@@ -4,14 +4,12 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fedtailor.models.pytorch.layers  # noqa: F401  (registers its operations)
 from fedtailor.models.pytorch.operations import OPERATIONS, Unsupported
+from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Operation, Program, Ref
-
-if TYPE_CHECKING:
-    import torch
 
 IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
            "sym_constrain_range_for_size")  # fmt: skip
@@ -20,13 +18,13 @@ COUNTER = "num_batches_tracked"
 """BatchNorm's counter, which nothing reads unless its momentum is None."""
 
 
-def exported(module: "torch.nn.Module", example: "torch.Tensor", training: bool) -> Any:
+def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """The `torch.export.ExportedProgram` of a module in double precision, for batches of any size.
 
     Raises:
         Unsupported: the module cannot be exported.
     """
-    import torch
+    torch = pytorch()
 
     module = copy.deepcopy(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
@@ -107,7 +105,7 @@ _OF_MEMORY = ("device", "layout", "pin_memory", "memory_format", "copy", "non_bl
 
 
 def _argument(value: Any) -> Any:
-    import torch
+    torch = pytorch()
 
     if isinstance(value, torch.fx.Node):
         return Ref(value.name)
@@ -158,9 +156,11 @@ def _kind(second: Operation | None, third: Operation | None) -> str | None:
     kind = {"max_pool2d": "max", "avg_pool2d": "average"}.get(pool.name)
     if kind is None or relu.name not in ("relu", "relu_"):
         return None
-    arguments = pool.args[1:]
-    stride = arguments[1] if len(arguments) > 1 and arguments[1] else arguments[:1] and arguments[0]
-    two = bool(arguments) and set(arguments[0]) == {2} and set(stride) == {2}
+    arguments: Any = pool.args[1:]
+    if not arguments:
+        return None
+    stride = arguments[1] if len(arguments) > 1 and arguments[1] else arguments[0]
+    two = set(arguments[0]) == {2} and set(stride) == {2}
     plain = all(argument in ((0, 0), (0,), (1, 1), (1,), False) for argument in arguments[2:]) and not pool.kwargs
     swapped = pool is second and kind == "average"
     return kind if two and plain and not swapped else None

@@ -36,7 +36,7 @@ def _embedding(context: Any, table: Array, rows: Array, padding: int = -1, *rest
 
 
 @operation("dropout", "dropout_", "feature_dropout", "feature_dropout_", layout=True)
-def _dropout(context: Any, x: Value, rate: float = 0.5, train: bool = True) -> Value:
+def _dropout(context: Any, x: Any, rate: float = 0.5, train: bool = True) -> Any:
     key = context.next_key()
     if not train or key is None or rate == 0:
         return x
@@ -52,7 +52,7 @@ def _dropout(context: Any, x: Value, rate: float = 0.5, train: bool = True) -> V
 @operation("conv2d", "conv1d", "conv3d", layout=True)
 def _convolution(
     context: Any,
-    x: Value,
+    x: Any,
     weight: Array,
     bias: Array | None = None,
     stride: Sequence[int] = (1,),
@@ -92,7 +92,7 @@ def _is_ours(weight: Array, stride: Any, padding: Any, dilation: Any, groups: in
 
 @operation("conv_relu_pool", layout=True)
 def _conv_relu_pool(
-    context: Any, x: Value, weight: Array, bias: Array | None, padding: Sequence[int], pool: str
+    context: Any, x: Any, weight: Array, bias: Array | None, padding: Sequence[int], pool: str
 ) -> Planes:
     """A convolution of stride 1, ReLU and 2x2 pooling in one: `convert.fused` writes it."""
     kernel, by = weight.transpose(2, 3, 1, 0), _all(padding)
@@ -109,7 +109,7 @@ def _conv_relu_pool(
 
 @operation("max_pool2d", "max_pool1d", layout=True)
 def _max_pool(
-    context: Any, x: Value, size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+    context: Any, x: Any, size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
 ) -> Value:
     if ceil or _all(dilation) != 1:
         raise Unsupported("max pooling with ceil_mode or dilation")
@@ -129,7 +129,7 @@ def _first_maximum(four: Float[Array, "4 c n"]) -> Float[Array, "c n"]:
 
 @operation("avg_pool2d", "avg_pool1d", layout=True)
 def _average_pool(
-    context: Any, x: Value, size: Any, stride: Any = (), padding: Any = (0,), ceil: bool = False,
+    context: Any, x: Any, size: Any, stride: Any = (), padding: Any = (0,), ceil: bool = False,
     count_include_pad: bool = True, divisor: int | None = None,
 ) -> Value:  # fmt: skip
     if ceil or divisor or (_all(padding) != 0 and not count_include_pad):
@@ -141,7 +141,7 @@ def _average_pool(
     return _windowed(x, lax.add, 0.0, size, stride, padding) / math.prod(_wide(size, x.ndim - 2))
 
 
-def _is_two_by_two(x: Value, size: Any, stride: Any, padding: Any) -> bool:
+def _is_two_by_two(x: Any, size: Any, stride: Any, padding: Any) -> bool:
     return len(x.shape) == 4 and _all(size) == 2 and _all(stride or size) == 2 and _all(padding) == 0
 
 
@@ -154,7 +154,7 @@ def _windowed(x: Array, function: Any, start: float, size: Any, stride: Any, pad
 
 
 @operation("adaptive_avg_pool2d", "adaptive_avg_pool1d", layout=True)
-def _adaptive_average_pool(context: Any, x: Value, size: Any) -> Value:
+def _adaptive_average_pool(context: Any, x: Any, size: Any) -> Value:
     sides = x.shape[2:]
     wanted = [side if want is None else want for side, want in zip(sides, _wide(size, len(sides)), strict=True)]
     if isinstance(x, Planes) and wanted == [1, 1]:
@@ -172,7 +172,7 @@ def _adaptive_average_pool(context: Any, x: Value, size: Any) -> Value:
 
 @operation("batch_norm", layout=True)
 def _batch_norm(
-    context: Any, x: Value, weight: Array | None, bias: Array | None, mean: Array | None, variance: Array | None,
+    context: Any, x: Any, weight: Array | None, bias: Array | None, mean: Array | None, variance: Array | None,
     training: bool, momentum: float, epsilon: float, *rest: Any,
 ) -> Value:  # fmt: skip
     if mean is None or variance is None or momentum is None:

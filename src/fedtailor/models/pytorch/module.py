@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,8 @@ from fedtailor.models.pytorch.convert import (
 )
 from fedtailor.models.pytorch.layout import Images, Value
 from fedtailor.models.pytorch.operations import Unsupported
+from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Context, Program, Ref
-
-if TYPE_CHECKING:
-    import torch
 
 MICRO_BATCH = 20
 """Examples to differentiate at a time in modules with convolutions (as in the zoo's)."""
@@ -45,9 +43,7 @@ class Start:
         present: the module's present values, by name.
     """
 
-    def __init__(
-        self, make: "Callable[[], torch.nn.Module] | None", module: "torch.nn.Module", paths: list[str]
-    ) -> None:
+    def __init__(self, make: Callable[[], TorchModuleType] | None, module: TorchModuleType, paths: list[str]) -> None:
         self._make, self._module = make, module
         state = module.state_dict(keep_vars=True)
         self.present = {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
@@ -60,7 +56,7 @@ class Start:
 
     def draw(self, words: NDArray[np.uint32]) -> dict[str, NDArray[np.float32]]:
         """Parameters and running statistics, by path, from two random words."""
-        import torch
+        torch = pytorch()
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int.from_bytes(np.asarray(words, np.uint32).tobytes()[:8], "little") >> 1)
@@ -165,7 +161,7 @@ def _placed(x: Any, example_shape: tuple[int, ...]) -> Any:
 
 
 def from_torch(
-    module: "torch.nn.Module | Callable[[], torch.nn.Module]", example_input: Any, *, pretrained: bool = False,
+    module: TorchModuleType | Callable[[], TorchModuleType], example_input: Any, *, pretrained: bool = False,
     check: bool = True,
 ) -> TorchModule:  # fmt: skip
     """A PyTorch module, trained by this library's own engine at its speed; for example
@@ -192,11 +188,8 @@ def from_torch(
         ValueError: PyTorch is missing, the module cannot be converted (the message names the operation), or the result
             differs from PyTorch's.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError("from_torch needs PyTorch; install it with: pip install 'fedtailor[torch]'") from error
-    made = module if isinstance(module, torch.nn.Module) else module()
+    torch = pytorch()
+    made: Any = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
         raise ValueError(f"from_torch takes a torch.nn.Module, or a function that makes one, not {module!r}")
     name, example = type(made).__name__, torch.as_tensor(example_input)
@@ -218,12 +211,12 @@ def from_torch(
     return TorchModule(training, evaluation, Start(make, made, paths), shape, kind, MICRO_BATCH if convolves else None)
 
 
-def _maker(module: Any, made: "torch.nn.Module") -> "Callable[[], torch.nn.Module]":
+def _maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
     """A function that makes the module with new parameters."""
     if module is not made:
         return module
 
-    def make() -> "torch.nn.Module":
+    def make() -> TorchModuleType:
         copied = copy.deepcopy(made)
         for layer in copied.modules():
             reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)

@@ -21,8 +21,6 @@ T = TypeVar("T")
 NONE = "none"
 """How a file says None, for settings that may be None (TOML has no null)."""
 
-ZOO = ("logistic", "mlp", "lenet5", "cnn", "tutorial_cnn", "density", "lstm")
-
 
 def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
     """A method with some hyper-parameters set; tables set those of its parts (`sgd = {lr = 0.1}`).
@@ -74,10 +72,11 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture
     """
     arguments = {"use": given} if isinstance(given, str) else dict(given)
     name = arguments.pop("use", None)
+    known = models.builders()
     if name is None:
-        raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(ZOO)}")
-    allow(name, ZOO, place, "model")
-    build = getattr(models, name)
+        raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
+    allow(name, list(known), place, "model")
+    build = known[name]
     hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
     for key in arguments:
         allow(key, names, (*place, key), f"argument of {name}")

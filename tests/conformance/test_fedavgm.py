@@ -68,4 +68,4 @@ def test_weights_are_those_of_the_reporters():
         place = training.executor.seen.listed[np.flatnonzero(report)[0]]
         steps = 2 * -(-SIZES[place] // 20)
         expected = a[place] * (1 - (1 - 0.01 * A[place]) ** steps)
-        np.testing.assert_allclose(np.asarray(training.server["model"])[0, 0], expected, **EXACT)
+        np.testing.assert_allclose(np.asarray(training.server.model)[0, 0], expected, **EXACT)

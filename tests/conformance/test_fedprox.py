@@ -31,7 +31,7 @@ LR, STEPS = 0.2, 3
 def test_is_fedavg(mu, sgd):
     with float64():
         models = [
-            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server["model"]
+            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server.model
             for algorithm in (FedProx(sgd=sgd, mu=mu), FedAvg(sgd=sgd))
         ]
         np.testing.assert_array_equal(*models)
@@ -55,7 +55,7 @@ def test_unseen_clients_get_the_global_model():
     training = train(FedProx(sgd=SGD(batch_size=8)), federation, softmax_model("float32"), 2)
     service = training.serve(unseen=True)
     found = training.predictors(service)
-    np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(training.server["model"])[0])
+    np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(training.server.model)[0])
 
 
 def test_errors():

@@ -4,7 +4,7 @@ import copy
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -94,6 +94,13 @@ class DeviceTrainer:
         part._views = (*self._views, Permutation(words, self.size, jnp.asarray(first, jnp.int32)))
         part.size = jnp.maximum(jnp.asarray(end, jnp.int32) - jnp.asarray(first, jnp.int32), 0)
         return part
+
+    def in_round(self, round: Any) -> "DeviceTrainer":
+        there = copy.copy(self)
+        there.round = jnp.asarray(round, jnp.int32)
+        key = jax.random.fold_in(jax.random.wrap_key_data(self.address.key, impl="threefry2x32"), there.round)
+        there.address = replace(self.address, key=jax.random.key_data(key))
+        return there
 
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         return model_input(self.pool, x)

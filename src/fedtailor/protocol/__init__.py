@@ -1,6 +1,6 @@
 """The words of the design: what an algorithm is written in. Imports nothing else of fedtailor."""
 
-from fedtailor.protocol.algorithm import About, Algorithm, Init
+from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
@@ -40,6 +40,7 @@ __all__ = [
     "Exchange",
     "Exchanges",
     "Executor",
+    "GlobalModel",
     "Inbox",
     "Init",
     "LineDiagnostic",

@@ -13,6 +13,7 @@ from fedtailor.protocol.hyperparameters import require
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.predictor import Predictor
+from fedtailor.protocol.state import ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
 """init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of all methods."""
@@ -39,13 +40,20 @@ class About:
     unseen: str
 
 
+@server_state
+class GlobalModel(ServerState):
+    """One model for everybody."""
+
+    model: Float[Array, "1 d"]
+    """The model that clients train."""
+
+
 class Algorithm:
     """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`, write `client` and `server`.
 
     `init_server`, `broadcast`, `server`, `serve` and `aggregate_probe` are host code; `init_client`, `client`,
-    `personal`, `init_unseen` and `probe` are traced and run by each client of the cohort. A server state is made of
-    dicts, lists, tuples, numbers, strings and arrays, so that it can be written to a checkpoint; by convention its
-    models stand under "model", [s, d].
+    `personal`, `init_unseen` and `probe` are traced and run by each client of the cohort. A server state is a
+    `ServerState` of the method's own, so that it can be written to a checkpoint; its models stand under `model` [s, d].
     """
 
     about: ClassVar[About]
@@ -69,8 +77,8 @@ class Algorithm:
         """Raise `ValueError` where this method is not defined for this population (before anything is computed)."""
 
     def init_server(self, init: Init, population: Population) -> Any:
-        """The server's state before the first round."""
-        return {"model": init(0)[None]}
+        """The server's state before the first round (a `ServerState`)."""
+        return GlobalModel(init(0)[None])
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         """What travels down in a training round."""
@@ -105,8 +113,8 @@ class Algorithm:
     # the optional round before training ---------------------------------------------------------------------------
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
-        """What travels down in the probe round (default: the common initial model, server["initial"] [d])."""
-        return Downlink({"model": Streams.everyone(server["initial"], len(cohort))})
+        """What travels down in the probe round (default: the common initial model, `server.initial` [d])."""
+        return Downlink({"model": Streams.everyone(_field(server, "initial"), len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         """One client's answer to the probe."""
@@ -131,8 +139,18 @@ class Algorithm:
     def global_model(self, server: Any) -> Float[Array, " d"]:
         """The model that the next phase of a schedule starts from.
 
+        Returns:
+            By default the first of `server.model`.
+
         Raises:
             ValueError: the method's server holds no model.
         """
-        require("model" in server, f"{self.about.name} has no global model that another method could start from")
-        return server["model"][0]
+        model = _field(server, "model")
+        require(model is not None, f"{self.about.name} has no global model that another method could start from")
+        return model[0]
+
+
+def _field(server: Any, name: str) -> Any:
+    """A field of a server state; None where it has none."""
+    # states of methods that are not typed yet are dicts
+    return server.get(name) if isinstance(server, dict) else getattr(server, name, None)

@@ -90,6 +90,12 @@ class LocalTrainer(Protocol):
         The permutation is the same in every round, so parts of one purpose are disjoint and stay so."""
         ...
 
+    def in_round(self, round: Any) -> "LocalTrainer":
+        """This client in another round: with that round's learning rates, and with random numbers of its own.
+
+        For clients that arrive late and make up for rounds that others did; `round` may be traced."""
+        ...
+
     # for steps of the method's own, on trees of parameters ----------------------------------------------------------
 
     def loop(

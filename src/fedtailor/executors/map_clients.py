@@ -16,12 +16,12 @@ from fedtailor.client.tasks import all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Inbox, Pipeline, Task
+from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task
 
 AXIS = "clients"
 
 
-@partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk"))
+@partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk", "metrics"))
 def map_clients(
     task: Task,
     algorithm: Algorithm,
@@ -34,6 +34,7 @@ def map_clients(
     inputs: PackedInputs,
     states: Any,
     scalars: dict[str, Array],
+    metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
     """`client_task` for all clients of a cohort [c] (c a multiple of the mesh's devices), outputs stacked [c, ...].
 
@@ -50,7 +51,7 @@ def map_clients(
         check_vma=False,
     )
     def shard(algorithm: Algorithm, uplink: Pipeline, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
-        one = partial(run_one, task, algorithm, uplink, model, pool, values)
+        one = partial(run_one, task, algorithm, uplink, model, pool, values, metrics=metrics)
         return jax.lax.map(one, rows) if chunk == 1 else jax.lax.map(one, rows, batch_size=chunk)
 
     return shard(algorithm, uplink, pool, values, (inputs, states, scalars))
@@ -65,6 +66,7 @@ def run_one(
     values: dict[str, Array],
     row: tuple[PackedInputs, Any, dict[str, Array]],
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
+    metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
     """One client of `map_clients`: its outputs and done [3]: two numbers of work, whether all is finite."""
     inputs, state, scalars = row
@@ -72,7 +74,7 @@ def run_one(
     received = {kind: places >= 0 for kind, places in inputs.recipients.items()}
     received_values = {kind: _receive(values[kind], places) for kind, places in inputs.recipients.items()}
     inbox = Inbox(received_values, received, scalars, inputs.reply)
-    out = client_task(task, algorithm, uplink, state, inbox, local)
+    out = client_task(task, algorithm, uplink, state, inbox, local, metrics)
     return {**out, "done": jnp.append(local.work, all_finite(out).astype(jnp.int32))}
 
 

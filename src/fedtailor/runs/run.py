@@ -13,10 +13,15 @@ import numpy as np
 from fedtailor.accounting import Ledger
 from fedtailor.executors import DebugExecutor, DeviceExecutor, Settings
 from fedtailor.federation import Federation
+from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
+from fedtailor.runs.baseline import baseline, data_warnings
 from fedtailor.runs.result import Run
+from fedtailor.runs.row_outcomes import row_outcomes
+from fedtailor.runs.target_units import default_metrics, target_units
 from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
+from fedtailor.storage.run_directory import BASELINE, ROWS
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
 
@@ -30,12 +35,14 @@ def run(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     progress: Callable[[Training, bool], bool | None] | None = None,
     directory: Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int = 10,
+    keep_rows: bool = False,
 ) -> Run:
     """Train `algorithm` for all clients of `federation`.
 
@@ -49,12 +56,16 @@ def run(
             them (from 2; `Participation(count=1)` is a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
         uplink: what clients apply to what they send, in this order (`fedtailor.uplink`).
+        metrics: what to measure beside the loss and the accuracy ("roc_auc", "balanced_accuracy", ...; see
+            `fedtailor.metrics`); the first is what the run is judged by. By default a regression on a table is judged
+            by its RMSE, in the target's own unit, and any other run by accuracy, or loss where there are no classes.
         settings: devices, chunk size, debugging.
         callbacks: look on, and may stop the run (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
         directory: keep a run directory: it is made if it does not exist, and must be empty unless `resume`.
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
         checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C).
+        keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
 
     Raises:
         ValueError: something does not fit together, in one line.
@@ -64,8 +75,9 @@ def run(
     executor = executor_of(federation, bind(model, federation), settings, directory)
     exchanges = run_exchanges(
         algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
-        uplink=uplink, callbacks=callbacks if progress is None else (*callbacks, AfterRound(progress)),
-        directory=directory, resume=resume, checkpoint_every=checkpoint_every,
+        uplink=uplink, metrics=metrics,
+        callbacks=callbacks if progress is None else (*callbacks, AfterRound(progress)),
+        directory=directory, resume=resume, checkpoint_every=checkpoint_every, keep_rows=keep_rows,
     )  # fmt: skip
     return drive(exchanges, executor)
 
@@ -86,6 +98,7 @@ def simulate(
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     uplink: Pipeline = (),
+    metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
@@ -96,8 +109,9 @@ def simulate(
     """
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
-        algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink
-    )
+        algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink,
+        metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
+    )  # fmt: skip
 
 
 def run_exchanges(
@@ -109,10 +123,12 @@ def run_exchanges(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    metrics: Sequence[str | Metric] = (),
     callbacks: Sequence[Callback] = (),
     directory: Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int = 10,
+    keep_rows: bool = False,
     stopped: threading.Event | None = None,
 ) -> Exchanges[Run]:
     """`run` as the exchanges that it needs, for whoever drives several runs at once; see there.
@@ -123,14 +139,21 @@ def run_exchanges(
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more")
     require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be 1 or more")
     require(checkpoint_every >= 1, f"checkpoint_every is {checkpoint_every}; it must be 1 or more")
+    require(directory is not None or not keep_rows, "keep_rows writes into the run's directory; name one, or ask the "
+                                                    "run for row_outcomes()")  # fmt: skip
     participation = as_participation(participation)
+    federation, model = executor.federation, executor.model
+    asked = find_metrics(metrics or default_metrics(federation), model)
 
     store, continued = None, False
     if directory is not None:
         store = RunDirectory(Path(directory))
-        settings = manifest(algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink)
+        settings = manifest(algorithm, federation, model, seed, participation, evaluate_every, uplink, asked)
         continued = store.open(settings, resume)
-    training = Training(algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink)
+    training = Training(
+        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink,
+        metrics=asked, target_scale=target_units(federation)[1],
+    )  # fmt: skip
     if store is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
@@ -138,7 +161,7 @@ def run_exchanges(
     if continued:
         store.load(training)
     else:
-        store.write_clients(executor.federation)
+        store.write_clients(federation)
     with interrupts() if stopped is None else nullcontext(stopped) as stop:
         checkpoints = Checkpoints(store, checkpoint_every, stop)
         try:
@@ -149,9 +172,13 @@ def run_exchanges(
             raise
     done = yield from finished_run(training, executor)
     store.write_ledger(done.ledger)  # with the delivery of the final models
-    store.write_summary(
-        {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
-    )
+    store.write_diagnostics(training.algorithm.diagnostics(training.server))
+    summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+    if keep_rows:
+        store.write_table(ROWS, (yield from row_outcomes(training, executor)))
+        store.write_table(BASELINE, baseline(federation, model, training.measured))
+        summary["warnings"] = data_warnings(federation, model)
+    store.write_summary(summary)
     return done
 
 

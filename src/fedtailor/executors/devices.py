@@ -164,13 +164,8 @@ class Devices:
         if self.settings.chunk is not None or not self._counts_memory:
             return self.settings.chunk or (UNPLANNED_CHUNK if self.settings.several_at_once else 1)
         leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
-        program = (
-            *arguments[:1],
-            *arguments[3:],
-            metrics,
-            structure,
-            *((np.shape(leaf), leaf.dtype) for leaf in leaves),
-        )
+        shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
+        program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
         if program not in self.chunks:
             free = free_memory(self.mesh.local_devices)
             rows = len(inputs[2].numbers) // self.mesh.size

@@ -70,10 +70,7 @@ def _baselines(
                 continue
             if is_classification(model):
                 values = classification_baseline(train, y, model.outputs)
-                yield (
-                    client.index,
-                    split,
-                    values | ({"loss": values["log_loss"]} if model.loss == cross_entropy else {}),
-                )
+                loss = {"loss": values["log_loss"]} if model.loss == cross_entropy else {}
+                yield client.index, split, values | loss
             elif is_regression(model):
                 yield client.index, split, regression_baseline(train, y)

@@ -32,6 +32,9 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    metrics: tuple[str, ...] = ()
+    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
+    by."""
     evaluate_every: int = 1
     """Evaluate all personal models after every n-th round, and after the last."""
     out: Path | None = None
@@ -72,6 +75,7 @@ def run(arguments: list[str]) -> int:
         "seed": options.seed,
         "participation": as_participation(options.participation),
         "evaluate_every": options.evaluate_every,
+        "metrics": options.metrics,
         "settings": settings,
     }
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:

@@ -63,10 +63,17 @@ def probabilities(training):
 
 
 def delivered(training, place):
-    """Labels sent to a client when training is over."""
-    service = training.serve(np.array([place]))
-    sent = service.down.streams["labels"]
-    return np.asarray(sent.values)[sent.recipients[0][sent.recipients[0] >= 0]]
+    """Labels sent to a client (by its place in the federation) when training is over."""
+    unseen = bool(training.executor.federation.unseen[place])
+    table = training.executor.unseen if unseen else training.executor.seen
+    service = training.serve(np.flatnonzero(table.listed == place), unseen=unseen)
+    return labels_of(service, 0)
+
+
+def labels_of(service, row):
+    """Labels sent to the client of a service in that row of its cohort."""
+    labels = service.downlink.streams["labels"]
+    return np.asarray(labels.values)[labels.recipients[row][labels.recipients[row] >= 0]]
 
 
 DRAWS = [[0, 0, 1], [1, 1, 2, 3, 2, 1, 0], [3, 3, 3, 2, 0], [0, 1, 2, 3, 3]]
@@ -91,7 +98,7 @@ def test_in_training_it_is_fedavgm_and_examples_are_delivered_once():
         federation, model = classification(), softmax_model()
         training = train(DAPPER(sgd=TRAINED), federation, model, 2)
         fedavgm = train(FedAvgM(sgd=TRAINED), federation, model, 2)
-        np.testing.assert_array_equal(training.server["model"], fedavgm.server["model"])
+        np.testing.assert_array_equal(training.server.model, fedavgm.server.model)
         assert training.ledger.frame().equals(fedavgm.ledger.frame())
         training.serve(ledger=training.ledger)
     delivery = training.ledger.frame().filter(pl.col("phase") == "delivery")
@@ -188,11 +195,9 @@ def test_examples_are_seen_clients_training_data_and_always_the_same():
         np.testing.assert_allclose(shares(np.concatenate(before)), np.array([2, 3, 1, 0]) / 6, atol=0.12)
         training.advance()
         together = training.serve()
-        for row, place in enumerate(together.places):
-            sent = together.down.streams["labels"]
-            np.testing.assert_array_equal(
-                np.asarray(sent.values)[sent.recipients[row][sent.recipients[row] >= 0]], before[place]
-            )
+        assert len(together.cohort) == 3
+        for row, place in enumerate(training.executor.seen.listed):
+            np.testing.assert_array_equal(labels_of(together, row), before[place])
 
 
 def test_clusters_start_from_their_model_and_exchange_their_own_data():
@@ -205,8 +210,8 @@ def test_clusters_start_from_their_model_and_exchange_their_own_data():
         settings = {"sgd": sgd, "clusters": 2, "start": "farthest", "optimizer": ServerOptimizer()}
         training = train(DAPPER(**settings, cover=(0.0,), tune=SGD(lr=0.1)), federation, density(), 4)
         hyp = train(HypCluster(**settings), federation, density(), 4)
-        np.testing.assert_array_equal(training.server["model"], hyp.server["model"])
-        cluster = by_place(training, training.server["cluster"])
+        np.testing.assert_array_equal(training.server.model, hyp.server.model)
+        cluster = by_place(training, training.server.cluster)
         assert cluster[0] == cluster[2] != cluster[1] == cluster[3]
         for place in range(4):
             np.testing.assert_array_equal(np.unique(delivered(training, place)) // 2, groups[place])
@@ -226,8 +231,8 @@ def test_a_density_generates_its_own_examples():
         training = train(
             DAPPER(cover=(0.5,), r=50, source="model", tune=tune, sgd=SGD(lr=2.0, epochs=9)), federation, density(), 2
         )
-        assert set(training.serve().down.streams) == {"model"}
-        theta = np.exp(np.asarray(training.server["model"][0]))
+        assert set(training.serve().downlink.streams) == {"model"}
+        theta = np.exp(np.asarray(training.server.model[0]))
         common = theta / theta.sum()
         found = probabilities(training)
         assert common.min() > 0.02 and common.max() < 0.6

@@ -14,7 +14,7 @@ import numpy as np
 from fedtailor import models
 from fedtailor.executors import Settings
 from fedtailor.federation import Federation, Ragged
-from fedtailor.protocol import Algorithm, Answers, ClientRows
+from fedtailor.protocol import Algorithm, Answers, ClientRows, drive
 from fedtailor.runs import simulate
 from fedtailor.training import Training
 from fedtailor.training.participation import Participation
@@ -135,12 +135,12 @@ def personal(training: Training) -> np.ndarray:
 def predictors(training: Training) -> list[np.ndarray]:
     """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...] in the federation's order."""
     executor, found = training.executor, None
-    for table, unseen in ((executor.seen, False), (executor.unseen, True)):
-        if len(table):
-            leaves = jax.tree.leaves(training.predictors(training.serve(unseen=unseen)))
+    for table in (executor.seen, executor.unseen):
+        for service in drive(training.services(table, np.arange(len(table))), executor):
+            leaves = jax.tree.leaves(training.predictors(service))
             found = found or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
             for target, leaf in zip(found, leaves, strict=True):
-                target[table.listed] = leaf
+                target[table.listed[service.cohort.rows]] = leaf
     assert found is not None
     return found
 

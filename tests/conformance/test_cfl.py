@@ -140,6 +140,17 @@ def test_splits_go_on_until_clusters_agree_and_hardly_ever_recompile():
         np.testing.assert_allclose(personal(training), directions(ANGLES), atol=1e-3)
         log = training.server.splits
         assert len(log) == 5
+        (tree,) = training.algorithm.diagnostics(training.server)
+        assert tree.name == "splits"
+        np.testing.assert_array_equal(tree.parent, [split.parent for split in log])
+        np.testing.assert_array_equal(tree.round, [split.round for split in log])
+        np.testing.assert_array_equal(tree.members, training.server.cluster)
+        # replayed from its start, the tree gives the clusters
+        members = np.zeros(12, int)
+        for child, (parent, split) in enumerate(zip(tree.parent, log, strict=True), start=1):
+            assert (members[[*split.first, *split.second]] == parent).all()
+            members[split.second] = child
+        np.testing.assert_array_equal(members, tree.members)
         for child, split in enumerate(log, start=1):
             assert split.parent < child
             assert not set(split.first) & set(split.second)

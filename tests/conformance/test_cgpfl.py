@@ -163,12 +163,46 @@ def test_absent_clients_keep_their_model_and_those_never_seen_are_served():
     with float64():
         method = CGPFL(contexts=2, **SETTINGS)
         run = train(method, classification(), softmax_model(), 1, participation=Participation(count=2))
-        never, own = run.server.context < 0, np.asarray(run.executor.states.rows["model"])
+        never, own = run.server.context < 0, np.asarray(run.executor.states.rows[0]["model"])
         found, start = by_place(run, never), np.asarray(run.initial(0))
         served = predictors(run)[0]
         assert never.sum() == 3 and (np.abs(served[found] - start).max(axis=1) > 1e-3).all()
         np.testing.assert_array_equal(served[~found], by_place(run, own)[~found])
         assert_absent_keep_their_state(run)
+
+
+def test_a_client_that_reports_late_trains_in_the_context_that_fits_it():
+    """Two contexts near -9 and 9; a client of the second group reports for the first time when they are there."""
+    with float64():
+        run = train(CGPFL(contexts=2, gamma=GAMMA, **SETTINGS), quadratics(OPTIMA, A), quadratic_model(1), 0)
+        place = run.executor.seen.listed
+        for _ in range(12):
+            run.advance(place < 4)
+        contexts, before = np.asarray(run.server.model)[:, 0], by_place(run, run.server.context)
+        fits = [int(np.argmin(np.abs(contexts - OPTIMA[late]))) for late in (4, 5)]
+        assert set(fits) == {0, 1} and (before[4:] == -1).all()
+        run.advance(np.ones(6, bool))
+        np.testing.assert_array_equal(by_place(run, run.server.context)[4:], fits)
+        # R mini-batches of S inner steps around the context that fits, and none around the other
+        for late, fit in zip((4, 5), fits, strict=True):
+            theta = w = contexts[fit]
+            for _ in range(R):
+                for _ in range(S):
+                    theta = theta - LR * (A[late] * (theta - OPTIMA[late]) + LAM * (theta - w))
+                w = w - GAMMA * (w - theta)
+            np.testing.assert_allclose(personal(run)[late, 0], theta, **EXACT)
+        models = run.ledger.frame().filter((pl.col("direction") == "down") & (pl.col("kind") == "model"))
+        assert models["unicasts"].to_list()[-1] == 4 + 2 * 2
+
+
+def test_the_contexts_of_clients_are_a_diagnostic():
+    with float64():
+        run = train(CGPFL(contexts=2, **SETTINGS), quadratics(OPTIMA, A), quadratic_model(1), 0)
+        run.advance(run.executor.seen.listed < 4)
+        (found,) = run.algorithm.diagnostics(run.server)
+    assert found.name == "context" and len(found.x) == 4
+    np.testing.assert_array_equal(run.server.context[found.x], found.y)
+    assert set(run.executor.seen.listed[found.x]) == {0, 1, 2, 3}
 
 
 HEUR = {"sgd": SGD(lr=0.05, steps=8, batch_size=BATCH), "lam": LAM, "inner_steps": S, "gamma": 0.9}
@@ -194,6 +228,14 @@ def test_the_number_of_contexts():
         # of the models' scale and complexity only through a mu of one's own
         assert contexts_found(CENTRES, complexity=50.0) == 3
         assert contexts_found(CENTRES, mu=0.02, complexity=40.0) < contexts_found(CENTRES, mu=0.02, complexity=0.01)
+
+
+@pytest.mark.parametrize("clients", [6, 10, 16])
+def test_without_clusters_there_is_one_context_whatever_the_scale_of_the_models(clients):
+    """Equally distant models: every further context explains as much as the one before, and e(1) = e(N/2)."""
+    sizes = np.full(clients, 10)
+    for scale in 3.0 ** np.arange(-6, 7):
+        assert CGPFLHeur()._number(scale * np.eye(clients), sizes) == 1
 
 
 def test_a_found_number_is_kept_and_everything_else_is_cgpfl():

@@ -30,18 +30,22 @@ SYMBOLS = 4
 TO_THE_END = SGD(lr=2.0, epochs=300, batch_size=32)  # one batch an epoch: gradient descent
 
 
-def symbols(draws, val=None, unseen=None, alphabet=SYMBOLS):
-    """Clients that hold symbols and no inputs; `draws` and `val` are one list a client."""
+def symbols(draws, val=None, unseen=None, alphabet=SYMBOLS, test=None):
+    """Clients that hold symbols and no inputs; `draws`, `val` and `test` are one list a client.
+
+    By default the test splits are misleading: many of one symbol, which no choice may depend on."""
+    clients = len(draws)
     held = [[] for _ in draws] if val is None else val
-    y = np.concatenate([np.asarray(part, int) for part in (*draws, *held)])
-    ends = np.cumsum([len(part) for part in (*draws, *held)])
-    rows = np.split(np.arange(len(y)), ends[:-1])
+    tested = [[alphabet - 1] * 9 for _ in draws] if test is None else test
+    parts = [np.asarray(part, int) for part in (*draws, *held, *tested)]
+    y = np.concatenate(parts)
+    rows = np.split(np.arange(len(y)), np.cumsum([len(part) for part in parts])[:-1])
     return Federation(
         np.zeros((len(y), 0)),
         y,
-        Ragged.of(rows[: len(draws)]),
-        Ragged.of(rows[len(draws) :]),
-        Ragged.empty(len(draws)),
+        Ragged.of(rows[:clients]),
+        Ragged.of(rows[clients : 2 * clients]),
+        Ragged.of(rows[2 * clients :]),
         tuple(f"client {i}" for i in range(len(draws))),
         unseen=np.zeros(len(draws), bool) if unseen is None else np.asarray(unseen),
         classes=alphabet,
@@ -164,6 +168,27 @@ def test_lambda_is_chosen_on_the_validation_split():
         assert (found[:, 0] < 0.4).all()
         tempted = replace(chosen, select="train")
         assert (probabilities(train(tempted, symbols(ONLY_0, val=EVEN), density(), 0))[:, 0] > 0.9).all()
+
+
+def test_lambda_does_not_depend_on_test_rows():
+    """Test rows that say the opposite of the validation rows, or nothing, leave every model as it is."""
+    with float64():
+        chosen = replace(CHOOSING, source="proxy", proxy=others_even())
+        for val in (EVEN, None):
+            opposite, none = (
+                train(chosen, symbols(ONLY_0, val=val, test=test), density(), 0)
+                for test in ([[0] * 30] * 2, [[1, 2, 3] * 10] * 2)
+            )
+            np.testing.assert_array_equal(predictors(opposite)[0], predictors(none)[0])
+
+
+def test_newcomers_choose_lambda_on_their_training_data():
+    """Of two clients with the same data, what a validation split says counts for the one that took part only."""
+    with float64():
+        chosen = replace(CHOOSING, source="proxy", proxy=others_even())
+        federation = symbols([[0] * 8] * 2, val=EVEN, unseen=[False, True])
+        found = probabilities(train(chosen, federation, density(), 0))
+    assert found[0, 0] < 0.4 and found[1, 0] > 0.9
 
 
 def test_without_validation_data_some_training_data_are_held_out():

@@ -152,6 +152,21 @@ def test_unseen_clients_are_served_and_leave_no_trace(name):
 
 
 @every_algorithm
+def test_garbage_in_test_rows_changes_nothing(name):
+    """No model, no weight and no choice depends on a client's test split."""
+    with float64():
+        honest = federation()
+        x, y = honest.x.copy(), honest.y.copy()
+        tested = np.concatenate([honest.test[client] for client in range(len(honest))])
+        x[tested], y[tested] = 1e3 * (1 + np.arange(len(tested)))[:, None], 0
+        one, other = (train(example(name), f, softmax_model(), 2) for f in (honest, replace(honest, x=x, y=y)))
+        for leaf, same in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server), strict=True):
+            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(same))
+        for leaf, same in zip([*trained(one), *predictors(one)], [*trained(other), *predictors(other)], strict=True):
+            np.testing.assert_array_equal(leaf, same)
+
+
+@every_algorithm
 def test_scaling_the_loss_is_scaling_the_rate(name):
     """c F with rate eta / c trains the same models (for methods without a term of another scale)."""
     unless_opted_out("loss scale", name)

@@ -126,11 +126,7 @@ class Contextual(Algorithm):
         return server.replace(model=mix(contexts, means, moves), context=context)
 
     def serve(self, server: ContextualState, cohort: Cohort) -> Downlink:
-        took_part = server.context[cohort.position] >= 0 if cohort.seen else np.zeros(len(cohort), bool)
-        if took_part.all():
-            return Downlink()
-        numbers = np.arange(len(server.model), dtype=np.int32)
-        return Downlink({"model": Streams(server.model, np.where(took_part[:, None], -1, numbers).astype(np.int32))})
+        return Downlink() if cohort.seen else Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
 
     def diagnostics(self, server: ContextualState) -> Sequence[Diagnostic]:
         reported = np.flatnonzero(server.context >= 0)
@@ -159,14 +155,14 @@ class Contextual(Algorithm):
         return {"model": theta}, {"model": w}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        if "model" not in inbox.values:
-            return state["model"]
-        # contexts were sent to clients that never took part: inner solves around the nearest one, which stays
+        return state["model"]
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        # inner solves around the nearest context, which stays where it is
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
-        is_new = inbox.received["model"].any()
-        steps = jnp.where(is_new, local.steps(self.sgd), 0)
-        theta, _ = envelope_steps(local, inbox["model"][choice], self.sgd, self.inner_steps, self.lam, 0.0, steps=steps)
-        return jnp.where(is_new, theta, state["model"])
+        omega = inbox["model"][choice]
+        theta, _ = envelope_steps(local, omega, self.sgd, self.inner_steps, self.lam, 0.0)
+        return {"model": theta}
 
 
 def _own_or_all(context: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -156,10 +156,7 @@ class SelfFL(Algorithm):
         )
 
     def broadcast(self, server: SelfFLState, cohort: Cohort) -> Downlink:
-        return self._downlink(server, cohort, np.zeros(len(cohort), np.int32))
-
-    def _downlink(self, server: SelfFLState, cohort: Cohort, recipients: NDArray[np.int32]) -> Downlink:
-        """The model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs."""
+        # the model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs
         precisions = self._precisions(server)
         others: Any = precisions.sum()
         own: Any = _median_variance(server)
@@ -167,7 +164,7 @@ class SelfFL(Algorithm):
             others = _sums_of_others(precisions)[cohort.position]
             if self.intra_variances is not None:
                 own = server.intra[cohort.position]
-        models = {"model": Streams(server.model, recipients[:, None])}
+        models = {"model": Streams.everyone(server.model, len(cohort))}
         return Downlink(models, scalars={"inter": server.inter, "others": others, "intra": own})
 
     def server(self, server: SelfFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> SelfFLState:
@@ -211,10 +208,7 @@ class SelfFL(Algorithm):
         return np.where(counts, 1 / np.maximum(server.inter + intra, _LEAST), 0.0)
 
     def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
-        took_part = server.took_part[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
-        if took_part.all():
-            return Downlink()
-        return self._downlink(server, cohort, np.where(took_part, -1, 0).astype(np.int32))
+        return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
         """GAIN_m (section 2.1): variance of client m's model learned alone over that of its model learned together.
@@ -291,14 +285,13 @@ class SelfFL(Algorithm):
         return self.curvature
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        if "model" not in inbox.values:
-            return state["model"]
-        # the common model was sent to clients that never took part; the others take no step from their own
-        is_new, steps = inbox.received["model"][0], local.steps(self.sgd)
+        return state["model"]
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        theta, steps = inbox["model"][0], local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)
-        start = jnp.where(is_new, inbox["model"][0], state["model"])
-        return local.sgd(start, self.sgd, steps=jnp.where(is_new, steps, 0))
+        return {**self.init_client(theta), "model": local.sgd(theta, self.sgd, steps=steps)}
 
 
 def _known(server: SelfFLState) -> NDArray[np.float64]:

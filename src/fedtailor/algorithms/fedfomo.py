@@ -34,7 +34,7 @@ from fedtailor.protocol import (
 
 @server_state
 class FedFomoState(ServerState):
-    """The clients' last models, and who found whose model useful."""
+    """The clients' last models, and whose models each found useful."""
 
     initial: Float[Array, " d"]
     """The common initial model."""

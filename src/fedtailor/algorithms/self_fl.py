@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.aggregation.variances import update, variance
+from fedtailor.aggregation.variances import update, variance, variance_between
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.curvature import largest_eigenvalue
 from fedtailor.protocol import (
     SGD,
     About,
@@ -189,7 +189,7 @@ class SelfFL(Algorithm):
             intra[reporters] = np.where(sent == _UNKNOWN, np.nan, sent)
         if self.inter_variance is None and len(reporters) > 1:
             reporting = models.to_rows(cohort.reporting, fill=False)
-            inter = float(_variance_between(models.values, reporting))
+            inter = float(variance_between(models.values, reporting))
         return server.replace(took_part=took_part, intra=intra, inter=inter)
 
     def _weights(self, server: SelfFLState, cohort: Cohort) -> NDArray[np.float64]:
@@ -279,7 +279,7 @@ class SelfFL(Algorithm):
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":
-            return _largest_eigenvalue(local, theta)
+            return largest_eigenvalue(local, theta, local.key("curvature"))
         if self.curvature in ("fisher", "literal"):
             return 1 / jnp.maximum(s * local.size if self.curvature == "fisher" else s, _LEAST)
         return self.curvature
@@ -308,22 +308,3 @@ def _median_variance(server: SelfFLState) -> float:
 def _sums_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """sum_{k != m} values_k [m]."""
     return np.maximum(values.sum() - values, 0.0)
-
-
-def _largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"]) -> Array:
-    """Of the Hessian of the training loss, in absolute value, by ten power iterations."""
-
-    def iterate(k: Any, v: Array) -> Array:
-        return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
-
-    return jnp.linalg.norm(
-        local.fori_loop(10, iterate, jax.random.normal(local.key("curvature"), theta.shape, theta.dtype))
-    )
-
-
-@jax.jit
-def _variance_between(models: Float[Array, "c d"], report: Bool[Array, " c"]) -> Array:
-    """Mean over coordinates of the unbiased variance over the models of those that report."""
-    count = report.sum()
-    mean = jnp.where(report[:, None], models, 0).sum(axis=0) / count
-    return jnp.where(report[:, None], jnp.square(models - mean), 0).sum() / ((count - 1) * models.shape[1])

@@ -155,7 +155,7 @@ def by_place(training: Training, rows) -> np.ndarray:
 def answers_of(cohort, **arrays) -> Answers:
     """Answers of a cohort whose clients sent these arrays [c, ...]."""
     rows = np.arange(len(cohort))
-    return Answers(cohort.reporting, {kind: ClientRows(value, rows) for kind, value in arrays.items()})
+    return Answers(cohort.reporting, {kind: ClientRows(jnp.asarray(value), rows) for kind, value in arrays.items()})
 
 
 def assert_absent_keep_their_state(training: Training, rounds: int = 3) -> None:

@@ -243,8 +243,8 @@ def test_a_chain_tells_the_linkages_apart():
 
 
 def test_complete_linkage_is_not_average_linkage():
-    """Average linkage, by which all but the last direction would stay together, is farther from both."""
-    angles = np.deg2rad([0, 40, 50, 75, 110])
+    """By average linkage the fourth direction would join the second and third instead of the last."""
+    angles = np.deg2rad([0, 40, 50, 76, 110])
     similarity = np.cos(angles[:, None] - angles[None])
     np.testing.assert_array_equal(bipartition(similarity, "complete"), [0, 0, 0, 1, 1])
     np.testing.assert_array_equal(bipartition(similarity, "single"), [0, 1, 1, 1, 1])

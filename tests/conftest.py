@@ -14,6 +14,10 @@ CHECKED = [
     "fedtailor.client",
     "fedtailor.executors",
     "fedtailor.training",
+    "fedtailor.tables",
+    "fedtailor.metrics",
+    "fedtailor.decision",
+    "fedtailor.diagnosis",
 ]
 # Most of the tests' time is XLA's, which compiles a thousand programs that then run for milliseconds: without LLVM's
 # optimisations, and with the older of its two emitters of kernels, it takes a third of the time. A program in one piece

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedtailor import algorithms as algorithms
     from fedtailor import federation as federation
     from fedtailor import models as models
+    from fedtailor import tables as tables
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.executors import Settings as Settings
     from fedtailor.experiments import scenarios as scenarios
@@ -37,6 +38,7 @@ _MODULES = {
     "federation": "fedtailor.federation",
     "models": "fedtailor.models",
     "scenarios": "fedtailor.experiments.scenarios",
+    "tables": "fedtailor.tables",
 }
 _HOMES = {
     "Diverged": "fedtailor.protocol",

@@ -61,7 +61,7 @@ def test_the_probe_takes_time_and_delivery_and_newcomers_do_not():
     ledger = Ledger()
     record(ledger, 0, "probe")
     for t in range(2):
-        record(ledger, t, streams=4, already_held=t == 0)
+        record(ledger, t, streams=4, held=t == 0)
     record(ledger, 2, "delivery", streams=4, up=0)
     record(ledger, 2, "unseen", streams=4)
     times = Wireless(rho=2, **UNIT).times(ledger.frame(), [0, 1, 2])

@@ -162,6 +162,18 @@ def test_a_newcomer_far_from_everybody_gets_the_nearest_clients(kernel):
         np.testing.assert_allclose(newcomer_weights(newcomer, seen, kernel), [[0.25, 0.75, 0]], **close)
 
 
+@kernels
+def test_a_newcomers_row_among_some_clients_is_its_row_renormalised(kernel):
+    probe, some = problem(5), np.array([True, False, True, True, False, True])
+    newcomer = reorder(problem(6), [1])
+    row = np.where(some, newcomer_weights(newcomer, probe, kernel), 0)
+    found = newcomer_weights(newcomer, probe, kernel, some)
+    np.testing.assert_allclose(found, row / row.sum(), **close)
+    far = Probe(np.full((1, 4), 1e6), np.array([0.0]), np.array([8]))  # whose nearest clients may not count
+    nearest = np.argmin(np.where(some, np.square(probe.gradients - 1e6).sum(axis=1), np.inf))
+    np.testing.assert_array_equal(newcomer_weights(far, probe, kernel, some), [np.arange(6) == nearest])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -97,8 +97,8 @@ def test_the_adaptive_share_follows_the_paper(rounds, alpha_lr, mix):
     with float64():
         method = APFL(sgd=plain(3), alpha_lr=alpha_lr, mix=mix, weights="samples")
         run = train(method, quadratics(a, A, SIZES), quadratic_model(1), rounds)
-        np.testing.assert_allclose(by_place(run, run.executor.states.rows[0]["alpha"]), alpha, **EXACT)
-        np.testing.assert_allclose(by_place(run, run.executor.states.rows[0]["model"])[:, 0], v, **EXACT)
+        np.testing.assert_allclose(by_place(run, run.executor.client_states["alpha"]), alpha, **EXACT)
+        np.testing.assert_allclose(by_place(run, run.executor.client_states["model"])[:, 0], v, **EXACT)
         np.testing.assert_allclose(np.asarray(run.server.model), [[w]], **EXACT)
 
 

@@ -163,7 +163,7 @@ def test_absent_clients_keep_their_model_and_those_never_seen_are_served():
     with float64():
         method = CGPFL(contexts=2, **SETTINGS)
         run = train(method, classification(), softmax_model(), 1, participation=Participation(count=2))
-        never, own = run.server.context < 0, np.asarray(run.executor.states.rows[0]["model"])
+        never, own = run.server.context < 0, np.asarray(run.executor.client_states["model"])
         found, start = by_place(run, never), np.asarray(run.initial(0))
         served = predictors(run)[0]
         assert never.sum() == 3 and (np.abs(served[found] - start).max(axis=1) > 1e-3).all()

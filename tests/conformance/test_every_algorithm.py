@@ -97,7 +97,7 @@ def trained(training):
     """The server's models and the clients' states, as a list of arrays."""
     return [
         np.asarray(leaf)
-        for leaf in jax.tree.leaves((getattr(training.server, "model", None), training.executor.states.rows))
+        for leaf in jax.tree.leaves((getattr(training.server, "model", None), training.executor.client_states))
     ]
 
 
@@ -142,12 +142,12 @@ def test_an_unseen_client_with_a_clients_data_gets_its_model(name):
 def test_unseen_clients_are_served_and_leave_no_trace(name):
     with float64():
         training = train(example(name), federation(), softmax_model(), 2)
-        before = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.executor.states.rows))]
+        before = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))]
         first, second = predictors(training), predictors(training)
         for one, two in zip(first, second, strict=True):
             assert np.isfinite(one).all()
             np.testing.assert_array_equal(one, two)
-        for one, other in zip(before, jax.tree.leaves((training.server, training.executor.states.rows)), strict=True):
+        for one, other in zip(before, jax.tree.leaves((training.server, training.executor.client_states)), strict=True):
             np.testing.assert_array_equal(one, other)
 
 

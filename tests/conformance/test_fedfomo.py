@@ -81,8 +81,8 @@ def test_rounds_by_hand(split, norm):
         federation = validated(optimum) if split == "val" else quadratics(a, A, SIZES)
         training = train(replace(ALL, norm=norm), federation, quadratic_model(2, shifted), 4)
         base, own, affinity = by_hand(np.asarray(training.initial(0)), optimum, 4, int(norm[1]))
-        np.testing.assert_allclose(by_place(training, training.executor.states.rows[0]["base"]), base, **EXACT)
-        np.testing.assert_allclose(by_place(training, training.executor.states.rows[0]["model"]), own, **EXACT)
+        np.testing.assert_allclose(by_place(training, training.executor.client_states["base"]), base, **EXACT)
+        np.testing.assert_allclose(by_place(training, training.executor.client_states["model"]), own, **EXACT)
         np.testing.assert_allclose(by_place(training, training.server.model), own, **EXACT)
         found = by_place(training, by_place(training, training.server.affinity).T).T
         np.testing.assert_allclose(found, affinity, **EXACT)
@@ -103,7 +103,7 @@ def test_without_downloads_it_is_training_alone_with_a_guard():
         np.testing.assert_allclose(personal(improving), personal(local), **EXACT)
         start = np.asarray(local.initial(0))
         guarded = train(alone, validated(start), quadratic_model(2, shifted), 3)  # no model is better than the first
-        base = by_place(guarded, guarded.executor.states.rows[0]["base"])
+        base = by_place(guarded, guarded.executor.client_states["base"])
         np.testing.assert_array_equal(base, np.tile(start, (4, 1)))
         assert improving.ledger.totals().models_down == 0
 
@@ -200,7 +200,7 @@ def test_a_fifth_is_held_out_for_good():
         training, held = train(algorithm, federation, quadratic_model(1), 0), []
         for _ in range(3):
             training.advance()
-            found = by_place(training, training.executor.states.rows[0]["model"])[:, 0]
+            found = by_place(training, training.executor.client_states["model"])[:, 0]
             held.append(targets.sum() - 4 * found[0])
             assert found[1] == 3.0  # a single sample is trained on and validates
         np.testing.assert_allclose(held, targets[np.abs(targets - held[0]).argmin()], **EXACT)

@@ -64,7 +64,7 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls(weights, report
         )  # fmt: skip
         for _ in range(4):
             training.advance()
-            own = by_place(training, training.executor.states.rows[0]["control"])
+            own = by_place(training, training.executor.client_states["control"])
             assert np.count_nonzero(own) >= reporters
             np.testing.assert_allclose(training.server.control, share @ own, **EXACT)
 
@@ -119,7 +119,7 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_loss(sgd, option, weights):
         training = train(SCAFFOLD(sgd=sgd, option=option, weights=weights), federation, quadratic_model(2), 150)
         expected = (c * a).sum(axis=0) / c.sum(axis=0)
         np.testing.assert_allclose(training.server.model[0], expected, **EXACT)
-        own = by_place(training, training.executor.states.rows[0]["control"])
+        own = by_place(training, training.executor.client_states["control"])
         np.testing.assert_allclose(own, A * (expected - a), **EXACT)
 
 

@@ -102,7 +102,7 @@ def equal_variances(steps, optima_first=False, rounds=200):
         run = train(method, quadratics(z, 1.0, SIZES), quadratic_model(1), 0 if optima_first else rounds)
         if optima_first:
             run.server = run.server.replace(model=jnp.array([[z.mean()]]))
-            rows, _ = run.executor.states.rows
+            rows = run.executor.client_states
             moments = rows["moments"][0] + 1, *rows["moments"][1:]
             optima = jnp.asarray(z[run.executor.seen.listed, None])
             run.executor.states.rows = {"model": optima, "moments": moments}, ()
@@ -128,7 +128,7 @@ def test_variances_weights_and_smoothing_are_the_papers(participation):
         for t in range(5):
             report, before = participation.sample(run.population.ids, 0, t), np.asarray(run.server.model)[0]
             run.advance()
-            models = np.asarray(run.executor.states.rows[0]["model"])
+            models = np.asarray(run.executor.client_states["model"])
             for client in np.flatnonzero(report):
                 sent[client].append(models[client])
                 if len(sent[client]) > 1:
@@ -207,7 +207,7 @@ def test_warm_rounds_are_fedavg_and_histories_start_after_them():
         warm = train(SelfFL(sgd=sgd, warm=2), federation, model, 5)
         then = train(Then(FedAvg(sgd=sgd), rounds=2, next=SelfFL(sgd=sgd)), federation, model, 5)
         np.testing.assert_array_equal(personal(warm), personal(then))
-        assert (np.asarray(warm.executor.states.rows[0]["moments"][0]) == 3).all()
+        assert (np.asarray(warm.executor.client_states["moments"][0]) == 3).all()
 
 
 def test_forgetting_follows_the_recent_models():
@@ -231,7 +231,7 @@ def test_those_who_never_took_part_are_served_like_newcomers():
         found, theta = predictors(run)[0], np.asarray(run.server.model)[0]
         absent = ~run.server.took_part
         assert 0 < absent.sum() < 5
-        own = np.asarray(run.executor.states.rows[0]["model"])
+        own = np.asarray(run.executor.client_states["model"])
         for row, place in enumerate(run.executor.seen.listed):
             if absent[row]:
                 assert np.abs(found[place] - theta).max() > 1e-3 < np.abs(found[place] - own[row]).max()

@@ -254,21 +254,29 @@ def test_a_newcomer_gets_the_nearest_stream_that_was_ever_mixed(kind):
         assert training.predictors(training.serve(unseen=True))[0, 0] > 1
 
 
-def test_with_rows_of_your_own_only_clients_of_the_population_are_served():
-    """One that was never sampled is served as a newcomer, by its own row; one without a row is refused."""
+@pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
+def test_a_client_whose_stream_is_still_the_initial_model_is_served_as_a_newcomer(kind):
+    """With a stream for each, by its own row over what the others sent; else from the nearest stream."""
+    own, sent = 0.98, a * (1 - (1 - LR * A) ** STEPS)  # the uploads, from theta^0 = 0
+    rows = np.array([[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0.01, own, 0.01], [0.015, 0.005, 0, own]])
     with float64():
-        training = with_rows(UCFL, W, quadratics(a, A, SIZES), quadratic_model(1), 0, sgd=PLAIN)
+        training = with_rows(kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 0, sgd=PLAIN)
         advance_with(training, [1, 1, 0, 0])
-        (never,) = np.flatnonzero(training.executor.seen.listed == 3)
-        cohort = training.serve(np.array([never])).cohort
-        stream = training.algorithm.serve(training.server, replace(cohort, seen=False)).streams["model"]
-        sent = a * (1 - (1 - LR * A) ** STEPS)  # from theta^0 = 0
-        np.testing.assert_allclose(stream.values[stream.recipients[0, 0]], [sent[:2].mean()], **EXACT)
-        unseen = [False, False, True, False]
-        rows = np.full((3, 3), 1 / 3)
-        refused = train(UCFL(rows=rows), quadratics(a, A, SIZES, unseen=unseen), quadratic_model(1), 1)
+        mean = sent[:2].mean()
+        late = [mean, mean] if kind is UCFLParallel else [sent[1], 0.75 * sent[0] + 0.25 * sent[1]]
+        np.testing.assert_allclose(personal(training)[:, 0], [mean, mean, *late], **EXACT)
+        shared = with_rows(kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 0, sgd=PLAIN, streams=3)
+        assert np.unique(shared.server.stream).size == 3
+        advance_with(shared, [1, 1, 0, 0])
+        np.testing.assert_allclose(personal(shared)[:, 0], np.full(4, mean), **EXACT)
+
+
+def test_with_rows_of_your_own_there_are_no_newcomers():
+    rows, unseen = np.full((3, 3), 1 / 3), [False, False, True, False]
+    with float64():
+        training = train(UCFL(rows=rows), quadratics(a, A, SIZES, unseen=unseen), quadratic_model(1), 1)
         with pytest.raises(ValueError, match="clients that have no row: an unseen client"):
-            refused.serve(unseen=True)
+            training.serve(unseen=True)
 
 
 # the probe, the number of streams, reports ------------------------------------------------------------------------

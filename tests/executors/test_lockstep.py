@@ -65,7 +65,7 @@ def together(algorithms, seeds, rounds=None, **settings):
 
 
 def measured(training):
-    found = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.executor.states.rows))]
+    found = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))]
     frame = training.metrics.frame(training.client_names)
     return found, predictors(training), frame.sort("round", "client", "split", "metric")["value"].to_numpy()
 

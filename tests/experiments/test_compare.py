@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from fedtailor.executors import Settings
-from fedtailor.experiments import Interrupted
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
+from fedtailor.storage import Interrupted
 from fedtailor.storage.run_directory import METRICS
 
 FILE = """title = "A comparison"
@@ -48,7 +48,7 @@ def measured(results, cells):
 def test_every_cell_has_a_run_and_the_grid_is_chosen_on_validation_data(whole):
     results, index = whole
     assert [(cell["algorithm"], cell["seed"]) for cell in index["cells"]] == [
-        ("LocalTrainer", 0), ("FedAvg", 0), ("LocalTrainer", 1), ("FedAvg", 1),
+        ("Local", 0), ("FedAvg", 0), ("Local", 1), ("FedAvg", 1),
     ]  # fmt: skip
     small, good, wild = index["candidates"]
     assert wild["val"] is None  # diverged: a finding, not an end

@@ -69,7 +69,7 @@ def test_a_stopped_run_ends_with_the_same_bytes(tmp_path):
         start(tmp_path / "parts", progress=stop_in_round_3)
     assert load_tree(tmp_path / "parts" / CHECKPOINT)["round"] in (2, 3)
     done = start(tmp_path / "parts", resume=True)
-    assert len(done.round_seconds) == 4
+    assert len(done.training.round_seconds) == 4
     for name in (METRICS, LEDGER):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # resuming what is finished changes nothing, more rounds go on
@@ -84,7 +84,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from experiments.test_store import start
+from storage.test_run_directory import start
 def kill(training, evaluated):
     if training.round == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -217,7 +217,7 @@ def test_a_finished_run_says_so_and_who_took_part(tmp_path):
     store = RunDirectory(tmp_path / "run")
     summary = store.finished_summary(4)
     assert summary is not None and summary["mean"] == done.summary().mean and summary["rounds"] == 4
-    assert summary["training_seconds"] == pytest.approx(sum(done.round_seconds))
+    assert summary["training_seconds"] == pytest.approx(sum(done.training.round_seconds))
     assert store.finished_summary(5) is None and RunDirectory(tmp_path / "other").finished_summary(4) is None
     clients = pl.read_parquet(tmp_path / "run" / CLIENTS)
     assert clients["client"].to_list() == list(done.federation.names)

@@ -116,13 +116,13 @@ def test_divergence_names_client_and_round_and_keeps_what_was_finished(debug):
     training = train(
         Local(sgd=SGD(lr=1e30, batch_size=8)), replace(federation, x=x), softmax_model("float32"), 0, debug=debug
     )
-    before = np.asarray(training.executor.states.rows["model"])
+    before = np.asarray(training.executor.client_states["model"])
     with pytest.raises(Diverged, match=r"client 'client 1'.*round 0.*learning rate") as caught:
         training.advance()
     assert (caught.value.client, caught.value.round) == ("client 1", 0)
     assert (caught.value.step is not None) == debug
     assert training.round == 0
-    np.testing.assert_array_equal(training.executor.states.rows["model"], before)
+    np.testing.assert_array_equal(training.executor.client_states["model"], before)
 
 
 def test_absent_clients_keep_their_state():
@@ -134,9 +134,9 @@ def test_absent_clients_keep_their_state():
         participants = "reporters"
 
     training = train(Sampled(), federation, softmax_model("float32"), 0, participation=participation)
-    before = np.asarray(training.executor.states.rows["model"])
+    before = np.asarray(training.executor.client_states["model"])
     training.advance()
-    changed = (np.asarray(training.executor.states.rows["model"]) != before).any(axis=1)
+    changed = (np.asarray(training.executor.client_states["model"]) != before).any(axis=1)
     np.testing.assert_array_equal(changed, participation.sample(training.population.ids, 0, 0))
 
 

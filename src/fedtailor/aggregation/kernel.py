@@ -52,10 +52,13 @@ class Probe:
 def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarray, "m m"]:
     """The collaboration matrix W: row i weighs all clients for client i (Mestoukirdi et al., eq. 9 or 6).
 
-    Rows sum to 1; exponents are taken relative to the largest of a row, since the kernel itself underflows for
+    Exponents are taken relative to the largest of a row, since the kernel itself underflows for
     networks. A client of variance exactly 0 keeps to itself: its row is the identity's, even where
     another client has the same gradient, and under `eq6` nobody else uses it either. If every client has a single
     sample nothing tells their distances from noise, and the rows are those of FedAvg.
+
+    Returns:
+        W, whose rows sum to 1.
     """
     sigma = _deviations(probe, probe)
     weights = _rows(squared_distances(probe.gradients), sigma, probe, sigma, kernel)
@@ -94,7 +97,10 @@ def restrict_to_reporters(
     Args:
         rows: weights over the whole population.
         sizes: [m] training samples of the population.
-        cohort: who is there and reports; the columns of the result.
+        cohort: who is there and reports.
+
+    Returns:
+        Rows over the cohort's clients, each of sum 1 or zero.
     """
     present = np.where(cohort.reporting, rows[:, cohort.position], 0.0)
     mass = present.sum(axis=1, keepdims=True)

@@ -33,6 +33,9 @@ def mix(
             over a mesh of devices the result is on all of them.
         weights: W [s, c], on the host in double precision.
 
+    Returns:
+        The new models, on the device or devices of x.
+
     Raises:
         ValueError: the shapes do not fit, or a weight is not finite.
     """
@@ -59,7 +62,14 @@ def mix(
 
 
 def reporter_weights(cohort: Cohort, weights: Literal["samples", "uniform"]) -> NDArray[np.float64]:
-    """Weights [c] of an average over the clients that report, by training samples or equal; zero if nobody reports."""
+    """Weights of an average over the clients that report, by training samples or equal.
+
+    Returns:
+        [c], summing to 1; all 0 if nobody reports.
+
+    Raises:
+        ValueError: `weights` is neither.
+    """
     if weights not in ("samples", "uniform"):
         raise ValueError(f"weights is {weights!r}; it must be 'samples' or 'uniform'")
     share = np.where(cohort.reporting, cohort.sizes if weights == "samples" else 1, 0).astype(np.float64)
@@ -69,12 +79,15 @@ def reporter_weights(cohort: Cohort, weights: Literal["samples", "uniform"]) -> 
 def cluster_averages(
     label: NDArray[np.integer], clusters: int, share: NDArray[np.float64]
 ) -> Float[np.ndarray, "clusters c"]:
-    """Weights of the average of every cluster: its members' shares, scaled to sum 1; zero where they have none.
+    """Weights of the average of every cluster.
 
     Args:
         label: the cluster of each client [c].
         clusters: how many there are.
         share: weight of each client [c], such as `reporter_weights`.
+
+    Returns:
+        A row for each cluster: its members' shares, scaled to sum 1; zero where they have none.
     """
     weights = (label == np.arange(clusters)[:, None]) * share
     total = weights.sum(axis=1, keepdims=True)

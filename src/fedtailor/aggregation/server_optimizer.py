@@ -52,9 +52,12 @@ class ServerOptimizer:
     def apply(
         self, state: State, theta: Float[Array, "s d"], mixed: Float[Array, "s d"], moved: NDArray[np.bool_]
     ) -> tuple[State, Float[Array, "s d"]]:
-        """One step of every stream from `theta` towards `mixed`: the new state and models.
+        """One step of every stream from `theta` towards `mixed`.
 
         Streams with `moved` [s] False (nobody reported: a zero row of weights) keep model and state, bit for bit.
+
+        Returns:
+            The new state and models.
         """
         return _apply(self, tuple(state), theta, mixed, np.asarray(moved, bool))
 

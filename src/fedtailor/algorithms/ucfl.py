@@ -1,6 +1,7 @@
 """UCFL: user-centric aggregation, with as many downlink streams as one can afford."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -105,7 +106,7 @@ class UCFL(Algorithm):
     whose row has almost no mass on them stays as it is. A client that arrives later answers the probe too: it is sent
     the stream whose centroid is nearest to its row, or, with a stream for each client, its own mix of the models that
     clients sent last. Its row weighs only clients that have ever sent one, and only streams that have ever been mixed
-    are compared: the others are still theta^0.
+    are compared: the others are still theta^0. Clients whose own stream is, are served in the same way.
     """
 
     about: ClassVar[About] = About(
@@ -224,23 +225,33 @@ class UCFL(Algorithm):
             uploads=uploads,
         )
 
-    # newcomers ------------------------------------------------------------------------------------------------------
+    # after training -------------------------------------------------------------------------------------------------
 
     def serve(self, server: UCFLState, cohort: Cohort) -> Downlink:
-        if cohort.seen:
-            return self.broadcast(server.replace(fresh=False), cohort)
+        if not cohort.seen:
+            return Downlink({"model": self._late(server, cohort)})
+        stream = server.stream[cohort.position].astype(np.int32)
+        started = server.mixed[stream]
+        if started.all() or server.fresh:
+            return Downlink({"model": Streams(server.model, stream[:, None])})
+        # under sampling some streams are still theta^0: their clients are served as if they arrived now
+        waiting = replace(cohort, rows=cohort.rows[~started], reporting=cohort.reporting[~started])
+        late = self._late(server, waiting)
+        stream[~started] = len(server.model) + late.recipients[:, 0]
+        return Downlink({"model": Streams(jnp.concatenate([server.model, late.values]), stream[:, None])})
+
+    def _late(self, server: UCFLState, cohort: Cohort) -> Streams:
+        """Models for clients that have no stream of their own that was ever mixed."""
         if server.one_for_each:
             models, usable = self._mixed_for_newcomers(server)
-            rows = self._newcomer_rows(server, cohort, usable)
-            # a row of zeros, where there is nothing to mix yet, leaves theta^0
-            start = jnp.repeat(server.initial[None], len(rows), axis=0)
-            own = mix(start, models, rows)
-            return Downlink({"model": Streams(own, np.arange(len(rows), dtype=np.int32)[:, None])})
-        rows = self._newcomer_rows(server, cohort, np.ones(len(server.rows), bool))
+            rows = self._late_rows(server, cohort, usable)
+            start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
+            return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
+        rows = self._late_rows(server, cohort, np.ones(len(server.rows), bool))
         distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
         if server.mixed.any():
             distances[:, ~server.mixed] = np.inf
-        return Downlink({"model": Streams(server.model, distances.argmin(axis=1).astype(np.int32)[:, None])})
+        return Streams(server.model, distances.argmin(axis=1).astype(np.int32)[:, None])
 
     def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
         """One model for each client [m, d] that a newcomer's own is mixed of, and which of them were ever trained."""
@@ -248,10 +259,8 @@ class UCFL(Algorithm):
             return ClientRows(server.model, np.arange(len(server.rows))), np.zeros(len(server.rows), bool)
         return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
 
-    def _newcomer_rows(
-        self, server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]
-    ) -> Float[np.ndarray, "c m"]:
-        """Weights of the usable clients for each newcomer; zero where no client is.
+    def _late_rows(self, server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
+        """Weights of the usable clients for each client of the cohort; zero where no client is.
 
         Raises:
             ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
@@ -259,13 +268,15 @@ class UCFL(Algorithm):
         if not usable.any():
             return np.zeros((len(cohort), len(usable)))
         if server.gradients is not None and server.sigma2 is not None:
-            assert cohort.probes is not None
             seen = Probe(server.gradients, server.sigma2, server.sizes)
-            return newcomer_weights(_probe_of(cohort.probes, cohort), seen, self.kernel, usable)
-        # a seen client that was never sampled is served as a newcomer, and has a row
-        known = np.isin(cohort.ids, server.ids)
+            if cohort.probes is None:
+                own = cohort.position
+                late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
+            else:
+                late = _probe_of(cohort.probes, cohort)
+            return newcomer_weights(late, seen, self.kernel, usable)
         require(
-            bool(known.all()),
+            bool(np.isin(cohort.ids, server.ids).all()),
             "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
         )
         rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)

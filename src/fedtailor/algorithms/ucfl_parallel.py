@@ -57,11 +57,5 @@ class UCFLParallel(UCFL):
         ]
         return server.replace(model=jnp.concatenate(mixed), mixed=server.mixed | weights.any(axis=1), fresh=False)
 
-    def serve(self, server: UCFLState, cohort: Cohort) -> Downlink:
-        if cohort.seen:
-            stream = server.stream[cohort.position].astype(np.int32)
-            return Downlink({"model": Streams(server.model, stream[:, None])})
-        return super().serve(server, cohort)
-
     def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
         return ClientRows(server.model, server.stream), server.mixed

@@ -67,10 +67,12 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    # Titles hold labels of the user's: square brackets in them are no markup.
+    description, text = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[text]}"))
+    columns = (description, BarColumn(), TaskProgressColumn(), text)
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total, text="compiling")
-        yield lambda done, text: bar.update(task, completed=done, text=text)
+        yield lambda done, said: bar.update(task, completed=done, text=said)
 
 
 def _lines(title: str, rounds: int) -> Progress:

@@ -17,6 +17,15 @@ def mean_loss(model: Model, params: Params, batch: Batch, count: Any, key: Array
     return jnp.vdot(losses, batch.weight) / jnp.maximum(count, 1).astype(losses.dtype)
 
 
+def training_loss(
+    model: Model, params: Params, batch: Batch, key: Array | None = None
+) -> tuple[Float[Array, ""], Params]:
+    """Mean loss of a batch in a training step, and the parameters with the running statistics that follow from it."""
+    outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
+    losses = model.losses(outputs, batch.y)
+    return jnp.vdot(losses, batch.weight) / jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype), renewed
+
+
 def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
     """x [b, ...] -> what the predictor's losses are computed from: logits, or a mixture's log-probabilities."""
     if not isinstance(predictor, Mixture):

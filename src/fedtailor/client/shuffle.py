@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
-from fedtailor.models.stage import stage
+from fedtailor.models.no_fuse import no_fuse
 
 ROUNDS = 16
 """Each moves an element with probability 1/2: one in 65,000 elements stays where it is by more than chance."""
@@ -30,7 +30,7 @@ def shuffled(
     return x.astype(jnp.int32)
 
 
-@stage  # else XLA would compute it anew for every position
+@no_fuse  # else XLA would compute it anew for every position
 def _schedule(
     words: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, " rounds"], UInt32[Array, " rounds"]]:

@@ -39,32 +39,46 @@ def train(
 
     anchor = None if pull is None else turn(local.params(pull[1]))
     constant = None if drift is None else turn(local.params(drift))
-    dropout = local.key("dropout") if local.model.stochastic else None
+    model = local.model
 
-    def of_loss(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        return local.batch_gradient(params, batch, None if dropout is None else jax.random.fold_in(dropout, step))
-
-    def direction(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        g = turn((gradient or of_loss)(turn(params), batch, step))
+    def direction(params: Params, batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
+        """What a step descends along, and parameters that hold the new running statistics, if the model has any."""
+        given = turn(params)
+        if gradient is None:
+            g, renewed = local.gradient_and_statistics(given, batch)
+        else:
+            g, renewed = gradient(given, batch, step), local.renew_statistics(given, batch)
+        g = turn(g)
         if not is_off(sgd.weight_decay):
             g = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, g, params)
         if pull is not None:
             g = jax.tree.map(lambda g, w, a, mu=pull[0]: g + mu * (w - a), g, params, anchor)
-        return g if constant is None else jax.tree.map(jnp.add, g, constant)
+        if constant is not None:
+            g = jax.tree.map(jnp.add, g, constant)
+        if not model.has_statistics:
+            return g, renewed
+        return model.with_statistics(g, jax.tree.map(jnp.zeros_like, g)), turn(renewed)
+
+    def settle(params: Params, renewed: Params) -> Params:
+        """A step's result, with the running statistics of its batch."""
+        return model.with_statistics(params, renewed) if model.has_statistics else params
 
     def plain(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        return jax.tree.map(lambda w, g: w - rate * g, params, direction(params, batch, step))
+        g, renewed = direction(params, batch, step)
+        return settle(jax.tree.map(lambda w, g: w - rate * g, params, g), renewed)
 
     def momentum(carry: tuple[Params, Params], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         params, velocity = carry
-        velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, direction(params, batch, step))
-        return jax.tree.map(lambda w, v: w - rate * v, params, velocity), velocity
+        g, renewed = direction(params, batch, step)
+        velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, g)
+        return settle(jax.tree.map(lambda w, v: w - rate * v, params, velocity), renewed), velocity
 
     def transformed(carry: tuple[Params, Any], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Any]:
         assert sgd.optimizer is not None
         params, state = carry
-        updates, state = sgd.optimizer.update(direction(params, batch, step), state, params)
-        return jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), state
+        g, renewed = direction(params, batch, step)
+        updates, state = sgd.optimizer.update(g, state, params)
+        return settle(jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), renewed), state
 
     params = turn(params)
     loop = lambda carry, step: local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)  # noqa: E731

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
-from fedtailor.client.losses import mean_loss, sums
+from fedtailor.client.losses import mean_loss, sums, training_loss
 from fedtailor.client.pool import SPLITS, ClientAddress, Pool, model_input
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.steps import train
@@ -40,6 +40,30 @@ class Permutation:
         return shuffled(jnp.minimum(self.first + positions, self.n - 1), self.n, self.words, jnp.int32(0))
 
 
+class Step:
+    """What a step of `loop` knows while it is traced.
+
+    Attributes:
+        key: the randomness of the step, for models that need some.
+        batches: the inputs that the step has drawn, with their weights.
+        took_gradient, renewed: whether it has trained a model, and whether it has renewed running statistics.
+    """
+
+    def __init__(self, key: Array | None) -> None:
+        self.key, self.draws = key, 0
+        self.batches: list[Batch] = []
+        self.took_gradient = self.renewed = False
+
+    def next_key(self) -> Array | None:
+        """A key for one more use of randomness in this step."""
+        self.draws += 1
+        return self.key if self.key is None or self.draws == 1 else jax.random.fold_in(self.key, self.draws - 1)
+
+    def weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"] | None:
+        """The weights of inputs that the step has drawn."""
+        return next((batch.weight for batch in self.batches if batch.x is x), None)
+
+
 class DeviceTrainer:
     """One client on the device (implements `fedtailor.protocol.LocalTrainer`; traced).
 
@@ -52,6 +76,7 @@ class DeviceTrainer:
         self.work: Int[Array, " 2"] = jnp.zeros(2, jnp.int32)
         self._views: tuple[Permutation, ...] = ()
         self._in_step: list[Work] | None = None
+        self._step: Step | None = None
         self._enclosing: tuple[Any, ...] = ()
         self._root: DeviceTrainer = self
 
@@ -86,7 +111,10 @@ class DeviceTrainer:
             for view in reversed(self._views):
                 positions = view(positions)
         rows = self.pool.rows[self.address.start[SPLITS.index(split)] + positions]
-        return Batch(self.inputs(self.pool.x[rows]), self.pool.y[rows], weight.astype(self.model.dtype))
+        batch = Batch(self.inputs(self.pool.x[rows]), self.pool.y[rows], weight.astype(self.model.dtype))
+        if self._root._step is not None:
+            self._root._step.batches.append(batch)
+        return batch
 
     def draw(self, purpose: str, step: Any, batch_size: int, *, split: str = "train", drop_last: bool = False) -> Batch:
         n = self.count(split)
@@ -168,20 +196,47 @@ class DeviceTrainer:
     def vector(self, params: Params) -> Float[Array, " d"]:
         return self.model.vector(params)
 
-    def logits(self, params: Params, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-        return self.model.logits(params, x)
+    def logits(
+        self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
+    ) -> Shaped[Array, "b ..."]:
+        step = self._root._step
+        if not (step is not None if training is None else training):
+            return self.model.logits(params, x)
+        weight = None if step is None else step.weight_of(x)
+        weight = jnp.ones(len(x), self.model.dtype) if weight is None else weight
+        return self.model.train_outputs(params, x, weight, self._training_key())[0]
 
     def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         return self.model.losses(outputs, y)
 
     def batch_loss(self, params: Params, batch: Batch, key: Array | None = None) -> Float[Array, ""]:
-        return mean_loss(self.model, params, batch, batch.weight.sum(), key)
+        return self._training_loss(params, batch, self._training_key() if key is None else key)[0]
+
+    def _training_loss(self, params: Params, batch: Batch, key: Array | None) -> tuple[Float[Array, ""], Params]:
+        if self._root._step is not None:
+            self._root._step.took_gradient = True
+        return training_loss(self.model, params, batch, key)
+
+    def _training_key(self) -> Array | None:
+        step = self._root._step
+        return None if step is None else step.next_key()
 
     def batch_gradient(self, params: Params, batch: Batch, key: Array | None = None) -> Params:
+        return self._gradient_and_statistics(params, batch, key)[0]
+
+    def gradient_and_statistics(self, params: Params, batch: Batch) -> tuple[Params, Params]:
+        """`batch_gradient` and `renew_statistics` of the same parameters and batch, in one pass."""
+        self._mark_renewed()
+        return self._gradient_and_statistics(params, batch)
+
+    def _gradient_and_statistics(self, params: Params, batch: Batch, key: Array | None = None) -> tuple[Params, Params]:
         self.count_work(gradients=1)
+        key = self._training_key() if key is None else key
         size, micro = batch.weight.shape[0], self.model.micro_batch
+        if self.model.has_statistics:
+            return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
         if micro is None or size <= micro or size % micro:
-            return jax.grad(self.batch_loss)(params, batch, key)
+            return jax.grad(self.batch_loss)(params, batch, key), params
         count = batch.weight.sum()
         parts = jax.tree.map(lambda leaf: leaf.reshape(size // micro, micro, *leaf.shape[1:]), batch)
 
@@ -189,7 +244,18 @@ class DeviceTrainer:
             gradient = jax.grad(lambda p: mean_loss(self.model, p, part, count, key))(params)
             return jax.tree.map(jnp.add, total, gradient), None
 
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)[0]
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)[0], params
+
+    def renew_statistics(self, params: Params, batch: Batch) -> Params:
+        """The parameters with the running statistics that a training step on a batch leaves; all else is as given."""
+        if not self.model.has_statistics:
+            return params
+        self._mark_renewed()
+        return self.model.train_outputs(params, batch.x, batch.weight, self._training_key())[1]
+
+    def _mark_renewed(self) -> None:
+        if self._root._step is not None:
+            self._root._step.renewed = True
 
     def loop(
         self,
@@ -206,12 +272,17 @@ class DeviceTrainer:
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
         words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         root, counted = self._root, list[Work]()
+        # Every loop of one purpose drops out alike in a step, as it sees the same batch.
+        name = "dropout" if purpose == "batches" else f"dropout of {purpose}"
+        dropout = self.key(name) if self.model.stochastic else None
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
             before, root._in_step = root.work, counted
             counted.clear()
+            root._step = Step(None if dropout is None else jax.random.fold_in(dropout, index))
             out = step(inner, self._batch(words, index, batch_size, n, drop_last, split), index)
-            root._in_step = None
+            self._require_statistics(root._step)
+            root._in_step = root._step = None
             if root.work is not before:
                 raise TypeError(
                     "inside Local.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
@@ -255,14 +326,32 @@ class DeviceTrainer:
         carry, root.work = self._repeat(jnp.asarray(times, jnp.int32), body, (carry, root.work))
         return carry
 
+    def _require_statistics(self, step: Step) -> None:
+        """Refuse to train by batch statistics without renewing those that evaluation uses."""
+        if self.model.has_statistics and step.took_gradient and not step.renewed:
+            raise ValueError(
+                "this method takes steps of its own and does not renew running statistics, which this model's "
+                "evaluation needs; use a model with group instead of batch normalisation"
+            )
+
     def _loop_in_step(
         self, counted: list[Work], times: Int[Array, ""] | int, function: Callable[[Any, Carry], Carry], carry: Carry
     ) -> Carry:
         root, done = self._root, len(counted)
 
+        outer = root._step
+        assert outer is not None
+        key = outer.next_key()
+
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
             del counted[done:]  # the debug engine comes here every time, a tracer once
-            return function(index, inner)
+            root._step = Step(None if key is None else jax.random.fold_in(key, index))
+            root._step.batches = outer.batches
+            inner = function(index, inner)
+            outer.took_gradient |= root._step.took_gradient
+            outer.renewed |= root._step.renewed
+            root._step = outer
+            return inner
 
         root._enclosing = (*root._enclosing, times)
         carry = self._repeat(jnp.asarray(times, jnp.int32), body, carry)

@@ -83,6 +83,11 @@ class DeviceExecutor:
         """Runs that share the devices' time."""
         return 1
 
+    @property
+    def client_states(self) -> Any:
+        """The algorithm's states of all seen clients, stacked in the order of their ids: every leaf is [m, ...]."""
+        return self.states.rows[0]
+
     # exchanges ------------------------------------------------------------------------------------------------------
 
     def exchange(self, exchange: Exchange) -> Answers:

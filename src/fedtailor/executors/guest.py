@@ -43,10 +43,12 @@ def guest_executor(
         test=Ragged.empty(1),
         names=(name,),
         groups=None if group is None else np.array([group]),
-        unseen=np.array([True]),
         classes=federation.classes,
         shift=federation.shift,
         scale=federation.scale,
         name=federation.name,
     )
-    return DeviceExecutor(guest, model, replace(settings, devices=1))
+    executor = DeviceExecutor(guest, model, replace(settings, devices=1))
+    # a federation must have a client that trains; to the server this one is a newcomer
+    executor.seen, executor.unseen = executor.unseen, executor.seen
+    return executor

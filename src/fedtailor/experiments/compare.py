@@ -51,6 +51,7 @@ class Comparison:
         results: the result directory.
         settings: devices and the like.
         at_once: how many seeds of a method are trained at once, as one cohort.
+        source: the file that says what is compared, if there is one.
         cells, candidates: the index so far.
     """
 
@@ -59,6 +60,7 @@ class Comparison:
     settings: Settings
     progress: Progress | None = None
     at_once: int = 1
+    source: Path | None = None
 
     def __post_init__(self) -> None:
         require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
@@ -87,9 +89,11 @@ class Comparison:
         """All runs, in order; the index.
 
         Raises:
-            ValueError: data are missing, a disk is full, a directory cannot be written: what is finished is kept.
+            ValueError: the index belongs to another file of the same name; data are missing, a disk is full, a
+                directory cannot be written: what is finished is kept.
             Interrupted: Ctrl-C; the last finished round is saved.
         """
+        self._require_own_index()
         seeds = self.experiment.file.seeds
         chosen: dict[int, Candidate] = {}
         for column in self.experiment.columns:
@@ -100,6 +104,18 @@ class Comparison:
                 for entry in entries:
                     self._cells(entry, chosen[id(entry)], seeds[start : start + self.at_once])
         return self.index
+
+    def _require_own_index(self) -> None:
+        """Two files of one name, in different directories, would write the same index."""
+        try:
+            before = json.loads(self.index.read_text()).get("file")
+        except (OSError, ValueError, AttributeError):  # there is none, or a damaged one, which is written anew
+            return
+        other = None if before is None else (self.index.parent / before).resolve()
+        same = other is None or self.source is None or not other.exists() or other.samefile(self.source)
+        require(
+            same, f"{self.index.parent} holds the results of {other}; rename {self.source}, or name another directory"
+        )
 
     def _choose(self, entry: Entry, seed: int) -> Candidate:
         """The candidate that is best on the clients' validation data, after the last round, on the first seed."""
@@ -221,11 +237,16 @@ class Comparison:
         fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
         return f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
 
+    def _relative_source(self) -> str | None:
+        """Where the file is, from the index: no path of this machine stands in results that are passed on."""
+        return None if self.source is None else os.path.relpath(self.source, self.index.parent)
+
     def _write(self) -> None:
         """The index, whole or not at all."""
         experiment, file = self.experiment, self.experiment.file
         found = {
-            "name": experiment.name, "size": experiment.size, "title": file.title, "source": file.source,
+            "name": experiment.name, "file": self._relative_source(), "size": experiment.size,
+            "title": file.title, "source": file.source,
             "note": file.note, "seeds": file.seeds, "metrics": file.metrics, "figures": file.figures,
             "scenarios": {column.label: _described(column) for column in experiment.columns},
             "algorithms": experiment.rows, "published": file.published, "sweeps": _sweeps(experiment),

@@ -1,5 +1,6 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, read
-from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten, reporting
+from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.protocol import Algorithm, require
-from fedtailor.training import Participation
+from fedtailor.training import Participation, as_participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -25,6 +26,12 @@ FIGURES = (
 
 Share = Annotated[float, Field(gt=0)]
 """Who reports in a round: a share of the seen clients (up to 1), or a number of them (from 2)."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""Keys are made of a seed's last 32 bits: larger ones would repeat smaller ones."""
+
+NAME = re.compile(r"\w[^/\\]*")
+"""What an experiment's name, from its file, may be: its directory stands below the results, and is not hidden."""
 
 
 def _distinct(seeds: list[int]) -> list[int]:
@@ -64,7 +71,7 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: int | None = Field(None, ge=1)
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: int | None = Field(None, ge=1)
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
@@ -160,6 +167,8 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     Raises:
         ValueError: something in it is wrong, in one line.
     """
+    usable = NAME.fullmatch(name) is not None and name != "runs"
+    require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
     try:
         file = _validated(document.content)
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
@@ -206,7 +215,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = reporting(participation)
+        reporters = as_participation(participation)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)
@@ -216,7 +225,10 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
     for label, table in file.algorithms.items():
         place = ("algorithms", label)
         name = table.use or label
-        allow(name, list(Algorithm.registry), (*place, "use") if table.use else place, "algorithm")
+        try:
+            name = find_algorithm(name).about.name
+        except ValueError as error:
+            raise ConfigError((*place, "use") if table.use else place, str(error)) from None
         for other in table.only or ():
             allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
         if table.only is not None and column.label not in table.only:

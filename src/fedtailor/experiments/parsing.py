@@ -1,7 +1,6 @@
 """Hyper-parameters and models from the plain values of a file."""
 
 import dataclasses
-import difflib
 import inspect
 import json
 import types
@@ -15,15 +14,12 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import is_hyperparameters, require
-from fedtailor.training import Participation
+from fedtailor.protocol import check_choice, is_hyperparameters
 
 T = TypeVar("T")
 
 NONE = "none"
 """How a file says None, for settings that may be None (TOML has no null)."""
-
-ZOO = ("logistic", "mlp", "lenet5", "cnn", "tutorial_cnn", "density", "lstm")
 
 
 def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
@@ -76,10 +72,11 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture
     """
     arguments = {"use": given} if isinstance(given, str) else dict(given)
     name = arguments.pop("use", None)
+    known = models.builders()
     if name is None:
-        raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(ZOO)}")
-    allow(name, ZOO, place, "model")
-    build = getattr(models, name)
+        raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
+    allow(name, list(known), place, "model")
+    build = known[name]
     hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
     for key in arguments:
         allow(key, names, (*place, key), f"argument of {name}")
@@ -88,18 +85,6 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture
         return build(**found)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
-
-
-def reporting(share: float) -> Participation:
-    """Who reports in a round, from one number: a share of the seen clients (up to 1) or a number of them (from 2).
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if share <= 1:
-        return Participation(fraction=share)
-    require(share == int(share), f"participation is {share}; it must be a share (up to 1) or a number of clients")
-    return Participation(count=int(share))
 
 
 def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:
@@ -125,12 +110,12 @@ def allow(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
     """Refuse a name that is not one of `names`.
 
     Raises:
-        ConfigError: with the nearest name, and all that are allowed.
+        ConfigError: with the nearest name, or all that are allowed.
     """
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ConfigError(place, f"there is no {what} {name!r}{hint} allowed are {', '.join(names) or 'none'}")
+    try:
+        check_choice(name, names, what)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
 
 
 def _part(hint: Any, place: KeyPath) -> Any:

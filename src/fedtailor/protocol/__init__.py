@@ -1,6 +1,7 @@
 """The words of the design: what an algorithm is written in. Imports nothing else of fedtailor."""
 
 from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
+from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
 from fedtailor.protocol.errors import Diverged
@@ -58,6 +59,7 @@ __all__ = [
     "Transform",
     "TreeDiagnostic",
     "ZeroIsStatic",
+    "check_choice",
     "client_ids",
     "client_keys",
     "decode",

@@ -148,15 +148,29 @@ class LocalTrainer(Protocol):
         ...
 
     def batch_gradient(self, params: Params, batch: Batch) -> Params:
-        """Gradient of the mean loss over a batch, as a pytree."""
+        """Gradient of the mean loss over a batch in training mode, as a pytree.
+
+        In a step of `loop`, dropout draws from the step's key, anew at every use; running statistics get a gradient
+        of zero and are renewed by `sgd`, or by `renew_statistics` in steps of the method's own."""
         ...
 
     def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
-        """Mean loss over a batch; differentiable in `params` (not counted: use `batch_gradient` for gradients)."""
+        """Mean loss over a batch in training mode; differentiable in `params` (not counted: use `batch_gradient` for
+        gradients)."""
         ...
 
-    def logits(self, params: Params, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-        """Outputs of the model for inputs x."""
+    def renew_statistics(self, params: Params, batch: Batch) -> Params:
+        """The parameters with the running statistics that a training step on a batch leaves, and all else as given.
+
+        For steps of the method's own on models with batch normalisation; other models come back as they are."""
+        ...
+
+    def logits(
+        self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
+    ) -> Shaped[Array, "b ..."]:
+        """Outputs of the model for inputs x; in a step of `loop` in training mode, else in evaluation mode.
+
+        `training` says otherwise: False for a model that a step reads and does not train."""
         ...
 
     def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:

@@ -31,7 +31,7 @@ class Run:
         metrics: evaluations by round.
     """
 
-    def __init__(self, training: Training, executor: DeviceExecutor, ledger: Ledger) -> None:
+    def __init__(self, training: Training[DeviceExecutor], executor: DeviceExecutor, ledger: Ledger) -> None:
         self.training, self.executor, self.ledger = training, executor, ledger
 
     @property

@@ -17,7 +17,7 @@ from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
 from fedtailor.runs.result import Run
 from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
-from fedtailor.training import AfterRound, Callback, Participation, Training
+from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
 
 def run(
@@ -45,7 +45,8 @@ def run(
         model: a `Model`, or an architecture that is bound to the federation's inputs and classes.
         rounds: communication rounds (at least 1).
         seed: of everything random; equal seeds give equal results.
-        participation: who reports in a round: a `Participation`, a share (float in (0, 1]) or a number (int).
+        participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
+            them (from 2; `Participation(count=1)` is a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
         uplink: what clients apply to what they send, in this order (`fedtailor.uplink`).
         settings: devices, chunk size, debugging.
@@ -87,7 +88,7 @@ def simulate(
     uplink: Pipeline = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
-) -> Training:
+) -> Training[DeviceExecutor]:
     """A training to be advanced by hand, round by round; arguments as of `run`.
 
     Returns:
@@ -128,7 +129,7 @@ def run_exchanges(
     if directory is not None:
         store = RunDirectory(Path(directory))
         settings = manifest(algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink)
-        continued = store.open(settings, rounds, resume)
+        continued = store.open(settings, resume)
     training = Training(algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink)
     if store is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
@@ -148,7 +149,9 @@ def run_exchanges(
             raise
     done = yield from finished_run(training, executor)
     store.write_ledger(done.ledger)  # with the delivery of the final models
-    store.write_summary({**done.summary().as_dict(), "asked_rounds": rounds})
+    store.write_summary(
+        {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+    )
     return done
 
 
@@ -202,13 +205,6 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     if federation.classes is not None:
         return model.bind(federation.input_shape, federation.classes, loss=cross_entropy)
     return model.bind(federation.input_shape, int(np.prod(federation.y.shape[1:], dtype=int)), loss=squared_error)
-
-
-def as_participation(value: Participation | float | int) -> Participation:
-    """A `Participation` from a share (float) or a count (int)."""
-    if isinstance(value, Participation):
-        return value
-    return Participation(count=value) if isinstance(value, int) else Participation(fraction=value)
 
 
 def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:

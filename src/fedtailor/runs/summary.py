@@ -18,7 +18,8 @@ class Summary:
         models_down: distinct models sent (multicast), probe and delivery included.
         models_down_unicast: models sent if every client had to be sent its own copy.
         models_up: models (and gradients, controls) sent by clients.
-        bytes_down, bytes_up: the same in bytes, multicast, scalars included.
+        bytes_down, bytes_up: bytes of everything that was sent, multicast, without single numbers (a loss, a weight):
+            `Run.ledger.totals()` counts those as scalars.
         seconds: wall time, evaluation and compilation included; of trainings that share the devices' time, a share.
         seconds_per_round: median wall time of a round without evaluation, likewise.
     """

@@ -57,7 +57,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def open(self, settings: dict[str, Any], rounds: int, resume: bool) -> bool:
+    def open(self, settings: dict[str, Any], resume: bool) -> bool:
         """Make the directory this run's; whether it holds a checkpoint to continue from.
 
         Raises:
@@ -76,8 +76,6 @@ class RunDirectory:
             raise ValueError(f"{path} already holds a run; continue it with resume, or name another directory")
         if inside:
             self._require_equal(settings)
-            if self.finished_summary(rounds) is None:  # the run goes on: what it was in numbers is no longer true
-                (path / SUMMARY).unlink(missing_ok=True)
             return (path / CHECKPOINT).exists()
         try:
             write_atomically(path / MANIFEST, lambda file: file.write_text(tomli_w.dumps(settings)))
@@ -93,6 +91,8 @@ class RunDirectory:
         """
         metrics, ledger = training.metrics.frame(training.client_names), training.ledger.frame()
         self._write(METRICS, metrics)
+        with self._one_line():  # what a run was in numbers before it was extended is no longer true
+            (self.path / SUMMARY).unlink(missing_ok=True)
         self._write(LEDGER, ledger)
         rows = {"metrics": len(metrics), "ledger": len(ledger), "seconds": np.asarray(training.round_seconds, float)}
         rows["total_seconds"] = training.seconds
@@ -145,6 +145,8 @@ class RunDirectory:
         try:
             summary = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError):
+            return None
+        if not isinstance(summary, dict):
             return None
         return summary if summary.get("asked_rounds", summary.get("rounds")) == rounds else None
 

@@ -2,7 +2,7 @@
 
 from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
 from fedtailor.training.metrics import Metrics
-from fedtailor.training.participation import Participation
+from fedtailor.training.participation import Participation, as_participation
 from fedtailor.training.personal import PersonalModel
 from fedtailor.training.training import Training
 
@@ -14,4 +14,5 @@ __all__ = [
     "Participation",
     "PersonalModel",
     "Training",
+    "as_participation",
 ]

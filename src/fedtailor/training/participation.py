@@ -1,5 +1,6 @@
 """Who reports in a round."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,3 +42,19 @@ class Participation:
         if (wanted := self.reporters(len(ids))) < len(ids):
             report[np.argsort(draw_bits(seed, "participation", round, ids), kind="stable")[wanted:]] = False
         return report
+
+
+def as_participation(value: Participation | float | int) -> Participation:
+    """A `Participation` from one number, the same in Python, in files and on the command line: up to 1 it is a share
+    of the seen clients (1 = all of them, written as 1 or 1.0), from 2 on it is a number of them.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, Participation):
+        return value
+    if value <= 1:
+        return Participation(fraction=float(value))
+    whole = math.isfinite(value) and value == int(value)
+    require(whole, f"participation is {value}; it must be a share of the clients (up to 1) or a number (from 2)")
+    return Participation(count=int(value))

@@ -6,7 +6,7 @@ It knows a population, a method and a model; no example, device, file or thread.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -33,6 +33,8 @@ from fedtailor.protocol import (
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation
 
+ExecutorT = TypeVar("ExecutorT", bound=Executor)
+
 
 @dataclass(frozen=True)
 class Service:
@@ -49,12 +51,13 @@ class Service:
     states: Any = None
 
 
-class Training:
+class Training(Generic[ExecutorT]):
     """Trains one algorithm for the clients of one executor, round by round.
 
     Attributes:
         algorithm: the method (of the present phase of a schedule).
         round: rounds done.
+        keeps_states: whether the method's clients keep a state between rounds.
         took_part: [m] who has ever taken part in a round of this phase, in the order of the population.
         ledger: what travelled and what was computed in training so far.
         metrics: evaluations so far.
@@ -65,7 +68,7 @@ class Training:
     def __init__(
         self,
         algorithm: Algorithm,
-        executor: Executor,
+        executor: ExecutorT,
         model: Model,
         *,
         seed: int = 0,
@@ -180,7 +183,7 @@ class Training:
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
-        self._keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
+        self.keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:
@@ -225,7 +228,7 @@ class Training:
         where the method keeps states they are served as newcomers are.
         """
         seen = np.full(len(clients), table is self.executor.seen)
-        if seen.all() and self._keeps_states and self.round > self.phase_start:
+        if seen.all() and self.keeps_states and self.round > self.phase_start:
             seen = self.took_part[clients]
         phase: Phase = "delivery" if table is self.executor.seen else "unseen"
         served = []

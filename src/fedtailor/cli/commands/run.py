@@ -1,23 +1,23 @@
-"""`fedtailor run ALGORITHM SCENARIO [hyper-parameters] [options]`"""
+"""`fedtailor run ALGORITHM SCENARIO`: train one method on one scenario."""
 
 import json
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.cli.options import parse
+from fedtailor.algorithms.find import find_algorithm
+from fedtailor.cli.options import check_counts, check_seeds, finite, parse
 from fedtailor.cli.progress import progress_of
+from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.parsing import reporting
-from fedtailor.experiments.scenario import Scenario, known
-from fedtailor.protocol import Algorithm, require
+from fedtailor.experiments.scenario import Scenario
+from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.training import as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -47,18 +47,21 @@ class Options:
     json: bool = False
     """Print one JSON object instead of a table."""
 
+    def __post_init__(self) -> None:
+        check_counts(self, "rounds", "evaluate_every", "checkpoint_every", "devices")
+        check_seeds("seed", self.seed)
+
 
 def run(arguments: list[str]) -> int:
     """Train one method on one scenario."""
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
         if "-h" in arguments or "--help" in arguments:
-            print(f"usage: {USAGE}\n\nThe options depend on the algorithm: fedtailor run ALGORITHM SCENARIO --help")
+            print(f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM SCENARIO --help")
             return 0
         raise ValueError(f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the names")
     scenario = scenarios.find(names[1])
-    known(names[0], Algorithm.registry, "algorithm", "fedtailor algorithms")
-    algorithm, options = _parse(names[0], scenario, arguments[2:])
+    algorithm, scenario, options = _parse(find_algorithm(names[0]).about.name, scenario, arguments[2:])
     if options.resume:
         require(options.out is not None, "--resume needs the directory of the run: --out DIR")
         found = options.out is not None and (options.out / MANIFEST).exists()
@@ -67,7 +70,7 @@ def run(arguments: list[str]) -> int:
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": reporting(options.participation),
+        "participation": as_participation(options.participation),
         "evaluate_every": options.evaluate_every,
         "settings": settings,
     }
@@ -83,33 +86,55 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorithm, Options]:
-    """The method with its hyper-parameters (the scenario's by default) and the options.
+def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorithm, Scenario, Options]:
+    """The method with its hyper-parameters (the scenario's by default), the scenario with its sizes, and the options.
 
     Raises:
         ValueError: a wrong option or value, in one line.
     """
     import tyro
 
-    default = scenario.algorithm(name)
+    default: Any = scenario.algorithm(name)
+    options = Options(rounds=scenario.rounds)
+    sizes = sizes_of(scenario, [field.name for field in (*fields(default), *fields(options))])
 
-    def together(algorithm: Algorithm, options: Options) -> tuple[Algorithm, Options]:
-        return algorithm, options
+    def together(algorithm: Any, sizes: Any, options: Any) -> tuple[Algorithm, Scenario, Options]:
+        check_local_training(algorithm)
+        return algorithm, sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {"algorithm": Annotated[type(default), flat], "options": Annotated[Options, flat]}
-    together.__defaults__ = (default, Options(rounds=scenario.rounds))
+    together.__annotations__ = {
+        "algorithm": Annotated[type(default), flat],
+        "sizes": Annotated[type(sizes), flat],
+        "options": Annotated[Options, flat],
+    }
+    together.__defaults__ = (default, sizes, options)
     together.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
     return parse(together, arguments, f"fedtailor run {name} {scenario.name}")
+
+
+def check_local_training(algorithm: Any, prefix: str = "--") -> None:
+    """Refuse local training that does nothing, which Python allows as the neutral element of its formulas.
+
+    Raises:
+        ValueError: with the option's name.
+    """
+    for field in fields(algorithm):
+        part = getattr(algorithm, field.name)
+        if isinstance(part, SGD):
+            name = "steps" if part.steps is not None else "epochs"
+            least = f"{prefix}{field.name}.{name} is 0; it must be 1 or more"
+            require(getattr(part, name) != 0, least)
+        elif is_hyperparameters(part):
+            check_local_training(part, f"{prefix}{field.name}.")
 
 
 def _print(done: Run, scenario: str, as_json: bool) -> None:
     summary = done.summary().as_dict()
     summary = {"algorithm": summary.pop("algorithm"), "scenario": scenario, **summary}
     if as_json:
-        print(json.dumps(summary, allow_nan=False, default=str))
+        print(json.dumps(finite(summary), allow_nan=False, default=str))
         return
     width = max(map(len, summary))
     for name, value in summary.items():
         print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}")
-    sys.stdout.flush()

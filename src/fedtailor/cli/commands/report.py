@@ -1,4 +1,4 @@
-"""`fedtailor report RESULTS [EXPERIMENT ...]`"""
+"""`fedtailor report RESULTS [EXPERIMENT ...]`: tables and figures of what compare ran."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stages are compiled once, stay apart inside larger programs, and change no result."""
+"""Pieces that are not fused are compiled once, stay apart in larger programs, and change no result."""
 
 from functools import partial
 
@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedtailor.models.stage import stage
+from fedtailor.models.no_fuse import no_fuse
 
 TRACES = []
 
 
-@partial(stage, static=("times",))
+@partial(no_fuse, static=("times",))
 def repeated(x, times):
     TRACES.append(times)
     return jnp.concatenate([x] * times)
@@ -22,7 +22,7 @@ def forget():
     TRACES.clear()
 
 
-def test_outside_of_programs_a_stage_is_traced_once():
+def test_outside_of_programs_it_is_traced_once():
     for _ in range(3):
         assert repeated(jnp.arange(3.5), 2).shape == (8,)
     assert len(TRACES) <= 1

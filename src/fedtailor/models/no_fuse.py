@@ -1,4 +1,4 @@
-"""Stages: pieces of a program that the compiler must not fuse into one another."""
+"""Pieces of a program that the compiler must not fuse into one another."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,7 +11,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def stage(function: Callable[P, R], static: tuple[str, ...] = ()) -> Callable[P, R]:
+def no_fuse(function: Callable[P, R], static: tuple[str, ...] = ()) -> Callable[P, R]:
     """`function` with its arguments and results kept in memory (decorator; does nothing off the CPU).
 
     XLA's CPU backend fuses what makes an array into everything that reads it. For copies that overlap this is ruinous:

@@ -1,4 +1,4 @@
-"""`fedtailor demo`: who should share with whom, on rotated and on relabelled digits."""
+"""`fedtailor demo`: compare methods on rotated and on relabelled digits, with figures."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from pathlib import Path
 from time import perf_counter
 
 import fedtailor.algorithms as methods
-from fedtailor.cli.options import parse
+from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.protocol import Algorithm, require
+from fedtailor.protocol import Algorithm
 from fedtailor.report import StoredRun, costs, drawing
 from fedtailor.report.stored import Runs
 from fedtailor.report.tables import Table
@@ -40,7 +40,7 @@ class Options:
 def demo(arguments: list[str]) -> int:
     """The main comparison, from data to figures."""
     options = parse(Options, arguments, "fedtailor demo")
-    require(options.rounds >= 1, f"rounds is {options.rounds}; it must be 1 or more")
+    check_counts(options, "rounds")
     started = perf_counter()
     runs = {name: _train(scenarios.find(name), options.out / "runs" / name, options) for name in NAMES}
     for name, found in runs.items():
@@ -91,12 +91,15 @@ def _train(scenario: Scenario, directory: Path, options: Options) -> dict[str, l
 def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
     """Accuracy over clients and seeds, traffic, and time to FedAvg's best accuracy."""
     unit, rows = UNITS["accuracy"], []
+    reference = costs.reference(found)
+    assert reference is not None  # FedAvg is one of the methods
     for label, runs in found.items():
         spreads = [run.spread() for run in runs]
-        quality = [unit.text([spread[which] for spread in spreads]) for which in ("mean", "worst")]
-        rows.append([label, *quality, *costs.models(runs), *costs.times(runs, found[costs.REFERENCE])])
+        quality = [unit.number([spread[which] for spread in spreads]) for which in ("mean", "worst")]
+        rows.append([label, *quality, *costs.models(runs), *costs.times(runs, found[reference])])
     columns = ["method", "accuracy,\n%", "worst\nclient, %", "models\ndown", "models\nup", *costs.TIME_HEADERS]
-    return Table(f"{name}, {len(SEEDS)} seeds; {costs.TIME_TITLE.format(metric='accuracy')}", columns, rows)
+    title = f"{name}, {len(SEEDS)} seeds; {costs.time_title(reference, found[reference])}"
+    return Table(title, columns, rows, note=costs.TIME_NOTE)
 
 
 def draw(runs: Runs, directory: Path) -> list[Path]:

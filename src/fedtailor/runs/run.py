@@ -35,6 +35,7 @@ def run(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
@@ -55,7 +56,8 @@ def run(
         participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
             them (from 2; `Participation(count=1)` is a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
-        uplink: what clients apply to what they send, in this order (`fedtailor.uplink`).
+        uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
+        downlink: transforms of what the server sends, likewise.
         metrics: what to measure beside the loss and the accuracy ("roc_auc", "balanced_accuracy", ...; see
             `fedtailor.metrics`); the first is what the run is judged by. By default a regression on a table is judged
             by its RMSE, in the target's own unit, and any other run by accuracy, or loss where there are no classes.
@@ -73,10 +75,11 @@ def run(
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
     """
     executor = executor_of(federation, bind(model, federation), settings, directory)
+    if progress is not None:
+        callbacks = (*callbacks, AfterRound(progress))
     exchanges = run_exchanges(
         algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
-        uplink=uplink, metrics=metrics,
-        callbacks=callbacks if progress is None else (*callbacks, AfterRound(progress)),
+        uplink=uplink, downlink=downlink, metrics=metrics, callbacks=callbacks,
         directory=directory, resume=resume, checkpoint_every=checkpoint_every, keep_rows=keep_rows,
     )  # fmt: skip
     return drive(exchanges, executor)
@@ -98,6 +101,7 @@ def simulate(
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
@@ -110,7 +114,7 @@ def simulate(
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
         algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink,
-        metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
+        downlink=downlink, metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
     )  # fmt: skip
 
 
@@ -123,6 +127,7 @@ def run_exchanges(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     callbacks: Sequence[Callback] = (),
     directory: Path | str | None = None,
@@ -148,10 +153,10 @@ def run_exchanges(
     store, continued = None, False
     if directory is not None:
         store = RunDirectory(Path(directory))
-        settings = manifest(algorithm, federation, model, seed, participation, evaluate_every, uplink, asked)
+        settings = manifest(algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked)
         continued = store.open(settings, resume)
     training = Training(
-        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink,
+        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink, downlink=downlink,
         metrics=asked, target_scale=target_units(federation)[1],
     )  # fmt: skip
     if store is None:

@@ -25,6 +25,7 @@ def manifest(
     participation: Participation,
     every: int,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[Metric] = (),
 ) -> dict[str, Any]:
     """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
@@ -37,6 +38,7 @@ def manifest(
         },
         "algorithm": settings(algorithm),
         **({"uplink": settings(uplink)} if uplink else {}),
+        **({"downlink": settings(downlink)} if downlink else {}),
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
         "versions": {

@@ -31,7 +31,7 @@ from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import bind, executor_of
 from fedtailor.storage.checkpoint import write_atomically
 from fedtailor.storage.manifest import settings as described
-from fedtailor.storage.run_directory import METRICS, Interrupted, RunDirectory, interrupts
+from fedtailor.storage.run_directory import METRICS, RunDirectory
 from fedtailor.training import AfterRound, Training
 
 INDEX = "experiment.json"

@@ -6,6 +6,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedtailor._version import __version__
@@ -13,6 +14,10 @@ from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
+
+
+CIRCUMSTANCES = ("versions", "machine")
+"""The tables of a manifest that change last bits at most."""
 
 
 def manifest(
@@ -23,14 +28,24 @@ def manifest(
     participation: Participation,
     every: int,
     uplink: Pipeline = (),
+    *,
+    devices: int = 1,
+    canonical: bool = False,
 ) -> dict[str, Any]:
-    """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
+    """The settings of a run. Two runs with equal manifests give equal results, with other versions or (unless
+    `canonical`) another number of devices to rounding.
+
+    Args:
+        devices: how many devices train.
+        canonical: whether results do not depend on that.
+    """
     return {
         "run": {"seed": seed, "evaluate_every": every, "participation": settings(participation)},
         "algorithm": settings(algorithm),
         **({"uplink": settings(uplink)} if uplink else {}),
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
+        "machine": {"devices": devices, "platform": jax.default_backend(), "canonical": canonical},
         "versions": {
             "fedtailor": __version__,
             "python": platform.python_version(),
@@ -73,9 +88,9 @@ def digest(federation: Federation) -> str:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
-    """The first setting in which two manifests differ, as "name: old, now new"; versions do not count."""
+    """The first setting in which two manifests differ, as "name: old, now new"; versions and machine do not count."""
     for name in sorted(old.keys() | new.keys()):
-        if not path and name == "versions":
+        if not path and name in CIRCUMSTANCES:
             continue
         one, other, full = old.get(name), new.get(name), f"{path}{name}"
         if isinstance(one, dict) and isinstance(other, dict):
@@ -84,3 +99,21 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
         elif one != other:
             return f"{full}: {one if one is not None else 'not set'}, now {other if other is not None else 'not set'}"
     return None
+
+
+def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What may change the last bits of a run that goes on, in one line: versions, and the number of devices where
+    results depend on it; "" for nothing."""
+    found = []
+    for table in CIRCUMSTANCES:
+        before, now = old.get(table), new.get(table)
+        if isinstance(before, dict) and isinstance(now, dict):
+            names = [name for name in now if name in before and before[name] != now[name]]
+            found += [f"{name} {now[name]} instead of {before[name]}" for name in names]
+    machines = [manifest.get("machine", {}) for manifest in (old, new)]
+    if all(isinstance(machine, dict) and machine.get("canonical") for machine in machines):
+        found = [change for change in found if not change.startswith("devices ")]
+    if not found:
+        return ""
+    advice = "; canonical aggregation (--canonical) makes results independent of the number of devices"
+    return f"{', '.join(found)}: last bits may differ{advice if 'devices ' in ', '.join(found) else ''}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.cli.options import check_counts, check_seeds, finite, parse
+from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
@@ -16,6 +16,7 @@ from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
+from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
 from fedtailor.training import as_participation
 

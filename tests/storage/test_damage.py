@@ -367,7 +367,7 @@ def test_an_export_leaves_nothing_half_written(half, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(ValueError, match="cannot write models to .*No space left on device; name another"):
+        with pytest.raises(ValueError, match=r"cannot write models to .*No space left on device; name another"):
             done.export(tmp_path / "models")
     assert list((tmp_path / "models").iterdir()) == []
     done.export(tmp_path / "models")

@@ -1,5 +1,6 @@
 """What is stored: run directories with exact resume, checkpoints, manifests, exported models."""
 
+from fedtailor.storage.check import Finding, check
 from fedtailor.storage.errors import Damaged, Unusable
 from fedtailor.storage.export import export_models, load_models
 from fedtailor.storage.interrupts import Interrupted, interrupts
@@ -11,9 +12,11 @@ __all__ = [
     "Checkpoints",
     "Damaged",
     "DirectoryLock",
+    "Finding",
     "Interrupted",
     "RunDirectory",
     "Unusable",
+    "check",
     "export_models",
     "interrupts",
     "load_models",

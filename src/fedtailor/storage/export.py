@@ -98,6 +98,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return manifest, arrays
 
 
+def check_export(path: Path) -> tuple[int, bool]:
+    """How many clients' models an export holds, and whether it carries digests.
+
+    Raises:
+        ValueError: it is damaged, or none.
+    """
+    manifest, _ = _read(path)
+    return len(manifest["clients"]), manifest["format"] == _FORMAT
+
+
 def _models(manifest: dict[str, Any], arrays: dict[str, Any], model: Model | None) -> dict[str, PersonalModel]:
     model = _rebuilt(manifest["model"]) if model is None else model
     shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))

@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import platform
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -99,6 +101,15 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
         elif one != other:
             return f"{full}: {one if one is not None else 'not set'}, now {other if other is not None else 'not set'}"
     return None
+
+
+def stored_versions(path: Path) -> dict[str, str]:
+    """The versions that a run's manifest names (`path` is its file); empty where it cannot be read."""
+    try:
+        found = tomllib.loads(path.read_text("utf-8")).get("versions")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ class RunDirectory:
         """Make the directory this run's until `close`; whether it holds a checkpoint to continue from.
 
         Raises:
-            Unusable: it is a file, cannot be written, is in use, holds other things, or a run that is not to be resumed.
+            Unusable: it is a file, cannot be written, is in use, or holds other things or a run not to be resumed.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)

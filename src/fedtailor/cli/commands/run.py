@@ -43,6 +43,8 @@ class Options:
     """Save after every n-th round, and after the last."""
     devices: int | None = None
     """Devices to use (all by default)."""
+    canonical: bool = False
+    """Aggregate in the order of clients, so that results do not depend on the number of devices."""
     debug: bool = False
     """One client at a time without compilation; errors name client and step."""
     json: bool = False
@@ -67,7 +69,7 @@ def run(arguments: list[str]) -> int:
         require(options.out is not None, "--resume needs the directory of the run: --out DIR")
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
-    settings = Settings(devices=options.devices, debug=options.debug)
+    settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,

@@ -147,7 +147,9 @@ def test_methods_with_steps_of_their_own_drop_out(algorithm):
 
     def trained(drops, rounds):
         training = train(algorithm, federation, bound(Dropping(drops), federation, "float32"), rounds)
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))])
+        return np.concatenate(
+            [np.ravel(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))]
+        )
 
     start, dropped, without = trained(False, 0), trained(True, 1), trained(False, 1)
     assert not np.allclose(dropped, without) and not np.allclose(dropped, start)

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
-from fedtailor.protocol.hyperparameters import require
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.predictor import Predictor
@@ -146,5 +145,6 @@ class Algorithm:
             ValueError: the method's server holds no model.
         """
         model = getattr(server, "model", None)
-        require(model is not None, f"{self.about.name} has no global model that another method could start from")
+        if model is None:
+            raise ValueError(f"{self.about.name} has no global model that another method could start from")
         return model[0]

@@ -24,6 +24,8 @@ from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts
 from fedtailor.storage.run_directory import BASELINE, ROWS
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
+MOST_ROUNDS = 2**31 - 1
+
 
 def run(
     algorithm: Algorithm,
@@ -66,7 +68,7 @@ def run(
         progress: a plain function `(training, evaluated)` as one more callback.
         directory: keep a run directory: it is made if it does not exist, and must be empty unless `resume`.
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
-        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C).
+        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C or SIGTERM).
         keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
 
     Raises:
@@ -141,50 +143,60 @@ def run_exchanges(
     Args:
         stopped: where several runs are driven, the event that asks all of them to save and end.
     """
-    require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more")
-    require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be 1 or more")
-    require(checkpoint_every >= 1, f"checkpoint_every is {checkpoint_every}; it must be 1 or more")
+    for name, value in (
+        ("rounds", rounds),
+        ("evaluate_every", evaluate_every),
+        ("checkpoint_every", checkpoint_every),
+    ):
+        _require_count(name, value)
     require(directory is not None or not keep_rows, "keep_rows writes into the run's directory; name one, or ask the "
                                                     "run for row_outcomes()")  # fmt: skip
     participation = as_participation(participation)
     federation, model = executor.federation, executor.model
     asked = find_metrics(metrics or default_metrics(federation), model)
-
-    store, continued = None, False
-    if directory is not None:
-        store = RunDirectory(Path(directory))
-        settings = manifest(algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked)
-        continued = store.open(settings, resume)
+    # Before anything is written: the method may refuse its settings for these clients.
     training = Training(
         algorithm, executor, model, seed=seed, participation=participation, uplink=uplink, downlink=downlink,
         metrics=asked, target_scale=target_units(federation)[1],
     )  # fmt: skip
-    if store is None:
+    if directory is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
-    if continued:
-        store.load(training)
-    else:
-        store.write_clients(federation)
-    with interrupts() if stopped is None else nullcontext(stopped) as stop:
-        checkpoints = Checkpoints(store, checkpoint_every, stop)
-        try:
-            yield from train_until(training, rounds, evaluate_every, (checkpoints, *callbacks), stop)
-        except Diverged as error:
-            store.save(training)
-            store.write_summary({"rounds": rounds, "diverged": str(error)})
-            raise
-    done = yield from finished_run(training, executor)
-    store.write_ledger(done.ledger)  # with the delivery of the final models
-    store.write_diagnostics(training.algorithm.diagnostics(training.server))
-    summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
-    if keep_rows:
-        store.write_table(ROWS, (yield from row_outcomes(training, executor)))
-        store.write_table(BASELINE, baseline(federation, model, training.measured))
-        summary["warnings"] = data_warnings(federation, model)
-    store.write_summary(summary)
-    return done
+    store = RunDirectory(Path(directory))
+    settings = manifest(
+        algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked,
+        devices=executor.shards, canonical=executor.settings.canonical,
+    )  # fmt: skip
+    continued = store.open(settings, resume)
+    try:
+        if continued:
+            store.load(training)
+        else:
+            store.write_clients(federation)
+        with interrupts() if stopped is None else nullcontext(stopped) as stop:
+            checkpoints = Checkpoints(store, checkpoint_every, stop)
+            try:
+                yield from train_until(training, rounds, evaluate_every, (checkpoints, *callbacks), stop)
+            except Interrupted:
+                checkpoints.on_end(training)  # it may have come after the checkpoint's turn in this round
+                raise
+            except Diverged as error:
+                store.save(training)
+                store.write_summary({"rounds": rounds, "diverged": str(error)})
+                raise
+        done = yield from finished_run(training, executor)
+        store.write_ledger(done.ledger)  # with the delivery of the final models
+        store.write_diagnostics(training.algorithm.diagnostics(training.server))
+        summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+        if keep_rows:
+            store.write_table(ROWS, (yield from row_outcomes(training, executor)))
+            store.write_table(BASELINE, baseline(federation, model, training.measured))
+            summary["warnings"] = data_warnings(federation, model)
+        store.write_summary(summary)
+        return done
+    finally:
+        store.close()
 
 
 def train_until(
@@ -228,6 +240,18 @@ def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
+
+
+def _require_count(name: str, value: Any) -> None:
+    """Refuse what is no number of rounds; tables hold rounds as 32-bit integers.
+
+    Raises:
+        ValueError: with the name.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(
+        bool(whole and 1 <= value <= MOST_ROUNDS), f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}"
+    )
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:

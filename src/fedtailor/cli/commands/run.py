@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.cli.options import check_counts, check_seeds, finite, parse
+from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
@@ -16,6 +16,7 @@ from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
+from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
 from fedtailor.training import as_participation
 
@@ -47,6 +48,8 @@ class Options:
     """Write what became of every test row to rows.parquet in --out."""
     devices: int | None = None
     """Devices to use (all by default)."""
+    canonical: bool = False
+    """Aggregate in the order of clients, so that results do not depend on the number of devices."""
     debug: bool = False
     """One client at a time without compilation; errors name client and step."""
     json: bool = False
@@ -72,7 +75,7 @@ def run(arguments: list[str]) -> int:
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
     require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
-    settings = Settings(devices=options.devices, debug=options.debug)
+    settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,

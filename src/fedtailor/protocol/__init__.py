@@ -17,6 +17,7 @@ from fedtailor.protocol.hyperparameters import (
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
 from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGradient
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
+from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline
 from fedtailor.protocol.predictor import Mixture, Predictor
 from fedtailor.protocol.sgd import SGD
@@ -47,6 +48,8 @@ __all__ = [
     "LocalTrainer",
     "MatrixDiagnostic",
     "Mixture",
+    "ModelPart",
+    "ModelParts",
     "Params",
     "Pipeline",
     "Population",

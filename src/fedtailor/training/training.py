@@ -86,7 +86,7 @@ class Training(Generic[ExecutorT]):
         seen = executor.seen
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
-            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples,
+            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
         )  # fmt: skip
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:

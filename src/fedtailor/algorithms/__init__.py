@@ -9,12 +9,17 @@ from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
+from fedtailor.algorithms.fedbabu import FedBABU
+from fedtailor.algorithms.fedbn import FedBN
 from fedtailor.algorithms.fedfomo import FedFomo
+from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedprox import FedProx
+from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
 from fedtailor.algorithms.l2gd import L2GD
+from fedtailor.algorithms.lg_fedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mapper import MAPPER
 from fedtailor.algorithms.oracle import Oracle
@@ -41,10 +46,15 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
+    "FedBN",
     "FedFomo",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FineTune",
     "HypCluster",
+    "LGFedAvg",
     "Local",
     "Oracle",
     "PFedMe",

@@ -192,6 +192,10 @@ class DeviceTrainer:
 
     # parts of the model ---------------------------------------------------------------------------------------------
 
+    @property
+    def parts_of_model(self) -> tuple[str, ...]:
+        return self.model.parts
+
     def part_of_model(self, name: str) -> Part:
         return self.model.part(name)
 

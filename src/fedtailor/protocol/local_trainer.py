@@ -101,6 +101,11 @@ class LocalTrainer(Protocol):
 
     # parts of the model ---------------------------------------------------------------------------------------------
 
+    @property
+    def parts_of_model(self) -> tuple[str, ...]:
+        """The named parts that this client's model has."""
+        ...
+
     def part_of_model(self, name: str) -> ModelPart:
         """The part of this client's model of a name or pattern (`part` is a part of its data).
 

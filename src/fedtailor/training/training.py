@@ -183,7 +183,8 @@ class Training(Generic[ExecutorT]):
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
-        self.keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
+        state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
+        self.keeps_states = bool(jax.tree.leaves(state))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:

@@ -39,6 +39,10 @@ EXAMPLES: dict[str, Algorithm] = {
     "lg-fedavg": ft.LGFedAvg(sgd=TRAINED, part="bias"),
     "fedbn": ft.FedBN(sgd=TRAINED),
     "fedbabu": ft.FedBABU(sgd=TRAINED, tune=PLAIN, part="bias"),
+    "fedrod": ft.FedRoD(sgd=PLAIN),
+    "fedala": ft.FedALA(sgd=TRAINED, part="everything", share=1.0),
+    "moon": ft.MOON(sgd=TRAINED),
+    "feddbe": ft.FedDBE(sgd=PLAIN),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -76,6 +80,12 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("enrolment", "fedper"): "client i's own part has a history; a newcomer's is trained on the final shared part",
     ("enrolment", "fedrep"): "as fedper",
     ("enrolment", "lg-fedavg"): "as fedper",
+    ("enrolment", "fedrod"): "client i's residual head has a history; a newcomer's is zero",
+    ("enrolment", "fedala"): "client i has a model of its own to mix with; a newcomer is served the global one",
+    ("loss scale", "fedala"): "the rate of the weights does not scale with the loss (unless eta does)",
+    ("enrolment", "feddbe"): "client i's vector has a history; a newcomer trains one for a round",
+    ("loss scale", "feddbe"): "the pull of mean features does not scale with the loss (unless kappa does)",
+    ("loss scale", "moon"): "the contrast does not scale with the loss (unless mu does)",
     ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
     ("enrolment", "dapper"): "every client holds out samples, and is sent examples, at random",
 }
@@ -116,6 +126,10 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "lg-fedavg": (1, 1, 1, 0, 0),
     "fedbn": (1, 1, 1, 0, 0),
     "fedbabu": (1, 1, 1, 0, 0),
+    "fedrod": (1, 1, 1, 0, 0),
+    "fedala": (1, 1, 1, 0, 0),
+    "moon": (1, 1, 1, 0, 0),
+    "feddbe": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it
 receives, scalars it sends)."""

@@ -75,6 +75,8 @@ class FedPer(Algorithm):
         return Downlink({"model": server.to_everyone(len(cohort))})
 
     def server(self, server: SharedPart, downlink: Downlink, answers: Answers, cohort: Cohort) -> SharedPart:
+        if "model" not in answers:
+            return server  # all of the model stays on the clients
         return server.averaged(self.optimizer, answers["model"], reporter_weights(cohort, self.weights)[None])
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
@@ -86,12 +88,12 @@ class FedPer(Algorithm):
     # on the client ----------------------------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
-        return {"own": model.part(self.own_part(model.parts)).take(theta)}
+        return _named("own", model.part(self.own_part(model.parts)).take(theta))
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         own = self._own(local)
-        theta = self._train(_joined(own, state["own"], inbox["model"][0]), own, local)
-        return {"own": own.take(theta)}, {"model": own.complement.take(theta)}
+        theta = self._train(_joined(own, state, inbox["model"][0]), own, local)
+        return _named("own", own.take(theta)), _named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
         return local.part_of_model(self.own_part(local.parts_of_model))
@@ -101,19 +103,25 @@ class FedPer(Algorithm):
         return local.sgd(theta, self.sgd)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        return _joined(self._own(local), state["own"], inbox["model"][0])
+        return _joined(self._own(local), state, inbox["model"][0])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         own = self._own(local)
         theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
-        return {"own": own.take(self._train_newcomer(theta, own, local))}
+        return _named("own", own.take(self._train_newcomer(theta, own, local)))
 
     def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
         """The model of a client that never took part, from the shared part and the initial rest."""
         return local.sgd(theta, self.sgd, train_only=own) if own.size else theta
 
 
-def _joined(own: ModelPart, kept: Float[Array, " d_own"], shared: Float[Array, " d_shared"]) -> Float[Array, " d"]:
+def _joined(own: ModelPart, state: Any, shared: Float[Array, " d_shared"]) -> Float[Array, " d"]:
     """The model of a client's own part and the shared one."""
+    kept = state.get("own", jnp.zeros(0, shared.dtype))
     whole = own.put(jnp.zeros(len(kept) + len(shared), shared.dtype), kept)
     return own.complement.put(whole, shared)
+
+
+def _named(name: str, part: Float[Array, " d_part"]) -> dict[str, Array]:
+    """What a client keeps or sends of a part; nothing where the part is empty."""
+    return {name: part} if len(part) else {}

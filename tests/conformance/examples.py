@@ -43,6 +43,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedala": ft.FedALA(sgd=TRAINED, part="everything", share=1.0),
     "moon": ft.MOON(sgd=TRAINED),
     "feddbe": ft.FedDBE(sgd=PLAIN),
+    "knn-per": ft.KNNPer(sgd=TRAINED, capacity=64),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -86,6 +87,8 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("enrolment", "feddbe"): "client i's vector has a history; a newcomer trains one for a round",
     ("loss scale", "feddbe"): "the pull of mean features does not scale with the loss (unless kappa does)",
     ("loss scale", "moon"): "the contrast does not scale with the loss (unless mu does)",
+    ("identical clients", "knn-per"): "every client stores its samples in an order of its own",
+    ("enrolment", "knn-per"): "as for identical clients",
     ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
     ("enrolment", "dapper"): "every client holds out samples, and is sent examples, at random",
 }
@@ -130,6 +133,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedala": (1, 1, 1, 0, 0),
     "moon": (1, 1, 1, 0, 0),
     "feddbe": (1, 1, 1, 0, 0),
+    "knn-per": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it
 receives, scalars it sends)."""

@@ -21,6 +21,7 @@ from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
+from fedtailor.algorithms.knn_per import KNNPer
 from fedtailor.algorithms.l2gd import L2GD
 from fedtailor.algorithms.lg_fedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
@@ -62,6 +63,7 @@ __all__ = [
     "FedRoD",
     "FineTune",
     "HypCluster",
+    "KNNPer",
     "LGFedAvg",
     "Local",
     "Oracle",

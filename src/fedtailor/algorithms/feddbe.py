@@ -136,7 +136,7 @@ class FedDBE(FedAvg):
 
         def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
             local.count_work(forwards=1)
-            return total + jnp.tensordot(batch.weight, local.features(params, batch.x, training=False), 1)
+            return total + _weighted_sum(local.features(params, batch.x, training=False), batch.weight)
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
         zero = jnp.zeros(shape.shape[1:], shape.dtype)
@@ -174,7 +174,7 @@ class FedDBE(FedAvg):
 
             def loss(params: Params, vector: Array) -> tuple[Array, Array]:
                 z = local.features(params, batch.x)
-                of_batch = jnp.tensordot(batch.weight, z, 1) / jnp.maximum(batch.weight.sum(), 1)
+                of_batch = _weighted_sum(z, batch.weight) / jnp.maximum(batch.weight.sum(), 1)
                 after = (1 - self.momentum) * running + self.momentum * of_batch
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
                 pull = 0 if is_off(self.kappa) else self.kappa * jnp.square(after - mean).sum()
@@ -197,3 +197,8 @@ class FedDBE(FedAvg):
         bias = np.intersect1d(head_of(local).indices, local.part_of_model("bias").indices)
         require(len(bias) == outputs.shape[-1], "feddbe's vector moves the bias of the head; this head has none")
         return theta.at[bias].add(outputs[0] - outputs[1])
+
+
+def _weighted_sum(z: Float[Array, "b ..."], weight: Float[Array, " b"]) -> Float[Array, "..."]:
+    """Features of a batch, summed without padding."""
+    return (z * weight.reshape(-1, *[1] * (z.ndim - 1))).sum(axis=0)

@@ -19,7 +19,7 @@ from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGr
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline
-from fedtailor.protocol.predictor import Mixture, Predictor
+from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ServerState, server_state, state_name
 
@@ -50,6 +50,7 @@ __all__ = [
     "Mixture",
     "ModelPart",
     "ModelParts",
+    "NearestNeighbors",
     "Params",
     "Pipeline",
     "Population",

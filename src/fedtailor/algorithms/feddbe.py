@@ -174,8 +174,8 @@ class FedDBE(FedAvg):
 
             def loss(params: Params, vector: Array) -> tuple[Array, Array]:
                 z = local.features(params, batch.x)
-                of_batch = _weighted_sum(z, batch.weight) / jnp.maximum(batch.weight.sum(), 1)
-                after = (1 - self.momentum) * running + self.momentum * of_batch
+                of_batch = jnp.tensordot(batch.weight / jnp.maximum(batch.weight.sum(), 1), z, 1)
+                after = running + self.momentum * (of_batch - running)
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
                 pull = 0 if is_off(self.kappa) else self.kappa * jnp.square(after - mean).sum()
                 return mean_over(local.losses(outputs, batch.y), batch.weight) + pull, after

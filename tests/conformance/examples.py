@@ -34,6 +34,16 @@ EXAMPLES: dict[str, Algorithm] = {
     "ifca": ft.IFCA(sgd=TRAINED, clusters=2),
     "mapper": ft.MAPPER(sgd=TRAINED, fit=PLAIN),
     "dapper": ft.DAPPER(sgd=TRAINED, tune=PLAIN),
+    "fedper": ft.FedPer(sgd=TRAINED, part="bias"),
+    "fedrep": ft.FedRep(sgd=TRAINED, head=PLAIN, part="bias"),
+    "lg-fedavg": ft.LGFedAvg(sgd=TRAINED, part="bias"),
+    "fedbn": ft.FedBN(sgd=TRAINED),
+    "fedbabu": ft.FedBABU(sgd=TRAINED, tune=PLAIN, part="bias"),
+    "fedrod": ft.FedRoD(sgd=PLAIN),
+    "fedala": ft.FedALA(sgd=TRAINED, part="everything", share=1.0),
+    "moon": ft.MOON(sgd=TRAINED),
+    "feddbe": ft.FedDBE(sgd=PLAIN),
+    "knn-per": ft.KNNPer(sgd=TRAINED, capacity=64),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -68,13 +78,27 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "afl"): "its rates are those of the server's steps, which do not scale with the loss",
     ("identical clients", "mapper"): "every client parts its data at random",
     ("identical clients", "dapper"): "every client holds out samples, and is sent examples, at random",
+    ("enrolment", "fedper"): "client i's own part has a history; a newcomer's is trained on the final shared part",
+    ("enrolment", "fedrep"): "as fedper",
+    ("enrolment", "lg-fedavg"): "as fedper",
+    ("enrolment", "fedrod"): "client i's residual head has a history; a newcomer's is zero",
+    ("enrolment", "fedala"): "client i has a model of its own to mix with; a newcomer is served the global one",
+    ("loss scale", "fedala"): "the rate of the weights does not scale with the loss (unless eta does)",
+    ("enrolment", "feddbe"): "client i's vector has a history; a newcomer trains one for a round",
+    ("loss scale", "feddbe"): "the pull of mean features does not scale with the loss (unless kappa does)",
+    ("loss scale", "moon"): "the contrast does not scale with the loss (unless mu does)",
+    ("identical clients", "knn-per"): "every client stores its samples in an order of its own",
+    ("enrolment", "knn-per"): "as for identical clients",
     ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
     ("enrolment", "dapper"): "every client holds out samples, and is sent examples, at random",
 }
 """(property, method) -> why the method need not have it."""
 
 
-ALONE_IS_LOCAL = {"local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca"}
+ALONE_IS_LOCAL = {
+    *("local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca"),
+    *("fedper", "lg-fedavg", "fedbn"),
+}
 """Methods that are exactly local training when there is one client."""
 
 TRAFFIC: dict[str, tuple[float, ...]] = {
@@ -100,6 +124,16 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "ifca": (2, 2, 1, 0, 1),
     "mapper": (1, 1, 1, 0, 0),
     "dapper": (1, 1, 1, 0, 0),
+    "fedper": (1, 1, 1, 0, 0),
+    "fedrep": (1, 1, 1, 0, 0),
+    "lg-fedavg": (1, 1, 1, 0, 0),
+    "fedbn": (1, 1, 1, 0, 0),
+    "fedbabu": (1, 1, 1, 0, 0),
+    "fedrod": (1, 1, 1, 0, 0),
+    "fedala": (1, 1, 1, 0, 0),
+    "moon": (1, 1, 1, 0, 0),
+    "feddbe": (1, 1, 1, 0, 0),
+    "knn-per": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it
 receives, scalars it sends)."""

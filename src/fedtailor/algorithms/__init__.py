@@ -7,16 +7,26 @@ from fedtailor.algorithms.cgpfl import CGPFL
 from fedtailor.algorithms.cgpfl_heur import CGPFLHeur
 from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
+from fedtailor.algorithms.fedala import FedALA
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
+from fedtailor.algorithms.fedbabu import FedBABU
+from fedtailor.algorithms.fedbn import FedBN
+from fedtailor.algorithms.feddbe import FedDBE
 from fedtailor.algorithms.fedfomo import FedFomo
+from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedprox import FedProx
+from fedtailor.algorithms.fedrep import FedRep
+from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
+from fedtailor.algorithms.knn_per import KNNPer
 from fedtailor.algorithms.l2gd import L2GD
+from fedtailor.algorithms.lg_fedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mapper import MAPPER
+from fedtailor.algorithms.moon import MOON
 from fedtailor.algorithms.oracle import Oracle
 from fedtailor.algorithms.per_fedavg import PerFedAvg
 from fedtailor.algorithms.pfedme import PFedMe
@@ -35,16 +45,26 @@ __all__ = [
     "IFCA",
     "L2GD",
     "MAPPER",
+    "MOON",
     "SCAFFOLD",
     "UCFL",
     "CGPFLHeur",
     "Ditto",
+    "FedALA",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
+    "FedBN",
+    "FedDBE",
     "FedFomo",
+    "FedPer",
     "FedProx",
+    "FedRep",
+    "FedRoD",
     "FineTune",
     "HypCluster",
+    "KNNPer",
+    "LGFedAvg",
     "Local",
     "Oracle",
     "PFedMe",

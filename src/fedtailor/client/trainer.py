@@ -16,8 +16,8 @@ from fedtailor.client.pool import SPLITS, ClientAddress, Pool, model_input
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.steps import train
 from fedtailor.metrics import Loss, add_statistics, zero_statistic
-from fedtailor.models import Model
-from fedtailor.protocol import SGD, Batch, BatchMetric, Params, Predictor, StepGradient
+from fedtailor.models import Model, Part
+from fedtailor.protocol import SGD, Batch, BatchMetric, ModelPart, Params, Predictor, StepGradient
 
 Carry = TypeVar("Carry")
 
@@ -156,8 +156,10 @@ class DeviceTrainer:
         gradient: StepGradient | None = None,
         steps: Int[Array, ""] | int | None = None,
         split: str = "train",
+        train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        return train(self, theta, sgd, pull, drift, gradient, self.steps(sgd) if steps is None else steps, split)
+        steps = self.steps(sgd) if steps is None else steps
+        return train(self, theta, sgd, pull, drift, gradient, steps, split, train_only)
 
     def gradient(
         self, theta: Float[Array, " d"], first: Any = 0, end: Any = None, *, purpose: str | None = None
@@ -198,6 +200,30 @@ class DeviceTrainer:
         self._add(forwards=count)
         zero = zero_statistic(of_batch, jnp.int32(0))
         return self._repeat(_passes(count), lambda index, total: add_statistics(total, of_batch(index)), zero)
+
+    # parts of the model ---------------------------------------------------------------------------------------------
+
+    @property
+    def parts_of_model(self) -> tuple[str, ...]:
+        return self.model.parts
+
+    def part_of_model(self, name: str) -> Part:
+        return self.model.part(name)
+
+    def features(
+        self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
+    ) -> Float[Array, "b ..."]:
+        if not (self._root._step is not None if training is None else training):
+            return self.model.features(params, x)
+        if self.model.has_statistics:
+            raise ValueError(
+                "this method trains through the features, where batch statistics cannot be taken; use a model with "
+                "group instead of batch normalisation"
+            )
+        return self.model.features(params, x, self._training_key())
+
+    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        return self.model.head_outputs(params, features)
 
     # steps of a method's own ---------------------------------------------------------------------------------------
 

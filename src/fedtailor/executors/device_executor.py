@@ -177,7 +177,7 @@ class DeviceExecutor:
     def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
-        first = (algorithm.init_client(theta), init_pipeline(uplink, theta))
+        first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
         self._first = jax.tree.map(jnp.asarray, first)
         self.states = self._stored(in_file=False)
 

@@ -5,8 +5,9 @@
 
 A run's directory is named by a fingerprint of all its settings: experiments that share a training share its directory,
 and a comparison started again finds what is done. A run of another version of fedtailor stays as it is, and is made
-anew beside it, in a directory whose name ends with the version (unless `any_version`). Only the index belongs to one experiment; it is written anew after
-every run (of all seeds that are trained at once) from what the run directories hold.
+anew beside it, in a directory whose name ends with the version (unless `any_version`). Only the index belongs to one
+experiment; it is written anew after every run (of all seeds that are trained at once) from what the run directories
+hold.
 """
 
 import hashlib

@@ -11,6 +11,7 @@ from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
+from fedtailor.protocol.parts import ModelParts
 from fedtailor.protocol.predictor import Predictor
 from fedtailor.protocol.state import ServerState, server_state
 
@@ -96,6 +97,10 @@ class Algorithm:
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         """The state that never leaves the client; theta is the common initial model."""
         return ()
+
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+        """`init_client` for methods whose state depends on the model's parts (what executors call)."""
+        return self.init_client(theta)
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         """One client's part of a round: its new state and what it sends."""

@@ -106,7 +106,7 @@ class Training(Generic[ExecutorT]):
         seen = executor.seen
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
-            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples,
+            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
         )  # fmt: skip
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:
@@ -203,7 +203,8 @@ class Training(Generic[ExecutorT]):
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
-        self.keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
+        state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
+        self.keeps_states = bool(jax.tree.leaves(state))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:

@@ -19,6 +19,7 @@ ORDER = (
     *("local", "fedavg", "fedavgm", "finetune", "oracle", "ucfl", "ucfl-parallel", "hypcluster", "dapper", "mapper"),
     *("afl", "self-fl", "cgpfl", "cgpfl-heur", "fedprox", "scaffold", "cfl", "fedfomo", "pfedme", "ditto"),
     *("per-fedavg", "apfl", "l2gd", "ifca"),
+    *("fedper", "fedrep", "lg-fedavg", "fedbn", "fedbabu", "fedrod", "fedala", "moon", "feddbe", "knn-per"),
 )
 """Families together; methods that are not listed come last."""
 TRAINING = ("down", "up", "keeps")

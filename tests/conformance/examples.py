@@ -34,6 +34,11 @@ EXAMPLES: dict[str, Algorithm] = {
     "ifca": ft.IFCA(sgd=TRAINED, clusters=2),
     "mapper": ft.MAPPER(sgd=TRAINED, fit=PLAIN),
     "dapper": ft.DAPPER(sgd=TRAINED, tune=PLAIN),
+    "mr-mtl": ft.MRMTL(sgd=TRAINED, lam=0.5),
+    "feddyn": ft.FedDyn(sgd=TRAINED, alpha=0.3),
+    "fedadam": ft.FedAdam(sgd=TRAINED),
+    "fedyogi": ft.FedYogi(sgd=TRAINED),
+    "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -66,6 +71,9 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "cgpfl"): "the pull towards the context does not scale with the loss (unless lam does)",
     ("loss scale", "cgpfl-heur"): "as cgpfl",
     ("loss scale", "afl"): "its rates are those of the server's steps, which do not scale with the loss",
+    ("enrolment", "mr-mtl"): "client i's model has a history; a newcomer's starts from the mean",
+    ("loss scale", "mr-mtl"): "the pull towards the mean does not scale with the loss (unless lam does)",
+    ("loss scale", "feddyn"): "the proximal term does not scale with the loss (unless alpha does)",
     ("identical clients", "mapper"): "every client parts its data at random",
     ("identical clients", "dapper"): "every client holds out samples, and is sent examples, at random",
     ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
@@ -100,6 +108,11 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "ifca": (2, 2, 1, 0, 1),
     "mapper": (1, 1, 1, 0, 0),
     "dapper": (1, 1, 1, 0, 0),
+    "mr-mtl": (1, 1, 1, 0, 0),
+    "feddyn": (1, 1, 1, 0, 0),
+    "fedadam": (1, 1, 1, 0, 0),
+    "fedyogi": (1, 1, 1, 0, 0),
+    "fedadagrad": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it
 receives, scalars it sends)."""

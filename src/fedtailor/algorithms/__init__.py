@@ -9,7 +9,9 @@ from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
+from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedfomo import FedFomo
+from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.hypcluster import HypCluster
@@ -17,6 +19,7 @@ from fedtailor.algorithms.ifca import IFCA
 from fedtailor.algorithms.l2gd import L2GD
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mapper import MAPPER
+from fedtailor.algorithms.mr_mtl import MRMTL
 from fedtailor.algorithms.oracle import Oracle
 from fedtailor.algorithms.per_fedavg import PerFedAvg
 from fedtailor.algorithms.pfedme import PFedMe
@@ -35,14 +38,19 @@ __all__ = [
     "IFCA",
     "L2GD",
     "MAPPER",
+    "MRMTL",
     "SCAFFOLD",
     "UCFL",
     "CGPFLHeur",
     "Ditto",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedDyn",
     "FedFomo",
     "FedProx",
+    "FedYogi",
     "FineTune",
     "HypCluster",
     "Local",

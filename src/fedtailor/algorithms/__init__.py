@@ -10,6 +10,7 @@ from fedtailor.algorithms.ditto import Ditto
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.algorithms.feddyn import FedDyn
+from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.algorithms.fedprox import FedProx
@@ -48,6 +49,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedDyn",
+    "FedEM",
     "FedFomo",
     "FedProx",
     "FedYogi",

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedadam": ft.FedAdam(sgd=TRAINED),
     "fedyogi": ft.FedYogi(sgd=TRAINED),
     "fedem": ft.FedEM(sgd=PLAIN, components=2),
+    "fedamp": ft.FedAMP(sgd=TRAINED, sigma=2.0),
     "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
 }
 
@@ -77,6 +78,8 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "feddyn"): "the proximal term does not scale with the loss (unless alpha does)",
     ("enrolment", "fedem"): "client i's proportions have made one E step a round, a newcomer's are those that last",
     ("loss scale", "fedem"): "losses are negative log-likelihoods, which no factor leaves what they are",
+    ("enrolment", "fedamp"): "client i's model has a history; a newcomer's starts from the mean of all",
+    ("loss scale", "fedamp"): "the pull towards the client's mean does not scale with the loss (unless lam does)",
     ("identical clients", "mapper"): "every client parts its data at random",
     ("identical clients", "dapper"): "every client holds out samples, and is sent examples, at random",
     ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
@@ -116,6 +119,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedadam": (1, 1, 1, 0, 0),
     "fedyogi": (1, 1, 1, 0, 0),
     "fedem": (2, 2, 2, 0, 0),
+    "fedamp": (4, 1, 1, 0, 0),
     "fedadagrad": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it

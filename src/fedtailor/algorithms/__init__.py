@@ -7,6 +7,7 @@ from fedtailor.algorithms.cgpfl import CGPFL
 from fedtailor.algorithms.cgpfl_heur import CGPFLHeur
 from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
+from fedtailor.algorithms.fedamp import FedAMP
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.algorithms.feddyn import FedDyn
@@ -44,6 +45,7 @@ __all__ = [
     "UCFL",
     "CGPFLHeur",
     "Ditto",
+    "FedAMP",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",

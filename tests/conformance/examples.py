@@ -40,6 +40,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedyogi": ft.FedYogi(sgd=TRAINED),
     "fedem": ft.FedEM(sgd=PLAIN, components=2),
     "fedamp": ft.FedAMP(sgd=TRAINED, sigma=2.0),
+    "pacfl": ft.PACFL(sgd=TRAINED, clusters=2),
     "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
 }
 
@@ -49,6 +50,7 @@ FOR_ONE: dict[str, Algorithm] = {
     "cgpfl": ft.CGPFL(sgd=PLAIN, lam=2.0, contexts=1),
     "hypcluster": ft.HypCluster(sgd=TRAINED, clusters=1, optimizer=ServerOptimizer()),
     "ifca": ft.IFCA(sgd=TRAINED, clusters=1),
+    "pacfl": ft.PACFL(sgd=TRAINED, clusters=1),
 }
 """Where the example asks for more streams or models than a single client allows."""
 
@@ -88,7 +90,7 @@ OPT_OUTS: dict[tuple[str, str], str] = {
 """(property, method) -> why the method need not have it."""
 
 
-ALONE_IS_LOCAL = {"local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca"}
+ALONE_IS_LOCAL = {"local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca", "pacfl"}
 """Methods that are exactly local training when there is one client."""
 
 TRAFFIC: dict[str, tuple[float, ...]] = {
@@ -120,6 +122,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedyogi": (1, 1, 1, 0, 0),
     "fedem": (2, 2, 2, 0, 0),
     "fedamp": (4, 1, 1, 0, 0),
+    "pacfl": (2, 1, 1, 0, 0),
     "fedadagrad": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it

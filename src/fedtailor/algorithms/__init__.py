@@ -23,6 +23,7 @@ from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mapper import MAPPER
 from fedtailor.algorithms.mr_mtl import MRMTL
 from fedtailor.algorithms.oracle import Oracle
+from fedtailor.algorithms.pacfl import PACFL
 from fedtailor.algorithms.per_fedavg import PerFedAvg
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.algorithms.scaffold import SCAFFOLD
@@ -41,6 +42,7 @@ __all__ = [
     "L2GD",
     "MAPPER",
     "MRMTL",
+    "PACFL",
     "SCAFFOLD",
     "UCFL",
     "CGPFLHeur",

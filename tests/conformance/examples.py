@@ -41,6 +41,7 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedem": ft.FedEM(sgd=PLAIN, components=2),
     "fedamp": ft.FedAMP(sgd=TRAINED, sigma=2.0),
     "pacfl": ft.PACFL(sgd=TRAINED, clusters=2),
+    "pfedhn": ft.PFedHN(sgd=TRAINED, hidden_size=8, newcomer_steps=3),
     "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
 }
 
@@ -82,6 +83,8 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "fedem"): "losses are negative log-likelihoods, which no factor leaves what they are",
     ("enrolment", "fedamp"): "client i's model has a history; a newcomer's starts from the mean of all",
     ("loss scale", "fedamp"): "the pull towards the client's mean does not scale with the loss (unless lam does)",
+    ("identical clients", "pfedhn"): "every client has an embedding of its own",
+    ("enrolment", "pfedhn"): "client i's embedding has a history; a newcomer's is fitted to the final hypernetwork",
     ("identical clients", "mapper"): "every client parts its data at random",
     ("identical clients", "dapper"): "every client holds out samples, and is sent examples, at random",
     ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
@@ -123,6 +126,7 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "fedem": (2, 2, 2, 0, 0),
     "fedamp": (4, 1, 1, 0, 0),
     "pacfl": (2, 1, 1, 0, 0),
+    "pfedhn": (4, 1, 1, 0, 0),
     "fedadagrad": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it

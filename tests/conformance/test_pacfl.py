@@ -40,7 +40,7 @@ def subspaces(features=12, unseen=None, sizes=(20, 26, 32, 38)):
             y[rows] = rng.integers(0, 2, len(rows))
             of = planes[2 * (client % 2) + y[rows]]
             strength = rng.normal(size=(len(rows), 3)) * [8.0, 4.0, 2.0]
-            x[rows] = np.einsum("np,npf->nf", strength, of) + 0.05 * rng.normal(size=(len(rows), features))
+            x[rows] = np.einsum("np,npf->nf", strength, of) + 0.4 * rng.normal(size=(len(rows), features))
     return replace(base, x=x, y=y)
 
 

@@ -25,6 +25,7 @@ from fedtailor.algorithms.mr_mtl import MRMTL
 from fedtailor.algorithms.oracle import Oracle
 from fedtailor.algorithms.pacfl import PACFL
 from fedtailor.algorithms.per_fedavg import PerFedAvg
+from fedtailor.algorithms.pfedhn import PFedHN
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.algorithms.scaffold import SCAFFOLD
 from fedtailor.algorithms.self_fl import SelfFL
@@ -61,6 +62,7 @@ __all__ = [
     "HypCluster",
     "Local",
     "Oracle",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "SelfFL",

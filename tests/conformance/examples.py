@@ -44,6 +44,15 @@ EXAMPLES: dict[str, Algorithm] = {
     "moon": ft.MOON(sgd=TRAINED),
     "feddbe": ft.FedDBE(sgd=PLAIN),
     "knn-per": ft.KNNPer(sgd=TRAINED, capacity=64),
+    "mr-mtl": ft.MRMTL(sgd=TRAINED, lam=0.5),
+    "feddyn": ft.FedDyn(sgd=TRAINED, alpha=0.3),
+    "fedadam": ft.FedAdam(sgd=TRAINED),
+    "fedyogi": ft.FedYogi(sgd=TRAINED),
+    "fedem": ft.FedEM(sgd=PLAIN, components=2),
+    "fedamp": ft.FedAMP(sgd=TRAINED, sigma=2.0),
+    "pacfl": ft.PACFL(sgd=TRAINED, clusters=2),
+    "pfedhn": ft.PFedHN(sgd=TRAINED, hidden_size=8, newcomer_steps=3),
+    "fedadagrad": ft.FedAdagrad(sgd=TRAINED),
 }
 
 FOR_ONE: dict[str, Algorithm] = {
@@ -52,6 +61,7 @@ FOR_ONE: dict[str, Algorithm] = {
     "cgpfl": ft.CGPFL(sgd=PLAIN, lam=2.0, contexts=1),
     "hypcluster": ft.HypCluster(sgd=TRAINED, clusters=1, optimizer=ServerOptimizer()),
     "ifca": ft.IFCA(sgd=TRAINED, clusters=1),
+    "pacfl": ft.PACFL(sgd=TRAINED, clusters=1),
 }
 """Where the example asks for more streams or models than a single client allows."""
 
@@ -76,6 +86,15 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("loss scale", "cgpfl"): "the pull towards the context does not scale with the loss (unless lam does)",
     ("loss scale", "cgpfl-heur"): "as cgpfl",
     ("loss scale", "afl"): "its rates are those of the server's steps, which do not scale with the loss",
+    ("enrolment", "mr-mtl"): "client i's model has a history; a newcomer's starts from the mean",
+    ("loss scale", "mr-mtl"): "the pull towards the mean does not scale with the loss (unless lam does)",
+    ("loss scale", "feddyn"): "the proximal term does not scale with the loss (unless alpha does)",
+    ("enrolment", "fedem"): "client i's proportions have made one E step a round, a newcomer's are those that last",
+    ("loss scale", "fedem"): "losses are negative log-likelihoods, which no factor leaves what they are",
+    ("enrolment", "fedamp"): "client i's model has a history; a newcomer's starts from the mean of all",
+    ("loss scale", "fedamp"): "the pull towards the client's mean does not scale with the loss (unless lam does)",
+    ("identical clients", "pfedhn"): "every client has an embedding of its own",
+    ("enrolment", "pfedhn"): "client i's embedding has a history; a newcomer's is fitted to the final hypernetwork",
     ("identical clients", "mapper"): "every client parts its data at random",
     ("identical clients", "dapper"): "every client holds out samples, and is sent examples, at random",
     ("enrolment", "fedper"): "client i's own part has a history; a newcomer's is trained on the final shared part",
@@ -99,6 +118,7 @@ ALONE_IS_LOCAL = {
     *("local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca"),
     *("fedper", "lg-fedavg", "fedbn"),
 }
+ALONE_IS_LOCAL = {"local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca", "pacfl"}
 """Methods that are exactly local training when there is one client."""
 
 TRAFFIC: dict[str, tuple[float, ...]] = {
@@ -134,6 +154,15 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "moon": (1, 1, 1, 0, 0),
     "feddbe": (1, 1, 1, 0, 0),
     "knn-per": (1, 1, 1, 0, 0),
+    "mr-mtl": (1, 1, 1, 0, 0),
+    "feddyn": (1, 1, 1, 0, 0),
+    "fedadam": (1, 1, 1, 0, 0),
+    "fedyogi": (1, 1, 1, 0, 0),
+    "fedem": (2, 2, 2, 0, 0),
+    "fedamp": (4, 1, 1, 0, 0),
+    "pacfl": (2, 1, 1, 0, 0),
+    "pfedhn": (4, 1, 1, 0, 0),
+    "fedadagrad": (1, 1, 1, 0, 0),
 }
 """In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it
 receives, scalars it sends)."""

@@ -18,6 +18,8 @@ from fedtailor.protocol import require
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams whose silhouette is s (Mestoukirdi et al., algorithm 2)."""
 
+_SAME = 1e-9
+"""Merges of a tree whose heights differ by this part of the largest are at one height."""
 _ALL_UP_TO = 100
 """Every number of clusters up to this is tried; from there on, numbers a tenth apart."""
 
@@ -162,6 +164,46 @@ def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete
     dissimilarity = 1.0 - (np.asarray(similarity, np.float64) + np.transpose(similarity)) / 2
     tree = merge(squareform(dissimilarity, checks=False), linkage)
     return _by_first_member(cut_tree(tree, n_clusters=2).ravel())
+
+
+def agglomerative(
+    distances: Float[np.ndarray, "m m"],
+    linkage: Literal["average", "complete", "single"] = "average",
+    *,
+    clusters: int | None = None,
+    threshold: float | None = None,
+) -> Labels:
+    """Labels [m] of agglomerative clustering by distances between all pairs.
+
+    Args:
+        linkage: how far apart two clusters are: by the mean, the largest or the smallest distance between members.
+        clusters: how many to end with; or
+        threshold: the distance from which on clusters are not merged. With neither, the tree is cut where the distance
+            at which clusters merge grows most from one merge to the next: in 2 to m - 1 clusters, or in one where all
+            distances are equal or there are two rows.
+
+    Raises:
+        ValueError: an unknown linkage, or not 1 to m clusters.
+    """
+    from scipy.cluster.hierarchy import cut_tree, fcluster
+    from scipy.cluster.hierarchy import linkage as merge
+    from scipy.spatial.distance import squareform
+
+    count, linkages = len(distances), ("average", "complete", "single")
+    require(linkage in linkages, f"linkage is {linkage!r}; it must be one of {', '.join(linkages)}")
+    require(clusters is None or 1 <= clusters <= count, f"cannot make {clusters} clusters of {count} clients")
+    if count == 1:
+        return np.zeros(1, np.int64)
+    symmetric = (np.asarray(distances, np.float64) + np.transpose(distances)) / 2
+    tree = merge(squareform(symmetric, checks=False), linkage)
+    if threshold is not None:
+        return _by_first_member(fcluster(tree, threshold, "distance"))
+    if clusters is not None:
+        return _by_first_member(cut_tree(tree, clusters).ravel())
+    gaps = np.diff(tree[:, 2])
+    if count == 2 or gaps.max() <= _SAME * tree[-1, 2]:
+        return np.zeros(count, np.int64)
+    return _by_first_member(cut_tree(tree, count - 1 - int(np.argmax(gaps))).ravel())
 
 
 class _Points:

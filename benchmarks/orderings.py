@@ -148,8 +148,8 @@ def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
         quote=claim["quote"],
         above=claim["above"],
         below=below if "below_table" not in claim else f"{below} ({claim['below_table']})",
-        ours=_measured(rows[claim["above"]][column]),
-        theirs=_measured(others[below][column]),
+        ours=_measured(rows[claim["above"]], column),
+        theirs=_measured(others[below], column),
         published=None if "-" in stated else stated,
         seeds=_seeds(experiment / "report.md"),
         lower=lower,
@@ -165,9 +165,11 @@ def _opponent(ordering: Ordering) -> str:
     return str(ordering).replace(":", f" ({ordering.published[1]}):", 1) if ordering.published else str(ordering)
 
 
-def _measured(text: str) -> Measured:
+def _measured(row: dict[str, str], column: str) -> Measured:
+    """A cell "mean ± deviation", as reports of 0.1.0 wrote it, or two columns of numbers, as later ones do."""
+    text = row[column] if " ± " in row[column] else f"{row[column]} ± {row[f'{column} std']}"
     mean, deviation = text.split(" ± ")
-    return Measured(float(mean), float(deviation), 10.0 ** -len(mean.partition(".")[2]), text)
+    return Measured(float(mean), float(deviation), 10.0 ** -min(len(mean.partition(".")[2]), 3), text)
 
 
 def _rounded(value: float, unit: float) -> str:

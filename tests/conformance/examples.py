@@ -173,3 +173,13 @@ def example(name: str, clients: int = 5) -> Algorithm:
     if clients == 1 and name in FOR_ONE:
         return FOR_ONE[name]
     return EXAMPLES[name] if name in EXAMPLES else Algorithm.registry[name]()
+
+
+def opt_outs_table() -> str:
+    """`OPT_OUTS` as docs/conformance.md shows them."""
+    rows = [f"| {check} | {method} | {reason} |" for (check, method), reason in sorted(OPT_OUTS.items())]
+    return "\n".join(["| property | method | why it need not hold |", "|---|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    print(opt_outs_table())

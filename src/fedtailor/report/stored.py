@@ -160,10 +160,16 @@ class StoredRun:
         """Mean, worst, worst10 and std of `scores` over the seen clients."""
         return spread(self.scores()["value"].to_numpy(), self.unit.higher_is_better)
 
+    @property
+    def mean_samples(self) -> float:
+        """Training samples of a seen client, the mean over clients."""
+        return float(self.clients.filter(~pl.col("unseen"))["train"].to_numpy().mean())
+
     def by_time(self, system: Wireless) -> dict[float, float]:
         """`curve` by time over a wireless network."""
         curve = self.curve()
-        return dict(zip(system.times(self.ledger.frame(), list(curve)), curve.values(), strict=True))
+        times = system.times(self.ledger.frame(), list(curve), samples=self.mean_samples)
+        return dict(zip(times, curve.values(), strict=True))
 
     def by_bytes(self) -> dict[float, float]:
         """`curve` by bytes sent down (multicast) and up until then, those of a probe included."""

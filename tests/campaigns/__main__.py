@@ -23,7 +23,9 @@ EXAMPLES = 50
 def main() -> int:
     parser = argparse.ArgumentParser(prog="campaigns", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="for how long")
-    parser.add_argument("--seed", type=int, default=None, help="the first seed; the next ones follow (default: the time)")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="the first seed; the next ones follow (default: the time)"
+    )
     parser.add_argument("--only", choices=(*FAULTS, *INPUTS), action="append", help="only this kind (several times)")
     options = parser.parse_args()
     first = int(time.time()) if options.seed is None else options.seed

@@ -25,8 +25,10 @@ from fedtailor.storage.run_directory import MANIFEST, SUMMARY
 from fedtailor.tables import from_table
 
 JUNK = st.one_of(
-    st.sampled_from(["", "0", "-1", "1", "1.5", "1e30", "10" * 20, "nan", "inf", "None", "[", "{}", "a b", "é", "\x1b[1m",
-                     "../x", "...", "/dev/null", "--", "-", "true", "lr=1", "fedavg", "digits-rotated"]),
+    st.sampled_from([
+        "", "0", "-1", "1", "1.5", "1e30", "10" * 20, "nan", "inf", "None", "[", "{}", "a b", "é", "\x1b[1m", "../x",
+        "...", "/dev/null", "--", "-", "true", "lr=1", "fedavg", "digits-rotated",
+    ]),
     st.text(max_size=8), st.integers().map(str), st.floats().map(str),
 )  # fmt: skip
 VALUES = st.recursive(
@@ -40,7 +42,9 @@ OPTIONS = st.sampled_from([
     "--sgd.epochs", "--sgd.batch-size", "--lam", "--clients", "--checkpoint-every", "--help", "--quick", "--seeds",
     "--canonical", "--any-version", "--path", "--nothing", "-h",
 ])  # fmt: skip
-COMMANDS = st.sampled_from(["run", "compare", "report", "algorithms", "scenarios", "check", "demo", "nothing", "--version"])
+COMMANDS = st.sampled_from(
+    ["run", "compare", "report", "algorithms", "scenarios", "check", "demo", "nothing", "--version"]
+)
 TRAINS = ("fedtailor.cli.commands.run.train", "fedtailor.cli.commands.demo.run",
           "fedtailor.cli.commands.compare.Comparison.run")  # fmt: skip
 
@@ -142,7 +146,9 @@ class Inputs:
     def tables(self, number: int, examples: int) -> int:
         cells = st.one_of(st.sampled_from(["a", "b", "c", "1", "2", "3.5", "", "nan", "1e400", '"', ";", "\t"]), JUNK)
         rows = st.lists(st.lists(cells, min_size=1, max_size=5), max_size=12)
-        heads = st.sampled_from(["client,x,y", "client,y", "client;x;y", "client,client,y", "x", "", "\ufeffclient,x,y"])
+        heads = st.sampled_from(
+            ["client,x,y", "client,y", "client;x;y", "client,client,y", "x", "", "\ufeffclient,x,y"]
+        )
 
         def attempt(drawn: tuple[str, list[list[str]]]) -> None:
             path = self.folder / "t.csv"
@@ -193,7 +199,11 @@ class Inputs:
             attempt(drawn)
 
         quiet = settings(
-            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
         )
         seed(number)(quiet(given(strategy)(one)))()
         return tried

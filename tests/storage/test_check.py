@@ -70,7 +70,11 @@ def test_a_missing_file_of_a_run_is_found(everything, tmp_path, name):
 
 def test_an_unfinished_run_is_whole(everything, tmp_path):
     shutil.copytree(everything / "runs" / "a", tmp_path / "run")
-    for name, what in ((SUMMARY, "an unfinished run"), (CHECKPOINT, None), (CHECKPOINT_BEFORE, "not come to its first")):
+    for name, what in (
+        (SUMMARY, "an unfinished run"),
+        (CHECKPOINT, None),
+        (CHECKPOINT_BEFORE, "not come to its first"),
+    ):
         (tmp_path / "run" / name).unlink()
         (found,) = check(tmp_path / "run")
         assert found.whole and (what is None or what in found.what)
@@ -109,7 +113,9 @@ def test_runs_of_0_1_0_are_read():
 def test_runs_of_0_1_0_are_not_resumed(tmp_path):
     shutil.copytree(OLD / "run", tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(Unusable, match=r"written by fedtailor 0.1, whose runs can be reported but not resumed") as caught:
+    with pytest.raises(
+        Unusable, match=r"written by fedtailor 0.1, whose runs can be reported but not resumed"
+    ) as caught:
         start(tmp_path / "run", resume=True)
     assert "\n" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before

@@ -5,8 +5,9 @@
 
 A run's directory is named by a fingerprint of all its settings: experiments that share a training share its directory,
 and a comparison started again finds what is done. A run of another version of fedtailor stays as it is, and is made
-anew beside it, in a directory whose name ends with the version (unless `any_version`). Only the index belongs to one experiment; it is written anew after
-every run (of all seeds that are trained at once) from what the run directories hold.
+anew beside it, in a directory whose name ends with the version (unless `any_version`). Only the index belongs to one
+experiment; it is written anew after every run (of all seeds that are trained at once) from what the run directories
+hold.
 """
 
 import hashlib
@@ -180,9 +181,7 @@ class Comparison:
             })  # fmt: skip
         return None if best is None else entry.candidates[best]
 
-    def _skip(
-        self, entry: Entry, seed: int | None, parameters: Mapping[str, Any], why: str, *, runs: int = 0
-    ) -> None:
+    def _skip(self, entry: Entry, seed: int | None, parameters: Mapping[str, Any], why: str, *, runs: int = 0) -> None:
         """Put down what is not run and why; `runs` is how many of the experiment's runs that are."""
         self.skipped.append({
             **_names(entry), "seed": seed, "parameters": dict(parameters), "why": why, "runs": runs,

@@ -19,7 +19,6 @@ from fedtailor.runs.result import Run
 from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
-
 MOST_ROUNDS = 2**31 - 1
 
 
@@ -218,7 +217,8 @@ def _require_count(name: str, value: Any) -> None:
         ValueError: with the name.
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(whole and 1 <= value <= MOST_ROUNDS, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}")
+    wanted = whole and bool(1 <= value <= MOST_ROUNDS)
+    require(wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}")
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:

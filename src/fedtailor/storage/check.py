@@ -26,7 +26,6 @@ from fedtailor.storage.run_directory import (
     require_unchanged,
 )
 
-
 WITHOUT_DIGESTS = ", of fedtailor 0.1, which kept no digests: nothing but that it can be read is known"
 
 
@@ -138,4 +137,3 @@ def _check_checkpoint(path: Path, name: str) -> None:
         rows = saved.get(key, len(frame))
         if len(frame) < rows or frame_digest(frame.head(rows)) != digests[key]:
             raise Damaged(f"{path / file} is not the one that {name} was saved with")
-

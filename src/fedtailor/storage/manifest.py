@@ -17,7 +17,6 @@ from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
 
-
 CIRCUMSTANCES = ("versions", "machine")
 """The tables of a manifest that change last bits at most."""
 

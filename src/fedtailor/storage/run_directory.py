@@ -35,7 +35,6 @@ from fedtailor._files import private_folder, publish, reading, reason, remove_le
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
-from fedtailor.protocol import require
 from fedtailor.storage.checkpoint import all_here, checkpoint_format, load_tree, refuse_other_format, write_tree
 from fedtailor.storage.digests import file_digest, frame_digest, is_sealed, sealed
 from fedtailor.storage.errors import Damaged, Unusable

@@ -53,7 +53,7 @@ class StoredRun:
         except (OSError, ValueError, RecursionError) as error:
             raise _unreadable(self.path / SUMMARY, error) from None
         require(not isinstance(found, dict) or is_sealed(found), f"{self.path / SUMMARY} is damaged; repeat the run")
-        ended = isinstance(found, dict) and ("diverged" in found or found.get("metric") in UNITS)
+        ended = isinstance(found, dict) and ("diverged" in found or found.get("metric") in list(UNITS))
         require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
         return found
 

@@ -93,7 +93,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if made == _FORMAT:
         whole = SEAL in manifest and is_sealed(manifest)
         require(whole, f"{path / MANIFEST} is damaged (its digest is wrong); export the models again")
-        same = arrays_digest("", arrays) == manifest["arrays"]
+        same = arrays_digest("", arrays) == manifest.get("arrays")
         require(same, f"{path / MODELS} is damaged (its digest is wrong); export the models again")
     return manifest, arrays
 
@@ -118,7 +118,7 @@ def _models(manifest: dict[str, Any], arrays: dict[str, Any], model: Model | Non
             array.shape[-1] == model.size, f"client {name!r} has {array.shape[-1]} parameters, the model {model.size}"
         )
         weights = arrays.get(f"{entry['array']}.weights")
-        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])  # pyright: ignore
+        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])
         found[name] = PersonalModel(name, predictor, model, shift, scale)
     return found
 

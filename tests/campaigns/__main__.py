@@ -16,7 +16,7 @@ import conftest  # noqa: F401 (the settings of a test process, before JAX is imp
 from campaigns.faults import FAULTS, Faults
 from campaigns.inputs import INPUTS, Inputs
 
-EXAMPLES = 50
+EXAMPLES = 10
 """Inputs that are drawn from one seed."""
 
 

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +45,8 @@ class Faults:
     def kill(self, rng: np.random.Generator) -> None:
         """The process dies at a random change, some bytes of what it was writing are lost; then the run is resumed."""
         directory, at = self._fresh("killed"), int(rng.integers(1, self.steps + 1))
-        with watching(directory, Steps(Killed, first=at)):
-            try:
-                start(directory)
-            except Killed:
-                pass
+        with watching(directory, Steps(Killed, first=at)), suppress(Killed):
+            start(directory)
         gc.collect()  # the lock of a process goes with it
         for unfinished in directory.glob(".*.part/*"):
             if unfinished.is_file() and rng.random() < 0.5:
@@ -72,7 +70,7 @@ class Faults:
         assert measured(directory) == self.whole, f"full from change {at} to {last}"
 
     def flip_bit_of_unfinished(self, rng: np.random.Generator) -> None:
-        """A bit of a file of a run flips; resumed, the run is refused in one line or ends as if nothing had happened."""
+        """A bit of a file of a run flips; resumed, the run is refused in one line or ends as if none had."""
         directory = self._copy("half")
         name = self._flip(directory, rng)
         try:

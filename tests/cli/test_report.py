@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, cap
         ("summary.json", b"[" * 100_000, "is damaged"),
         ("summary.json", b'{"metric": "accuracy"}', "has no seconds_per_round"),
         ("metrics.parquet", b"PAR1", "is damaged"),
-        ("manifest.toml", b"[run]", "has no name in [algorithm]"),
+        ("manifest.toml", b"[run]", "is damaged (its digest is wrong)"),
         ("clients.parquet", None, "cannot read"),  # a directory: as unreadable to the superuser as to others
     ):
         whole = (tmp_path / run / name).read_bytes()

@@ -16,7 +16,8 @@ from fedtailor.report.experiment import INDEX, Cell
 from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
 from fedtailor.storage.diagnostics import read_diagnostics, write_diagnostics
-from fedtailor.storage.run_directory import SUMMARY
+from fedtailor.storage.digests import sealed
+from fedtailor.storage.run_directory import DIGESTS, SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)
@@ -78,8 +79,14 @@ def as_loss(run: Path, copy: Path) -> Path:
     """The same run, judged by its loss, as a model without classes is."""
     shutil.copytree(run, copy)
     summary = json.loads((copy / SUMMARY).read_text())
-    (copy / SUMMARY).write_text(json.dumps(summary | {"metric": "loss"}))
+    (copy / SUMMARY).write_text(json.dumps(sealed(summary | {"metric": "loss"})))
     return copy
+
+
+def without_digests(run: Path) -> None:
+    """Let the files of a run be changed."""
+    summary = json.loads((run / SUMMARY).read_text())
+    (run / SUMMARY).write_text(json.dumps(sealed({name: summary[name] for name in summary if name != DIGESTS})))
 
 
 def _federations(name: str):

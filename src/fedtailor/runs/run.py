@@ -249,9 +249,8 @@ def _require_count(name: str, value: Any) -> None:
         ValueError: with the name.
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(
-        bool(whole and 1 <= value <= MOST_ROUNDS), f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}"
-    )
+    wanted = whole and bool(1 <= value <= MOST_ROUNDS)
+    require(wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}")
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:

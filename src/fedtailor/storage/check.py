@@ -75,6 +75,8 @@ def _finding(path: Path, look: Callable[[Path], str]) -> Finding:
         return Finding(path, look(path), whole=True)
     except ValueError as error:
         return Finding(path, str(error), whole=False)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # JSON or TOML of another shape
+        return Finding(path, f"{path} holds something else than fedtailor writes ({reason(error)})", whole=False)
 
 
 def _federation(path: Path) -> str:

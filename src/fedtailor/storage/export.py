@@ -93,7 +93,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if made == _FORMAT:
         whole = SEAL in manifest and is_sealed(manifest)
         require(whole, f"{path / MANIFEST} is damaged (its digest is wrong); export the models again")
-        same = arrays_digest("", arrays) == manifest["arrays"]
+        same = arrays_digest("", arrays) == manifest.get("arrays")
         require(same, f"{path / MODELS} is damaged (its digest is wrong); export the models again")
     return manifest, arrays
 

@@ -113,7 +113,7 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
         Damaged: it was changed.
     """
     digests = summary.get(DIGESTS)
-    if not isinstance(digests, dict) or path.name not in digests or not path.exists():
+    if not isinstance(digests, dict) or path.name not in digests or not path.is_file():
         return
     try:
         with reading(path):

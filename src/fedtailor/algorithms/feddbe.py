@@ -110,19 +110,19 @@ class FedDBE(FedAvg):
         weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
-    def broadcast(self, server: FedDBEState, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         told = server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
         once = Streams(jnp.asarray(server.mean)[None], np.where(told, -1, 0).astype(np.int32)[:, None])
         return Downlink({"model": Streams.everyone(server.model, len(cohort)), "features": once})
 
-    def server(self, server: FedDBEState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDBEState:
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDBEState:
         moved = super().server(server, downlink, answers, cohort)
         assert isinstance(moved, FedDBEState)
         told = moved.told.copy()
         told[cohort.reporters] = True
         return moved.replace(told=told)
 
-    def serve(self, server: FedDBEState, cohort: Cohort) -> Downlink:
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
         if not cohort.seen:
             return self.broadcast(server, cohort)
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})

@@ -2,10 +2,11 @@
 
 from typing import Any, Protocol, TypeVar
 
-from jaxtyping import Array, Int
-from numpy import ndarray
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
 
-Vector = TypeVar("Vector", Array, ndarray)
+Vector = TypeVar("Vector", Array, NDArray[Any])
 
 
 class ModelPart(Protocol):
@@ -22,8 +23,8 @@ class ModelPart(Protocol):
         ...
 
     @property
-    def indices(self) -> Int[ndarray, " d_part"]:
-        """The positions of its entries in theta."""
+    def indices(self) -> NDArray[np.int64]:
+        """The positions of its entries in theta [d_part]."""
         ...
 
     @property

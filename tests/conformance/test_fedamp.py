@@ -119,10 +119,9 @@ def test_absent_clients_keep_their_models_and_are_still_attended_to():
         federation, participation = quadratics(a, A, SIZES), Participation(count=2)
         training = train(FedAMP(sgd=PLAIN), federation, quadratic_model(2), 0, participation=participation)
         assert_absent_keep_their_state(training)
-        uploads = training.server.uploads
-        sent = np.asarray(uploads.models)[uploads.row][uploads.sent]
-        own = np.asarray(training.executor.client_states["model"])[uploads.sent]
-        np.testing.assert_array_equal(sent, own)
+        sent = training.server.sent
+        own = np.asarray(training.executor.client_states["model"])
+        np.testing.assert_array_equal(training.server.models[sent], own[sent])
 
 
 @pytest.mark.parametrize("heur", [False, True])
@@ -146,8 +145,7 @@ def test_newcomers_attend_to_all_models(heur):
 
 
 def by_place_of(training):
-    uploads = training.server.uploads
-    return by_place(training, np.asarray(uploads.models)[uploads.row])
+    return by_place(training, training.server.models)
 
 
 def test_errors():

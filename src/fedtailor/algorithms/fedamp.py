@@ -5,18 +5,16 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fedtailor.aggregation import mix
 from fedtailor.aggregation.distances import cosine_similarity, squared_distances
 from fedtailor.algorithms.fedprox import require_stable
-from fedtailor.algorithms.helpers.last_uploads import LastUploads
 from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
     Answers,
-    ClientRows,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -41,8 +39,10 @@ from fedtailor.protocol import (
 class FedAMPState(ServerState):
     """What every client sent last, and how much each attends to the others."""
 
-    uploads: LastUploads
-    """w_1, ..., w_m; the common initial model of those that have sent none."""
+    models: Float[np.ndarray, "m d"]
+    """w_1, ..., w_m, on the host; the common initial model of those that have sent none."""
+    sent: Bool[np.ndarray, " m"]
+    """Who has ever sent one."""
     attention: Float[np.ndarray, "m m"]
     """xi with a client's own weight on the diagonal: rows are distributions."""
     initial: Float[Array, " d"]
@@ -111,24 +111,23 @@ class FedAMP(Algorithm):
     # on the server ----------------------------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> FedAMPState:
-        theta = init(0)
-        uploads = LastUploads.none_yet(jnp.repeat(theta[None], len(population), axis=0))
-        return FedAMPState(uploads, self._attention(uploads), theta)
+        theta, clients = init(0), len(population)
+        models = np.repeat(np.asarray(theta)[None], clients, axis=0)
+        return FedAMPState(models, np.zeros(clients, bool), self._attention(models), theta)
 
     def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
-        uploads, clients = server.uploads, cohort.position
-        models = ClientRows(uploads.models, uploads.row)
-        means = mix(models.take(clients), models, server.attention[clients])
+        clients = cohort.position
+        means = mix(server.models[clients], server.models, server.attention[clients])
         return Downlink({"model": Streams(means, np.arange(len(cohort), dtype=np.int32)[:, None])})
 
     def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
         if not cohort.reporting.any():
             return server
-        uploads = server.uploads.after(answers["model"], cohort)
-        return server.replace(uploads=uploads, attention=self._attention(uploads))
+        models, sent = server.models.copy(), server.sent.copy()
+        models[cohort.reporters], sent[cohort.reporters] = answers.reporters("model"), True
+        return server.replace(models=models, sent=sent, attention=self._attention(models))
 
-    def _attention(self, uploads: LastUploads) -> Float[np.ndarray, "m m"]:
-        models = np.asarray(uploads.models)[uploads.row]
+    def _attention(self, models: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m m"]:
         clients = len(models)
         like = cosine_similarity(models) if self.heur else squared_distances(models)
         other = ~np.eye(clients, dtype=bool)
@@ -153,16 +152,15 @@ class FedAMP(Algorithm):
         return (1 - own) * each / xp.where(total > 0, total, 1.0)
 
     def global_model(self, server: FedAMPState) -> Float[Array, " d"]:
-        return server.uploads.models[server.uploads.row].mean(axis=0)  # there is no global model
+        return jnp.asarray(server.models.mean(axis=0))  # there is no global model
 
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        uploads = server.uploads
-        to = np.where(uploads.sent, uploads.row, -1).astype(np.int32)
+        to = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink({"model": Streams(uploads.models, np.tile(to, (len(cohort), 1))), "initial": start})
+        return Downlink({"model": Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1))), "initial": start})
 
     def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
         return [MatrixDiagnostic("collaboration", "Attention: a client's mean of all models", server.attention)]

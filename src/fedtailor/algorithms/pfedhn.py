@@ -246,5 +246,6 @@ def _step(
     optimizer = algorithm._optimizer()
     structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
     updates, memory = optimizer.update(gradient, jax.tree.unflatten(structure, server.optimizer), params)
-    layers, embeddings = optax.apply_updates(params, updates)
+    moved: Any = optax.apply_updates(params, updates)
+    layers, embeddings = moved
     return layers, server.embeddings if fixed else embeddings, tuple(jax.tree.leaves(memory))

@@ -6,7 +6,7 @@ from fedtailor.protocol.diagnostics import LineDiagnostic, MatrixDiagnostic, Tre
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.diagnostics import write_diagnostics
-from report.results import CLIENTS, UNSEEN, as_loss, without_digests
+from report.results import CLIENTS, UNSEEN, as_loss
 
 
 def test_figures_are_written_twice_and_reproducibly(tmp_path):

@@ -71,9 +71,7 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
             + special.rel_entr(counts[others], totals[others, None] * pooled).sum(axis=1)
         )
         degrees = (both > 0).sum(axis=1) - 1
-        p[i, others] = p[others, i] = np.where(
-            degrees > 0, special.chdtrc(np.maximum(degrees, 1), statistic), 1.0
-        )
+        p[i, others] = p[others, i] = np.where(degrees > 0, special.chdtrc(np.maximum(degrees, 1), statistic), 1.0)
     return LabelDifferences(divergence, p)
 
 

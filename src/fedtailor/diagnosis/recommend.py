@@ -14,6 +14,11 @@ METHODS = ("local", "fedavg", "finetune", "ditto", "apfl", "ucfl", "ifca")
 WEAKEST, STRONGEST = 0.1, 2.0
 """Between these a starting pull of Ditto lies: what Li et al. 2021 searched."""
 
+CURVATURE = 0.25
+"""The largest curvature of the logistic loss in its score: lambda* is meant for a curvature of 1, and grows with it."""
+
+ALONE = "what sharing has to beat, and it sends nothing"
+
 UNSURE = 1.2
 """Mean ratio of gradients' distances from which on clients that no test tells apart may still differ."""
 
@@ -64,8 +69,8 @@ def streams_of(diagnosis: Diagnosis) -> int | None:
 
 
 def starting_strength(diagnosis: Diagnosis) -> float:
-    """The pull that Ditto starts with: the median of lambda* over clients, kept within what is usual."""
-    return float(np.clip(np.median(diagnosis.gain.strength), WEAKEST, STRONGEST))
+    """The pull that Ditto starts with: the median of lambda* over clients times `CURVATURE`, within what is usual."""
+    return float(np.clip(CURVATURE * np.median(diagnosis.gain.strength), WEAKEST, STRONGEST))
 
 
 def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -91,12 +96,11 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
     * No pair of clients is told apart by gradients, and on average these lie no farther apart than sampling explains
       (`UNSURE`): one model for all (fedavg), the same tuned on each client's data (finetune), and models of their own
       held near it (ditto).
-    * No pair is told apart, and yet gradients lie farther apart than that, so that the samples cannot tell: weights
-      from the probe with the number of streams that their silhouette chooses (ucfl), ditto, and finetune.
     * Clients fall into groups (`streams_of`): one model for each group by weights (ucfl) or by choice (ifca), and,
-      in case that the groups are none, models held near the common one (ditto).
-    * Otherwise most clients are told apart from most others: training alone (local), models held near the common one
-      (ditto), and the common one tuned (finetune).
+      in case that the groups are none, training alone (local).
+    * Otherwise most clients are told apart from most others, or nobody is, and yet gradients lie farther apart than
+      sampling explains, so that the samples cannot tell: training alone (local), models of clients' own held near the
+      common one (ditto), and the common one tuned (finetune).
 
     Args:
         diagnosis: of the population.
@@ -107,18 +111,16 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
     near = "models of clients' own, held near the common one"
     tuned = "the common model, tuned on each client's data"
     doubt = "" if apart.any() else _doubt(diagnosis)
-    if doubt:
-        why = {"ucfl": "there may be groups that no test can show", "ditto": near, "finetune": tuned}
-    elif not apart.any():
+    if not apart.any() and not doubt:
         why = {"fedavg": "no pair of clients is told apart", "finetune": tuned, "ditto": near}
     elif streams is not None:
         why = {
             "ucfl": f"{streams} groups, weights from the probe",
             "ifca": f"{streams} groups, clients choose by their loss",
-            "ditto": f"{near}, should the groups be none",
+            "local": ALONE,
         }
     else:
-        why = {"local": f"{int(apart.sum())} of {len(apart)} pairs are told apart", "ditto": near, "finetune": tuned}
+        why = {"local": ALONE, "ditto": near, "finetune": tuned}
     clients = len(diagnosis.groups)
     entries = tuple(_entry(method, because, diagnosis, clients, model_bytes) for method, because in why.items())
     names = ", ".join(entry.method for entry in entries)
@@ -130,9 +132,7 @@ def _entry(method: str, because: str, diagnosis: Diagnosis, clients: int, size: 
     settings = starting_point(method, diagnosis)
     if method == "local":
         return Recommendation(method, settings, because, 0, 0, 0)
-    # "auto" is not known before the rows are clustered: at most one stream for each client
-    wanted = settings.get("streams", settings.get("clusters", 1))
-    streams = clients if wanted == "auto" else int(wanted)
+    streams = settings.get("streams", settings.get("clusters", 1))
     each = streams if method == "ifca" else 1  # a client of ifca looks at all models
     return Recommendation(method, settings, because, streams * size, each * clients * size, clients * size)
 

@@ -127,7 +127,7 @@ class Diagnosis:
         return pl.DataFrame({"client": list(names[first]), "other": list(names[second]), **columns})
 
     def told_apart(self, what: Literal["gradients", "labels", "inputs"]) -> NDArray[np.float64]:
-        """p-values of the pairs [m (m - 1) / 2], first with all later ones, then the second, ..., adjusted for all pairs.
+        """p-values of the pairs [m (m - 1) / 2] in the order of `pairs`, adjusted for all of them.
 
         Empty where labels or inputs are not known.
         """

@@ -38,6 +38,9 @@ SHARE = 1 / 3
 PAIR_FEATURES = 4e8
 """Pairs of clients times features that are compared (10 seconds); of more, features at equal distances are taken."""
 
+ROUNDING = 1e-6
+"""Relative error of a gradient in single precision, generously: deviations below it are none."""
+
 _BATCH = 128
 
 
@@ -188,11 +191,14 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
         chosen = _features(len(sizes), means.shape[1])
         means = means[:, chosen].astype(np.float64)
         squares = answers["feature_variances"][:, chosen].astype(np.float64) + means**2
+    gradients, sigma2 = answers["gradient"], answers["sigma2"].astype(np.float64)
+    lengths = np.einsum("md,md->m", gradients, gradients, dtype=np.float64)
+    sigma2 = np.where(sigma2 > ROUNDING**2 * lengths, sigma2, 0.0)  # equal rows differ by rounding only
     return Evidence(
         names=[clients.names[row] for row in listed],
         sizes=sizes,
-        gradients=answers["gradient"],
-        sigma2=answers["sigma2"].astype(np.float64),
+        gradients=gradients,
+        sigma2=sigma2,
         batch_sizes=batch_sizes(sizes),
         label_counts=None if counts is None else np.rint(counts).astype(np.int64),
         feature_means=means,

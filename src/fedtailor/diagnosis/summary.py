@@ -20,6 +20,9 @@ from fedtailor.protocol import require
 if TYPE_CHECKING:
     import polars as pl
 
+What = Literal["gradients", "labels", "inputs"]
+"""In what two clients may be told apart."""
+
 ALPHA = 0.05
 """Level of the tests that sentences rest on, over all pairs of clients (Holm)."""
 
@@ -126,7 +129,7 @@ class Diagnosis:
             columns["input_p"] = self.told_apart("inputs")
         return pl.DataFrame({"client": list(names[first]), "other": list(names[second]), **columns})
 
-    def told_apart(self, what: Literal["gradients", "labels", "inputs"]) -> NDArray[np.float64]:
+    def told_apart(self, what: What) -> NDArray[np.float64]:
         """p-values of the pairs [m (m - 1) / 2] in the order of `pairs`, adjusted for all of them.
 
         Empty where labels or inputs are not known.
@@ -144,17 +147,18 @@ class Diagnosis:
 
     def _in_data(self) -> str:
         parts = []
-        for what, known in (("labels", self.labels), ("inputs", self.inputs)):
-            if known is not None:
-                told, pairs = int((self.told_apart(what) < ALPHA).sum()), len(self.told_apart(what))
-                parts.append(f"{what} in {told} of {pairs} pairs")
+        compared: tuple[What, ...] = ("labels", "inputs")
+        for what in compared:
+            p = self.told_apart(what)
+            if len(p):
+                parts.append(f"{what} in {int((p < ALPHA).sum())} of {len(p)} pairs")
         return f"Clients are told apart by their {' and by their '.join(parts)}." if parts else ""
 
     def _in_gradients(self) -> str:
         p = self.told_apart("gradients")
         apart = p < ALPHA
         if not apart.any():
-            return "No pair of clients is told apart by gradients: what these samples show is one population."
+            return "No pair of clients is told apart by gradients."
         by_data = np.zeros(len(p), bool)
         for what in ("labels", "inputs"):
             values = self.told_apart(what)

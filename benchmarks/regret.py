@@ -8,12 +8,13 @@ that the diagnosis starts it with. For each scenario and seed it notes the mean 
     best        the one of all methods with the best test accuracy (which nobody can know)
 
 and prints the regret of the first against the other two, and what the three cost in gradients of examples (of the
-probe, too) compared with all. Runs that the file of results holds are not repeated.
+probe, too) compared with all; then how any three methods do that are the same everywhere. Runs that the file of results holds are not repeated.
 """
 
 import argparse
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -198,6 +199,24 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def control(results: dict[str, Any]) -> str:
+    """How three methods do that are the same everywhere, without any diagnosis: all threes, in one line."""
+    cells = [found for found in results.values() if len(found["methods"]) == len(METHODS)]
+    if not cells:
+        return "no cell has all methods"
+    regrets = {
+        three: float(np.mean([summary({**found, "race": list(three)})["regret"] for found in cells]))
+        for three in combinations(METHODS, 3)
+    }
+    ruled = float(np.mean([summary(found)["regret"] for found in cells]))
+    better = sum(regret < ruled for regret in regrets.values())
+    least = min(regrets, key=regrets.__getitem__)
+    return (
+        f"Fixed threes, over {len(cells)} cells: {better} of {len(regrets)} have less regret than the rule ({ruled:.2f}); "
+        f"median {np.median(list(regrets.values())):.2f}, least {regrets[least]:.2f} ({' '.join(least)})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102])
@@ -216,6 +235,7 @@ def main() -> None:
             print(f"{name}, seed {seed}: {perf_counter() - started:.1f} s", flush=True)
     print(machine("jax", "numpy"))
     print(table(results))
+    print(control(results))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ that the diagnosis starts it with. For each scenario and seed it notes the mean 
     best        the one of all methods with the best test accuracy (which nobody can know)
 
 and prints the regret of the first against the other two, and what the three cost in gradients of examples (of the
-probe, too) compared with all; then how any three methods do that are the same everywhere. Runs that the file of results holds are not repeated.
+probe, too) compared with all; then how any three methods do that are the same everywhere. Runs that the file of
+results holds are not repeated.
 """
 
 import argparse
@@ -212,8 +213,8 @@ def control(results: dict[str, Any]) -> str:
     better = sum(regret < ruled for regret in regrets.values())
     least = min(regrets, key=regrets.__getitem__)
     return (
-        f"Fixed threes, over {len(cells)} cells: {better} of {len(regrets)} have less regret than the rule ({ruled:.2f}); "
-        f"median {np.median(list(regrets.values())):.2f}, least {regrets[least]:.2f} ({' '.join(least)})"
+        f"Fixed threes, over {len(cells)} cells: {better} of {len(regrets)} have less regret than the rule "
+        f"({ruled:.2f}); median {np.median(list(regrets.values())):.2f}, least {regrets[least]:.2f} ({' '.join(least)})"
     )
 
 

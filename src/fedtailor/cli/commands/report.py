@@ -7,8 +7,10 @@ from typing import Annotated
 import tyro
 
 from fedtailor.cli.options import parse
+from fedtailor.protocol import require
 from fedtailor.report import document
 from fedtailor.report.experiment import experiments
+from fedtailor.report.page import page_of, write_page
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,21 @@ class Options:
     """Write report.md, tables (CSV and LaTeX) and figures (PNG and SVG) below this directory instead."""
     figures: bool = True
     """Draw figures into --out."""
+    html: Path | None = None
+    """Write one experiment as a web page into this file: it needs no network and no other file."""
 
 
 def report(arguments: list[str]) -> int:
     """Print or write the reports of some experiments."""
     options = parse(Options, arguments, "fedtailor report")
-    for number, experiment in enumerate(experiments(options.results, options.experiments)):
+    found = experiments(options.results, options.experiments)
+    if options.html is not None:
+        require(options.out is None, "--html and --out exclude each other; run the command once for each")
+        names = ", ".join(experiment.index.name for experiment in found)
+        require(len(found) == 1, f"--html takes one experiment, {options.results} has {names}; name one of them")
+        print(f"{found[0].index.name}: {write_page(page_of(found[0]), options.html).resolve()}")
+        return 0
+    for number, experiment in enumerate(found):
         if options.out is not None:
             path = document.write(experiment, options.out / experiment.index.name, figures=options.figures)
             print(f"{experiment.index.name}: {path.resolve()}")

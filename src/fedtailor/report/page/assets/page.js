@@ -1,0 +1,93 @@
+"use strict";
+// Tables are sorted by a click (or Enter) on a header; a second one turns the order round. Empty cells stay last.
+function sortBy(header) {
+  const table = header.closest("table"), body = table.tBodies[0];
+  const column = header.cellIndex, up = header.getAttribute("aria-sort") !== "ascending";
+  const keyed = Array.from(body.rows, (row) => ({ row, key: row.cells[column].dataset.key }));
+  const known = keyed.filter(({ key }) => key !== "" && key !== "-");
+  const numeric = known.length > 0 && known.every(({ key }) => Number.isFinite(Number(key)));
+  const words = new Intl.Collator("en", { numeric: true });
+  known.sort((a, b) => (up ? 1 : -1) * (numeric ? a.key - b.key : words.compare(a.key, b.key)));
+  const rest = keyed.filter(({ key }) => key === "" || key === "-");
+  body.append(...known.concat(rest).map(({ row }) => row));
+  for (const other of header.parentNode.cells) other.setAttribute("aria-sort", "none");
+  header.setAttribute("aria-sort", up ? "ascending" : "descending");
+}
+for (const header of document.querySelectorAll("table.sortable thead th")) {
+  header.querySelector("button").addEventListener("click", () => sortBy(header));
+}
+
+// Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes from the seventh line on.
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+const SHOWN_AT_FIRST = 6;
+const short = (value) => (value == null ? "–" : String(Number(value.toPrecision(4))));
+
+function draw(figure) {
+  const chart = JSON.parse(figure.querySelector("script").textContent);
+  // Curves have their own x each: a common axis with gaps where a curve has no point.
+  const xs = [...new Set(chart.series.flatMap(({ x }) => x))].sort((a, b) => a - b);
+  const place = new Map(xs.map((x, i) => [x, i]));
+  const columns = chart.series.map(({ x, y }) => {
+    const column = new Array(xs.length).fill(null);
+    x.forEach((at, i) => { column[place.get(at)] = y[i]; });
+    return column;
+  });
+  const box = document.createElement("div"), keys = document.createElement("div");
+  box.className = "plot";
+  box.tabIndex = 0;
+  box.setAttribute("role", "img");
+  box.setAttribute("aria-label", `${chart.title}: ${chart.y} over ${chart.x}; arrow keys read the values`);
+  keys.className = "series";
+  figure.append(box, keys);
+  const size = () => ({ width: Math.max(box.clientWidth, 240), height: 300 });
+  const outs = [];
+  const plot = new uPlot({
+    ...size(), legend: { show: false }, scales: { x: { time: false } }, cursor: { drag: { x: false, y: false } },
+    axes: [{ label: chart.x, labelSize: 20 }, { label: chart.y, labelSize: 20, size: 56 }],
+    series: [{}, ...chart.series.map(({ label }, i) => ({
+      label, stroke: COLOURS[i % COLOURS.length], width: 2, spanGaps: true, show: i < SHOWN_AT_FIRST,
+      dash: i < COLOURS.length ? undefined : [6, 4],
+      ...(chart.points ? { paths: () => null, points: { show: true, size: 7 } } : {}),
+    }))],
+    hooks: { setCursor: [(u) => {
+      const i = u.cursor.idx;
+      outs.forEach((out, s) => { out.textContent = i == null ? "" : short(columns[s][i]); });
+      where.textContent = i == null ? "" : `${chart.x}: ${short(xs[i])}`;
+    }] },
+  }, [xs, ...columns], box);
+  const where = document.createElement("span");
+  where.className = "readout";
+  chart.series.forEach(({ label }, i) => {
+    const key = document.createElement("label"), tick = document.createElement("input");
+    const swatch = document.createElement("span"), out = document.createElement("span");
+    tick.type = "checkbox";
+    tick.checked = i < SHOWN_AT_FIRST;
+    key.classList.toggle("hidden", !tick.checked);
+    tick.addEventListener("change", () => {
+      plot.setSeries(i + 1, { show: tick.checked });
+      key.classList.toggle("hidden", !tick.checked);
+    });
+    swatch.className = "swatch";
+    swatch.style.background = COLOURS[i % COLOURS.length];
+    out.className = "readout";
+    outs.push(out);
+    key.append(tick, swatch, label, out);
+    keys.append(key);
+  });
+  keys.append(where);
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const now = plot.cursor.idx ?? (step > 0 ? -1 : xs.length);
+    const next = Math.min(Math.max(now + step, 0), xs.length - 1);
+    plot.setCursor({ left: plot.valToPos(xs[next], "x"), top: 20 });
+  });
+  new ResizeObserver(() => { if (box.clientWidth && box.clientWidth !== plot.width) plot.setSize(size()); }).observe(box);
+  figure.plot = plot;
+}
+for (const figure of document.querySelectorAll("figure.chart")) draw(figure);
+// Paper has another width than the screen.
+addEventListener("beforeprint", () => {
+  for (const figure of document.querySelectorAll("figure.chart")) figure.plot.setSize({ width: 640, height: 280 });
+});

@@ -1,0 +1,123 @@
+"""Curves of training, and what methods tell about themselves."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from fedtailor.protocol import client_ids
+from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.report.page.parts import Chart, Picture, Section, Series
+from fedtailor.report.page.pictures import matrix
+from fedtailor.report.stored import StoredRun
+from fedtailor.report.tables import Number, Table
+from fedtailor.report.units import Unit, unit_of
+
+MOST_POINTS = 400
+"""Points of a line: more than pixels show nothing."""
+_NOTHING = "These methods tell nothing about themselves beyond their results, or their runs did not keep it."
+
+Seeds = Sequence[StoredRun]
+Curve = Mapping[float, float]
+
+
+def curves(runs: Mapping[str, Seeds]) -> Section:
+    """The run's metric on test by rounds and by traffic, and the loss on validation data by rounds."""
+    unit = next(iter(runs.values()))[0].unit
+    charts = [
+        _chart("Test, by round", "rounds done", runs, lambda run: run.curve(), unit),
+        _chart("Test, by traffic", "MB sent, down and up", runs, _by_megabytes, unit, silent=False),
+        _chart("Validation loss, by round", "rounds done", runs, lambda run: run.curve("val", "loss"), unit_of("loss")),
+    ]
+    return Section(
+        "Curves",
+        ["Means over clients (each counts the same) and seeds. Point at a curve, or focus it and use the arrow keys, "
+         "to read values; the boxes switch lines on and off."],
+        charts=[chart for chart in charts if chart.series],
+    )  # fmt: skip
+
+
+def diagnostics(runs: Mapping[str, Seeds]) -> Section:
+    """Who learns from whom, how well clients fall into groups, and the like, for the first seed of each method."""
+    pictures: list[Picture] = []
+    charts: list[Chart] = []
+    tables: list[Table] = []
+    for label, seeds in runs.items():
+        names = names_by_id(seeds[0])
+        for found in seeds[0].diagnostics.values():
+            part = _part(label, found, names)
+            for kind, kept in ((Picture, pictures), (Chart, charts), (Table, tables)):
+                if isinstance(part, kind):
+                    kept.append(part)  # type: ignore[arg-type]
+    said = [f"Of the first seed ({next(iter(runs.values()))[0].seed})."] if pictures or charts or tables else [_NOTHING]
+    return Section("What methods found", said, pictures=pictures, charts=charts, tables=tables)
+
+
+def names_by_id(run: StoredRun) -> list[str]:
+    """The names of the seen clients in the order of ids, which diagnostics have."""
+    seen = run.clients.filter(~pl.col("unseen"))["client"].to_list()
+    return [seen[place] for place in np.argsort(client_ids(tuple(seen)))]
+
+
+def _chart(
+    title: str,
+    x_label: str,
+    runs: Mapping[str, Seeds],
+    curve: Callable[[StoredRun], Curve],
+    unit: Unit,
+    silent: bool = True,
+) -> Chart:
+    """One line a method: means over seeds. `silent`: whether runs that sent nothing in training have a line, too."""
+    series = []
+    for label, seeds in runs.items():
+        drawn = [curve(run) for run in seeds if silent or not run.silent]
+        drawn = [points for points in drawn if points]
+        if drawn:
+            series.append(_mean_line(label, drawn, unit.scale))
+    return Chart(title, x_label, unit.axis, series)
+
+
+def _mean_line(label: str, drawn: Sequence[Curve], scale: float) -> Series:
+    """The mean of curves at the same evaluation; x is a mean, too (of bytes, which may differ from seed to seed)."""
+    shortest = min(map(len, drawn))
+    x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)
+    y = scale * np.mean([list(curve.values())[:shortest] for curve in drawn], axis=0)
+    kept = np.unique(np.linspace(0, shortest - 1, min(shortest, MOST_POINTS)).round().astype(int))
+    return Series(label, x[kept].tolist(), y[kept].tolist())
+
+
+def _by_megabytes(run: StoredRun) -> Curve:
+    return {spent / 1e6: value for spent, value in run.by_bytes().items()}
+
+
+def _part(label: str, found: Diagnostic, names: Sequence[str]) -> Picture | Chart | Table:
+    title = f"{label}: {found.title}"
+    if isinstance(found, MatrixDiagnostic):
+        return matrix(title, found.values, names)
+    if isinstance(found, LineDiagnostic):
+        return _line(title, found)
+    if isinstance(found, TreeDiagnostic):
+        return _tree(title, found)
+    raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(found).__name__}")
+
+
+def _line(title: str, found: LineDiagnostic) -> Chart:
+    order = np.argsort(found.x, kind="stable")
+    if found.chosen is not None:
+        title = f"{title} (chosen: {found.chosen:g})"
+    series = Series(found.y_label, found.x[order].tolist(), found.y[order].tolist())
+    return Chart(title, found.x_label, found.y_label, [series], points=found.x_label == "client")
+
+
+def _tree(title: str, found: TreeDiagnostic) -> Table:
+    """Which cluster was divided when, and how many clients ended in each."""
+    count = len(found.parent) + 1
+    made = {0: ("-", "-")} | {
+        split + 1: (str(parent), str(at))
+        for split, (parent, at) in enumerate(zip(found.parent, found.round, strict=True))
+    }
+    sizes = np.bincount(np.asarray(found.members, np.int64), minlength=count)
+    rows = [
+        [str(cluster), *made[cluster], Number(int(sizes[cluster]), str(sizes[cluster]))] for cluster in range(count)
+    ]
+    return Table(title, ["cluster", "split from", "in round", "clients in the end"], rows, text=1)

@@ -10,6 +10,7 @@ COMMANDS = {
     "run": ("fedtailor.cli.run", "train one method on one scenario"),
     "compare": ("fedtailor.cli.compare", "an experiment: methods, scenarios, seeds and grids; or a table of your own"),
     "report": ("fedtailor.cli.report", "tables and figures of what compare ran"),
+    "federation": ("fedtailor.cli.federation", "train over machines that keep their own data"),
     "demo": ("fedtailor.cli.demo", "compare methods on rotated and relabelled digits, with figures"),
 }
 INTERRUPTED = 130

@@ -16,7 +16,7 @@ SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""Environment of everything of Flower that runs here: it contacts nobody but the addresses given, and installs nothing."""
+"""Environment of all of Flower that runs here: it contacts nobody but the addresses given, and installs nothing."""
 
 MESSAGE_TYPE = "query"
 """Flower's type of our messages; what they are for stands inside."""

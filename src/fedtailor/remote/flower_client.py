@@ -1,12 +1,13 @@
 """A client's end on Flower: it speaks the SuperLink's fleet interface with the client's key, and answers messages.
 
-Flower's own SuperNode runs the code that the server sends. This one runs none: a message is bytes for `Responder`, and the
-client does what the method named in its own job file does, with the fedtailor installed here.
+Flower's own SuperNode runs the code that the server sends. This one runs none: a message is bytes for `Responder`, and
+the client does what the method named in its own job file does, with the fedtailor installed here.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,10 +75,8 @@ class FleetConnection:
         from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 
         if former is not None:
-            try:
+            with suppress(Disconnected):  # the coordinator has been restarted since, or has noticed
                 self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=former))
-            except Disconnected:
-                pass  # the coordinator has been restarted since, or has noticed
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
         self.node_id = self._call(self._client.ActivateNode, request).node_id
         return self.node_id
@@ -163,10 +162,8 @@ class FleetConnection:
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         if self.node_id is not None:
-            try:
+            with suppress(Disconnected, ValueError):
                 self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self.node_id))
-            except (Disconnected, ValueError):
-                pass
         self._client.close()
 
     def _node(self) -> Any:

@@ -1,14 +1,14 @@
 """The coordinator's end on Flower: registers the clients' keys, and carries messages over the SuperLink's grid.
 
-The process that trains does this itself: Flower would start a `ServerApp` of its own for it, and call a strategy that can
-hand out one model only. Here the round loop drives the grid (push and pull), and no code travels with a run.
+The process that trains does this itself: Flower would start a `ServerApp` of its own for it, and call a strategy that
+can hand out one model only. Here the round loop drives the grid (push and pull), and no code travels with a run.
 """
 
 import hashlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -165,10 +165,8 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
         yield grid
     finally:
         grid._retry_invoker.max_tries = 1  # a SuperLink that is gone must not hold up the end
-        try:
+        with suppress(Exception):  # the run is over in any case
             runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
-        except Exception:  # noqa: BLE001, S110  (the run is over in any case)
-            pass
         heartbeat.stop()
         grid.close()
 
@@ -187,7 +185,7 @@ def _start_run(address: str, authority: bytes) -> int:
 
 
 def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
-    """The token of the run's server task. Tasks of other runs, which somebody else started, are taken and left alone."""
+    """The token of the run's server task; tasks of runs that somebody else started are taken, and left alone."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor

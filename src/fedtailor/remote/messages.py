@@ -1,8 +1,8 @@
 """One exchange between the coordinator and one client, as bytes, and back with nothing taken on trust.
 
-A message is a safetensors file: arrays as raw little-endian bytes behind a header of names, types and shapes. The rest (who,
-which round, which method) is JSON in the file's metadata. Nothing in a message can run code, and whatever is wrong with
-one ends in a `ValueError` of one line.
+A message is a safetensors file: arrays as raw little-endian bytes behind a header of names, types and shapes. The
+rest (who, which round, which method) is JSON in the file's metadata. Nothing in a message can run code, and whatever is
+wrong with one ends in a `ValueError` of one line.
 """
 
 import json
@@ -60,7 +60,9 @@ class Request:
         exchange: number of this exchange within the round, from 0 (a round may probe, train and evaluate).
         task: what to do: "client", "probe", ...
         client: whom this is for.
-        durable_round: the last round that the coordinator has on its disk, -1 for none; older states may go.
+        state_round: round after which the client's state is what the coordinator last accepted from it, -1 for none:
+            what it does now starts there.
+        durable_state_round: the same, as the coordinator has it on its disk; older states of the client may go.
         deadline: seconds since the epoch after which an answer is of no use.
         reply: whether the client is asked to report what it trained.
         nonce: a secret between the coordinator and this client, which the answer repeats: nobody else can answer.
@@ -73,7 +75,8 @@ class Request:
     exchange: int
     task: str
     client: str
-    durable_round: int = -1
+    state_round: int = -1
+    durable_state_round: int = -1
     deadline: float = float("inf")
     reply: bool = True
     nonce: str = ""
@@ -123,7 +126,8 @@ class _Envelope(BaseModel):
 
 class _RequestEnvelope(_Envelope):
     kind: Literal["request"]
-    durable_round: Annotated[int, Field(ge=-1)]
+    state_round: Annotated[int, Field(ge=-1)]
+    durable_state_round: Annotated[int, Field(ge=-1)]
     deadline: float | None
     reply: bool
     algorithm: dict[str, Any]
@@ -138,7 +142,8 @@ def encode_request(request: Request) -> bytes:
     """A request as bytes. An infinite deadline, which JSON cannot say, is null."""
     envelope = _common(request) | {
         "kind": "request",
-        "durable_round": request.durable_round,
+        "state_round": request.state_round,
+        "durable_state_round": request.durable_state_round,
         "deadline": None if request.deadline == float("inf") else request.deadline,
         "reply": request.reply,
         "algorithm": dict(request.algorithm),
@@ -162,7 +167,8 @@ def decode_request(data: bytes, expected: Mapping[str, ArraySpec] | None = None)
     deadline = float("inf") if envelope.deadline is None else envelope.deadline
     return Request(
         envelope.experiment, envelope.round, envelope.exchange, envelope.task, envelope.client,
-        envelope.durable_round, deadline, envelope.reply, envelope.nonce, envelope.algorithm, arrays,
+        envelope.state_round, envelope.durable_state_round, deadline, envelope.reply, envelope.nonce,
+        envelope.algorithm, arrays,
     )  # fmt: skip
 
 

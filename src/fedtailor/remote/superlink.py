@@ -1,8 +1,8 @@
 """`python -m fedtailor.remote.superlink`: Flower's SuperLink, of which other machines reach the clients' path only.
 
-Flower serves three interfaces on one port: fleet (clients, each known by its key), control (start runs, register keys) and
-runtime (carry out runs). The last two take orders from whoever reaches them, so here only this machine does. Takes the
-options of `flower-superlink`, and ends when the process that started it ends.
+Flower serves three interfaces on one port: fleet (clients, each known by its key), control (start runs, register keys)
+and runtime (carry out runs). The last two take orders from whoever reaches them, so here only this machine does. Takes
+the options of `flower-superlink`, and ends when the process that started it ends.
 """
 
 import ipaddress

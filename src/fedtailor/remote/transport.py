@@ -1,8 +1,8 @@
 """How the coordinator and its clients exchange messages, whoever carries them.
 
-A transport knows who is there and moves bytes; `exchange` asks some clients and collects what they answer until all have, or
-until the deadline. It waits for machines that others own, so nothing that arrives can stop it: what is wrong with an answer
-becomes one line that names the client, and the exchange goes on with the others.
+A transport knows who is there and moves bytes; `exchange` asks some clients and collects what they answer until all
+have, or until the deadline. It waits for machines that others own, so nothing that arrives can stop it: what is wrong
+with an answer becomes one line that names the client, and the exchange goes on with the others.
 """
 
 import secrets
@@ -151,9 +151,8 @@ def exchange(
     if missing:
         tell(f"no answer in time from {', '.join(missing)}")
     if len(book.replies) < minimum:
-        raise TooFewClients(
-            f"{len(book.replies)} of {len(requests)} clients answered in time; the job's minimum is {minimum}"
-        )
+        counted = f"{len(book.replies)} of {len(requests)} clients answered in time"
+        raise TooFewClients(f"{counted}; the job's minimum is {minimum}")
     replies = {client: book.replies[client] for client in requests if client in book.replies}
     return Collected(replies, book.refused, missing)
 
@@ -187,8 +186,8 @@ Work = Callable[[Request], Mapping[str, np.ndarray]]
 class Responder:
     """The client's end: checks a request, lets the client work, and remembers the last answer.
 
-    A request that comes again (the coordinator was restarted, or did not get the answer) is answered from memory, so that
-    no work is done twice and no state is changed twice.
+    A request that comes again (the coordinator was restarted, or did not get the answer) is answered from memory, so
+    that no work is done twice and no state is changed twice.
     """
 
     def __init__(self, experiment: str, client: str, work: Work) -> None:

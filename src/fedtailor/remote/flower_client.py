@@ -37,6 +37,10 @@ class Disconnected(RuntimeError):
     """The coordinator cannot be reached, or does not know this connection (any more)."""
 
 
+class Refused(Disconnected):
+    """The coordinator can be reached, but does not accept this client's key or connection."""
+
+
 class FleetConnection:
     """One client's connection to the SuperLink.
 
@@ -192,7 +196,9 @@ class FleetConnection:
             )
             raise Disconnected(f"cannot reach the coordinator at {self.address}") from None
         except httpx.HTTPStatusError as error:
-            raise Disconnected(f"the coordinator answered {error.response.status_code}") from None
+            if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+                raise Disconnected(f"the coordinator at {self.address} has trouble") from None
+            raise Refused(f"the coordinator at {self.address} does not accept this client's key (yet)") from None
         except (ObjectPullError, DecodeError, RuntimeError) as error:
             raise Disconnected(f"a message was lost on the way: {error}") from None
 
@@ -231,25 +237,23 @@ def answer_messages(
                 if str(error) != told:
                     told = str(error)
                     tell(f"{told}; trying again")
-                refused_since = _refusal(connection, refused_since, told)
+                refused_since = _refused_since(connection, refused_since) if isinstance(error, Refused) else None
                 stop.wait(RETRY_S)
     finally:
         connection.close()
 
 
-def _refusal(connection: FleetConnection, since: float | None, said: str) -> float | None:
-    """Since when the coordinator has answered but refused; None if it cannot be reached.
+def _refused_since(connection: FleetConnection, since: float | None) -> float:
+    """Since when the coordinator refuses this client, from the time known so far.
 
     Raises:
         ValueError: for longer than a former connection of this client could explain.
     """
-    if "answered" not in said:
-        return None
     since = time.monotonic() if since is None else since
     require(
         time.monotonic() - since < REFUSED_S,
-        f"the coordinator at {connection.address} refuses this client's key; it must be registered there, another "
-        "process must not use it, and the clocks of both machines must agree to 5 seconds",
+        f"the coordinator at {connection.address} refuses this client's key; it must be registered there, no other "
+        "process may use it, and the clocks of both machines must agree to 5 seconds",
     )
     return since
 

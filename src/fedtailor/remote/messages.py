@@ -29,7 +29,7 @@ DTYPES = {
 
 _ENVELOPE = "fedtailor"
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 E = TypeVar("E", bound="_Envelope")
 
 
@@ -115,7 +115,7 @@ class Reply:
 class _Envelope(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    format: Literal[1]
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     experiment: Annotated[str, Field(max_length=128)]
     round: Count
     exchange: Count

@@ -72,6 +72,7 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
     authority_key = serialization.load_pem_private_key(authority.private, None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     names = list(dict.fromkeys((*addresses, *LOOPBACK)))
+    alternatives = [_alternative(name) for name in names]
     key = ec.generate_private_key(ec.SECP384R1())
     usage = x509.KeyUsage(
         digital_signature=True, key_cert_sign=False, crl_sign=False, content_commitment=False, key_encipherment=False,
@@ -79,7 +80,7 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
     )  # fmt: skip
     builder = (
         _certificate(_named(names[0]), authority_certificate.subject, key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -16,13 +16,10 @@ import pytest
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 pytest.importorskip("cryptography", reason="keys are made with `cryptography` (extra flower)")
 
-from fedtailor.remote.flower import require_flower
-
-require_flower()
-
 import httpx
 
 from fedtailor.remote import flower_server
+from fedtailor.remote.flower import require_flower
 from fedtailor.remote.flower_client import FleetConnection, Refused, read_key
 from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
@@ -31,7 +28,11 @@ from fedtailor.remote.processes import free_port, running_superlink, stop
 from fedtailor.remote.service import connected, greet
 from fedtailor.remote.transport import TooFewClients, exchange
 
-pytestmark = pytest.mark.slow
+require_flower()  # sets Flower's environment before its first import
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's use of pathspec
+]
 
 NAMES = ("a", "b")
 SPECS = {"echo": ArraySpec((1000,), "float32"), "calls": ArraySpec((), "int64")}
@@ -110,6 +111,14 @@ def clients(directory, names=NAMES):
     finally:
         for process in processes.values():
             stop(process)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def found():
+    """The SuperLink's process imports the fedtailor that is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +245,7 @@ def test_plain_http_is_refused(running):
 
 
 def test_other_machines_cannot_reach_the_control_interface(running):
-    directory, connection, _ = running
+    _, connection, _ = running
     host = own_address()
     if host is None:
         pytest.skip("this machine has no address but loopback")

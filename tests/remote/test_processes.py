@@ -228,7 +228,7 @@ def test_a_request_without_a_key_is_refused(running):
     kit = read_kit(running[0] / "kits" / "a")
     with open_client(kit) as client:
         for path in ("pull-messages", "activate-node", "register-node", "push-messages"):
-            headers = {"content-type": "application/x-protobuf"}
+            headers = {"content-type": "application/protobuf"}
             answer = client.post(f"https://{kit.job.address}/v1/fleet/{path}", content=b"", headers=headers)
             assert answer.status_code in (401, 403)
 
@@ -288,6 +288,24 @@ def test_the_coordinator_is_killed_and_goes_on(tmp_path):
     assert set(rounds) == {f"round {round} [{round + 1}, {round + 1}]" for round in range(6)}
     assert len(links) >= 2
     wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in links))
+
+
+def test_a_superlink_that_ends_is_said_in_one_line(tmp_path):
+    directory = tmp_path / "wards"
+    make(directory)
+    with (
+        pytest.raises(RuntimeError, match=r"^the SuperLink ended: .* \(all of it in .*superlink.log\)$"),
+        connected(directory, host="127.0.0.1") as connection,
+    ):
+        (link,) = children(os.getpid())
+        os.kill(link, signal.SIGKILL)
+        wait_for(lambda: not listening(connection.job.port))
+        connection.transport.online()
+
+
+def listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch):

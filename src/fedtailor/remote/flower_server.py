@@ -7,10 +7,10 @@ can hand out one model only. Here the round loop drives the grid (push and pull)
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.keys import registered_form
@@ -18,8 +18,13 @@ from fedtailor.remote.keys import registered_form
 if TYPE_CHECKING:
     from flwr.superlink.grid.http_grid import HttpGrid
 
+T = TypeVar("T")
+
 TTL_S = 7 * 24 * 3600.0
 """How long the SuperLink keeps a message; deadlines stand in the messages themselves."""
+
+PATIENCE_S = 30.0
+"""How long a busy SuperLink may fail to answer."""
 
 START_S = 30.0
 """How long a run may take to start."""
@@ -56,22 +61,30 @@ class GridTransport:
     Args:
         grid: of a run that has started.
         keys: public key (PEM, as the SuperLink lists it) by client; nodes with other keys are not seen.
+        check: raises `RuntimeError` if the SuperLink has ended.
         tell: is given a line for every message that is not from where it should be.
     """
 
-    def __init__(self, grid: "HttpGrid", keys: Mapping[str, bytes], tell: Any = print) -> None:
-        self._grid, self._tell = grid, tell
+    def __init__(
+        self,
+        grid: "HttpGrid",
+        keys: Mapping[str, bytes],
+        check: Callable[[], None],
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self._grid, self._check, self._tell = grid, check, tell
+        self._lost = dict.fromkeys(keys, 0)
         self._names = {key: name for name, key in keys.items()}
         self._nodes: dict[str, int] = {}
         self._sent: dict[str, _Sent] = {}
 
     def online(self) -> Mapping[str, str]:
-        """Clients that are there, with the time at which each connected."""
+        """Clients that are there, with the time at which each connected and how many of its answers were lost."""
         marks: dict[str, str] = {}
-        for node in self._grid.get_nodes():
+        for node in self._patiently(self._grid.get_nodes):
             name = self._names.get(node.public_key)
             if name is not None and node.status == "online":
-                marks[name] = node.last_activated_at
+                marks[name] = f"{node.last_activated_at} {self._lost[name]}"
                 self._nodes[name] = node.node_id
         return marks
 
@@ -81,17 +94,20 @@ class GridTransport:
 
         node_id = self._nodes[client]
         message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=TTL_S)
-        for message_id in self._grid.push_messages([message]):
+        for message_id in self._patiently(lambda: self._grid.push_messages([message])):
             if message_id is not None:
                 self._sent[message_id] = _Sent(client, node_id)
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
-        """Answers that arrived. Flower's own error replies (a message that expired) are not answers of clients."""
+        """Answers that arrived. Flower's own error replies mean that one was lost: its client is to be asked again."""
         if not self._sent:
             return
-        for reply in self._grid.pull_messages(list(self._sent)):
+        for reply in self._patiently(lambda: self._grid.pull_messages(list(self._sent))):
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
-            if sent is None or reply.has_error():
+            if sent is None:
+                continue
+            if reply.has_error():
+                self._lost[sent.client] += 1
                 continue
             if reply.metadata.src_node_id != sent.node_id:
                 self._tell(f"a message in the name of client {sent.client} came from another node; it is ignored")
@@ -100,6 +116,24 @@ class GridTransport:
                 yield sent.client, unwrap(reply)
             except ValueError:
                 yield sent.client, b""  # no message of ours: refused, with the client's name, where it is decoded
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """Ask the SuperLink, again if it is busy; it is on this machine.
+
+        Raises:
+            RuntimeError: it has ended, or does not answer.
+        """
+        import httpx
+
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return action()
+            except httpx.HTTPError as error:
+                self._check()
+                if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
+                    raise RuntimeError(f"the SuperLink does not answer as it should: {error}") from None
+            time.sleep(0.5)
 
     def forget(self) -> None:
         """Stop waiting for the answers to all messages sent so far."""
@@ -153,6 +187,7 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
 
     token = _acquire(address, authority, secret, _start_run(address, authority))
     grid = HttpGrid(address, False, authority, token=token)
+    grid._retry_invoker = None  # type: ignore[assignment]  # Flower's would retry for ever, and end this process on 401
     runtime = grid._runtime_client
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heartbeat.start()
@@ -164,7 +199,6 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
         grid.set_run(run_from_proto(given.run))
         yield grid
     finally:
-        grid._retry_invoker.max_tries = 1  # a SuperLink that is gone must not hold up the end
         with suppress(Exception):  # the run is over in any case
             runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
         heartbeat.stop()

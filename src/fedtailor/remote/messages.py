@@ -178,7 +178,7 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply from bytes; whether it answers what was asked is for `check_reply` to say.
+    """A reply from bytes; whether it answers what was asked is for `check_identity` and `check_content` to say.
 
     Raises:
         ValueError: it is no reply.
@@ -190,12 +190,11 @@ def decode_reply(data: bytes) -> Reply:
     )  # fmt: skip
 
 
-def check_reply(reply: Reply, request: Request, expected: Mapping[str, ArraySpec]) -> None:
-    """Refuse a reply that does not answer a request.
+def check_identity(reply: Reply, request: Request) -> None:
+    """Refuse a reply to another request.
 
     Raises:
-        ValueError: it is of another experiment, client, round or task, reports a problem, or its arrays are not the
-            expected ones.
+        ValueError: it is of another experiment, client, round, exchange, request or task.
     """
     require(reply.experiment == request.experiment, "it answers another experiment; its kit's job.toml differs")
     require(reply.client == request.client, f"it claims to be {reply.client!r}")
@@ -203,6 +202,14 @@ def check_reply(reply: Reply, request: Request, expected: Mapping[str, ArraySpec
     require(answered == asked, f"it answers exchange {answered} (round, number) while {asked} is under way")
     require(reply.nonce == request.nonce, "it answers a request that is no longer open")
     require(reply.task == request.task, f"it answers the task {reply.task!r} instead of {request.task!r}")
+
+
+def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
+    """Refuse a reply that reports a problem, or whose arrays are not the expected ones.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
     require(not reply.problem, f"it could not take part: {reply.problem}")
     check_arrays(reply.arrays, expected)
 

@@ -61,7 +61,7 @@ def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], N
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            yield Connection(job, tuple(keys), GridTransport(grid, keys, tell))
+            yield Connection(job, tuple(keys), GridTransport(grid, keys, link.check, tell))
 
 
 def greet(connection: Connection, *, wait: float, tell: Callable[[str], None] = print) -> Collected:

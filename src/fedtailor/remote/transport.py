@@ -18,7 +18,8 @@ from fedtailor.remote.messages import (
     ArraySpec,
     Reply,
     Request,
-    check_reply,
+    check_content,
+    check_identity,
     decode_reply,
     decode_request,
     encode_reply,
@@ -65,23 +66,20 @@ class TooFewClients(RuntimeError):
 
 
 @dataclass
-class _Open:
-    """A request that waits for its answer; `mark` is of the connection on which it was sent, None before."""
-
-    request: Request
-    mark: str | None = None
-
-
-@dataclass
 class AnswerBook:
     """Which requests of an exchange are open, and which answers were accepted.
 
     Attributes:
+        requests: all requests, by client.
         expected: the arrays that an answer must hold.
+        open: clients whose answer is awaited; the mark of the connection on which each was asked, None before.
+        replies: accepted answers by client.
+        refused: why an answer was refused, by client.
     """
 
+    requests: Mapping[str, Request]
     expected: Mapping[str, ArraySpec]
-    open: dict[str, _Open] = field(default_factory=dict)
+    open: dict[str, str | None]
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -93,14 +91,16 @@ class AnswerBook:
                 request open, as the right one may be under way; every other wrong answer closes it.
         """
         try:
-            require(sender not in self.replies, "it answered twice; the first answer stands")
-            require(sender in self.open, "it was not asked, or its answer was refused before")
+            require(sender in self.requests, "it was not asked")
+            request = self.requests[sender]
             reply = decode_reply(body)
-            request = self.open[sender].request
-            check_reply(reply, request, self.expected)
+            check_identity(reply, request)
+            require(sender not in self.replies, "it answered twice; the first answer stands")
+            require(sender in self.open, "it answered again after its answer was refused")
+            check_content(reply, self.expected)
         except ValueError as error:
             line = f"client {sender}: {error}"
-            if sender in self.open and not _is_stale(body, self.open[sender].request):
+            if sender in self.open and not _is_stale(body, self.requests[sender]):
                 del self.open[sender]
                 self.refused[sender] = line
             raise ValueError(line) from None
@@ -132,9 +132,8 @@ def exchange(
     Raises:
         TooFewClients: fewer than `minimum` answers were accepted by the deadline.
     """
-    book = AnswerBook(expected)
-    for client, request in requests.items():
-        book.open[client] = _Open(replace(request, nonce=secrets.token_hex(12)))
+    marked = {client: replace(request, nonce=secrets.token_hex(12)) for client, request in requests.items()}
+    book = AnswerBook(marked, expected, dict.fromkeys(marked))
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while book.open:
         _send_open(transport, book)
@@ -160,11 +159,11 @@ def exchange(
 def _send_open(transport: Transport, book: AnswerBook) -> None:
     """Send each open request once on every connection that its client makes."""
     there = transport.online()
-    for client, waiting in book.open.items():
+    for client, asked_on in book.open.items():
         mark = there.get(client)
-        if mark is not None and mark != waiting.mark:
-            transport.send(client, encode_request(waiting.request))
-            waiting.mark = mark
+        if mark is not None and mark != asked_on:
+            transport.send(client, encode_request(book.requests[client]))
+            book.open[client] = mark
 
 
 def _is_stale(body: bytes, request: Request) -> bool:

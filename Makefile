@@ -35,7 +35,7 @@ benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/rounds.py
 
 # The package is installed in place (its sources are used where they stand), so only new metadata need a new installation.
-METADATA := pyproject.toml src/fedtailor/__init__.py
+METADATA := pyproject.toml src/fedtailor/_version.py
 
 $(VENV)/.installed: $(METADATA) | $(VENV)/.created
 	@echo 'Installing fedtailor into $(VENV)'

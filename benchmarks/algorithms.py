@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 import fedtailor.algorithms  # noqa: F401 (fills the registry)
-from fedtailor.engine import Training
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
+from fedtailor.runs import simulate
+from fedtailor.training import Training
 
 CLIENTS, SAMPLES, GROUPS = 20, 500, 4
 LOCAL = SGD(lr=0.01, epochs=1, batch_size=10)
@@ -44,7 +45,7 @@ def main() -> None:
     console.print(machine("jax"))
     table = Table("method", "round, ms", "time / FedAvg", "work / FedAvg", "overhead, ms", "load")
     for name in options.methods or methods:
-        base, other = (Training(method, federation, mlp(128).bind(DIGIT, CLASSES)) for method in (
+        base, other = (simulate(method, federation, mlp(128).bind(DIGIT, CLASSES)) for method in (
             methods["fedavg"], methods[name],
         ))  # fmt: skip
         times = take_turns({"fedavg": rounds_of(base), name + " ": rounds_of(other)}, options.turns)

@@ -17,12 +17,12 @@ ROUND = """
 from time import perf_counter
 from cells import CELLS
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Training
+from fedtailor.runs import simulate
 from fedtailor.protocol import SGD
 cell = CELLS["mlp-10"]
 federation = cell.federation
 started = perf_counter()
-Training(FedAvg(SGD(batch_size=cell.batch_size)), federation, cell.model).advance()
+simulate(FedAvg(SGD(batch_size=cell.batch_size)), federation, cell.model).advance()
 print(perf_counter() - started)
 """
 

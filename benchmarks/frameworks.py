@@ -192,7 +192,7 @@ class Worker:
         assert self.process.stdin and self.process.stdout
         self.commands, self.answers = self.process.stdin, self.process.stdout
 
-    def ask(self, command: str) -> None:
+    def probe_downlink(self, command: str) -> None:
         """Have a command obeyed, and wait.
 
         Raises:

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import Ditto, FedAvg
-from fedtailor.engine import Participation, Training
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Algorithm
+from fedtailor.runs import simulate
+from fedtailor.training import Participation
 
 SAMPLES, COHORT = 50, 20
 POPULATIONS = (20, 100, 1000, 3400)
@@ -66,7 +67,7 @@ def cohorts(turns: int) -> Table:
 def cohorts_of(method: str, clients: int, cohort: int) -> Callable[[], object]:
     model = mlp(64).bind(DIGIT, CLASSES)
     return rounds_of(
-        Training(METHODS[method], bytes_of(clients, SAMPLES), model, participation=Participation(count=cohort))
+        simulate(METHODS[method], bytes_of(clients, SAMPLES), model, participation=Participation(count=cohort))
     )
 
 

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Settings, Training
+from fedtailor.executors import Settings
 from fedtailor.protocol import SGD
+from fedtailor.runs import simulate
 
 SIDE = 1024
 REPEATS = 4
@@ -40,7 +41,7 @@ def main() -> None:
     table = Table("cell", "round, ms", "GFLOP/s", "matrix product, GFLOP/s", "share", "load")
     for name in options.cells or CELLS:
         cell = CELLS[name]
-        training = Training(FedAvg(SGD(batch_size=cell.batch_size)), cell.federation, cell.model)
+        training = simulate(FedAvg(SGD(batch_size=cell.batch_size)), cell.federation, cell.model)
         mesh = Settings().mesh()
         side = jax.device_put(
             jnp.ones((mesh.size, SIDE, SIDE), jnp.float32), NamedSharding(mesh, PartitionSpec(*mesh.axis_names))

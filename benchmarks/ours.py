@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from cells import CLASSES, DIGIT
 
-from fedtailor.engine import Training
 from fedtailor.federation import Federation, Ragged
+from fedtailor.training import Training
 
 
 def rounds_of(training: Training) -> Callable[[], object]:

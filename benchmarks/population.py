@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import Ditto
-from fedtailor.engine import Participation, Training
-from fedtailor.experiments.checkpoint import load_tree, save_tree
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
+from fedtailor.runs import simulate
+from fedtailor.storage.checkpoint import load_tree, save_tree
+from fedtailor.training import Participation, Training
 
 INPUTS, CLASSES, TRAIN, TEST = 16, 10, 10, 2
 MODEL = mlp(925).bind((INPUTS,), CLASSES)
@@ -51,7 +52,7 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
     federation = population(clients)
 
     def start() -> Training:
-        return Training(METHOD, federation, MODEL, participation=Participation(count=cohort), directory=directory)
+        return simulate(METHOD, federation, MODEL, participation=Participation(count=cohort), directory=directory)
 
     def step(name: str, call: Callable[[], object]) -> None:
         with peak() as found:
@@ -67,11 +68,11 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
 
     def checkpoint() -> None:
         save_tree(directory / "checkpoint", training.snapshot())
-        training.saved()
+        training.executor.saved()
 
     def touch() -> None:
         for part in np.array_split(np.arange(clients), -(-clients // cohort)):
-            training.states.write(part, training.states.read(part, len(part)))
+            training.executor.states.write(part, training.executor.states.read(part, len(part)))
 
     training = start()
     for number in range(1, rounds + 1):
@@ -82,11 +83,11 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
     step("checkpoint of all of them", checkpoint)
     step("evaluation of all clients", training.evaluate)
     step("a round", lambda: a_round(training))
-    expected = training.states.read(np.arange(cohort), cohort)["model"]
+    expected = training.executor.states.read(np.arange(cohort), cohort)["model"]
     training = start()
     step("resume", lambda: training.restore(load_tree(directory / "checkpoint")))
     step("the same round", lambda: a_round(training))
-    np.testing.assert_array_equal(training.states.read(np.arange(cohort), cohort)["model"], expected)
+    np.testing.assert_array_equal(training.executor.states.read(np.arange(cohort), cohort)["model"], expected)
     return table
 
 

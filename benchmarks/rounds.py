@@ -21,11 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Training
-from fedtailor.engine.data import Slot
-from fedtailor.engine.local import DeviceLocal
-from fedtailor.engine.shuffle import shuffled
+from fedtailor.client.pool import ClientAddress
+from fedtailor.client.shuffle import shuffled
+from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.protocol import SGD, client_keys
+from fedtailor.runs import simulate
+from fedtailor.training import Training
 
 LR = 0.05
 CAREFUL_LR = 0.01
@@ -100,7 +101,7 @@ def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
 
 
 def start(cell: Cell, lr: float = LR) -> Training:
-    return Training(FedAvg(SGD(lr=lr, batch_size=cell.batch_size)), cell.federation, cell.model)
+    return simulate(FedAvg(SGD(lr=lr, batch_size=cell.batch_size)), cell.federation, cell.model)
 
 
 def disagreement(cell: Cell) -> float:
@@ -123,17 +124,17 @@ def disagreement(cell: Cell) -> float:
 
 def batch_orders(cell: Cell, training: Training) -> list[NDArray[np.int64]]:
     """The order in which each client visits its samples in the first round."""
-    mapper, longest = training.mapper, np.arange(max(cell.sizes), dtype=np.int32)
+    executor, longest = training.executor, np.arange(max(cell.sizes), dtype=np.int32)
 
     @jax.jit
-    def order(slot: Slot) -> jax.Array:
-        local = DeviceLocal(cell.model, mapper.devices.pool, slot, jnp.int32(0))
+    def order(address: ClientAddress) -> jax.Array:
+        local = DeviceTrainer(cell.model, executor.devices.pool, address, jnp.int32(0))
         words = jax.random.bits(local.key("batches"), (2,), jnp.uint32)
         return shuffled(jnp.minimum(longest, local.size - 1), local.size, words, jnp.int32(0))
 
     keys = client_keys(training.seed, 0, cell.federation.ids)
-    slots = map(Slot, mapper.devices.start[0], mapper.size, keys, keys)
-    return [np.asarray(order(slot))[:size].astype(np.int64) for slot, size in zip(slots, cell.sizes, strict=True)]
+    addresses = map(ClientAddress, executor.devices.start[0], executor.split_sizes, keys, keys)
+    return [np.asarray(order(it))[:size].astype(np.int64) for it, size in zip(addresses, cell.sizes, strict=True)]
 
 
 if __name__ == "__main__":

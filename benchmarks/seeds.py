@@ -7,19 +7,18 @@ Ten of a cell's clients take part in each of 20 rounds. Both ways end with the s
 
 import argparse
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from cells import CELLS
+from cells import CELLS, Cell
 from measuring import load, machine, ratio, take_turns
 from rich.console import Console
 from rich.table import Table
 
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Participation, Training
-from fedtailor.engine.together import Seat, together
-from fedtailor.protocol import SGD
+from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
+from fedtailor.protocol import SGD, Exchanges, drive
+from fedtailor.training import Participation, Training
 
 SEEDS, ROUNDS, COHORT = (0, 1, 2), 20, 10
 NAMES = ("logistic-10", "mlp-10", "power-law-mlp-10")
@@ -33,11 +32,8 @@ def main() -> None:
     console.print(machine("jax"))
     table = Table("cell", "in turn, ms a round", "at once, ms a round", "in turn : at once", "load")
     for name in NAMES:
-        tasks = [seed_of(name, seed) for seed in SEEDS]
-        ways = {
-            "in turn": lambda tasks=tasks: [task(None) for task in tasks],
-            "at once": lambda tasks=tasks: together(tasks, threading.Event()),
-        }
+        cells = [shuffled(CELLS[name], seed) for seed in SEEDS]
+        ways = {"in turn": lambda cells=cells: in_turn(cells), "at once": lambda cells=cells: at_once(cells)}
         for one, other in zip(*(way() for way in ways.values()), strict=True):
             np.testing.assert_array_equal(one.server["model"], other.server["model"])
         times = take_turns(ways, turns)
@@ -46,21 +42,35 @@ def main() -> None:
     console.print(table)
 
 
-def seed_of(name: str, seed: int) -> Callable[[Seat | None], Training]:
-    """A task: one seed's run, on clients of its own."""
-    cell = CELLS[name]
-    cell = replace(cell, sizes=tuple(np.random.default_rng(seed).permutation(cell.sizes).tolist()))
-    federation, method = cell.federation, FedAvg(SGD(lr=0.05, batch_size=cell.batch_size))
+def shuffled(cell: Cell, seed: int) -> Cell:
+    """A seed's clients: the cell's sizes in another order."""
+    return replace(cell, sizes=tuple(np.random.default_rng(seed).permutation(cell.sizes).tolist()))
 
-    def task(seat: Seat | None) -> Training:
-        training = Training(
-            method, federation, cell.model, seed=seed, participation=Participation(count=COHORT), seat=seat
-        )
-        for _ in range(ROUNDS):
-            training.advance()
-        return training
 
-    return task
+def in_turn(cells: list[Cell]) -> list[Training]:
+    """One seed after another."""
+    executors = [DeviceExecutor(cell.federation, cell.model) for cell in cells]
+    return [
+        drive(rounds(cell, seed, executor), executor)
+        for cell, seed, executor in zip(cells, SEEDS, executors, strict=True)
+    ]
+
+
+def at_once(cells: list[Cell]) -> list[Training]:
+    """All seeds in lock-step."""
+    federations, models = [cell.federation for cell in cells], [cell.model for cell in cells]
+    group = LockstepGroup(federations, models, Settings(), [None] * len(cells))
+    members = zip(cells, SEEDS, group.executors, strict=True)
+    return group.drive([rounds(*member) for member in members], threading.Event())
+
+
+def rounds(cell: Cell, seed: int, executor: DeviceExecutor) -> Exchanges[Training]:
+    """One seed's run."""
+    method = FedAvg(SGD(lr=0.05, batch_size=cell.batch_size))
+    training = Training(method, executor, cell.model, seed=seed, participation=Participation(count=COHORT))
+    for _ in range(ROUNDS):
+        yield from training.next_round()
+    return training
 
 
 if __name__ == "__main__":

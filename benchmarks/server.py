@@ -16,9 +16,9 @@ from rich.table import Table
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.clusters import choose_streams, k_means, k_means_of_models, silhouette
 from fedtailor.algorithms import FedAvg
-from fedtailor.engine import Training
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
+from fedtailor.runs import simulate
 
 CLIENTS, SAMPLES, GROUPS = (20, 100, 1000), 500, 8
 MODEL = mlp(128).bind(DIGIT, CLASSES)
@@ -50,7 +50,7 @@ def contenders(clients: int) -> dict[str, Callable[[], object]]:
     probe = Probe(models, np.full(clients, spread), np.full(clients, SAMPLES))
     rows = user_centric_weights(probe)
     labels = k_means(rows, GROUPS)[0]
-    training = Training(FedAvg(SGD(lr=0.01, epochs=1, batch_size=10)), bytes_of(clients, SAMPLES), MODEL)
+    training = simulate(FedAvg(SGD(lr=0.01, epochs=1, batch_size=10)), bytes_of(clients, SAMPLES), MODEL)
     return {
         "round of FedAvg": rounds_of(training),
         "weights (eq. 9)": lambda: user_centric_weights(probe),

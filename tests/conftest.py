@@ -7,7 +7,18 @@ import jaxtyping
 import pytest
 
 CACHE = Path(__file__).parents[1] / ".cache"
-CHECKED = ["fedtailor.protocol", "fedtailor.federation", "fedtailor.accounting", "fedtailor.engine"]
+CHECKED = [
+    "fedtailor.protocol",
+    "fedtailor.federation",
+    "fedtailor.accounting",
+    "fedtailor.client",
+    "fedtailor.executors",
+    "fedtailor.training",
+    "fedtailor.tables",
+    "fedtailor.metrics",
+    "fedtailor.decision",
+    "fedtailor.diagnosis",
+]
 # Most of the tests' time is XLA's, which compiles a thousand programs that then run for milliseconds: without LLVM's
 # optimisations, and with the older of its two emitters of kernels, it takes a third of the time. A program in one piece
 # needs a third of the memory maps, of which Linux gives a process 65,530.

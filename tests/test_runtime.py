@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from fedtailor import _runtime
+
 PROGRAM = """
 import warnings
 warnings.simplefilter("error")
@@ -35,6 +37,7 @@ def settings(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         directory, seconds, devices = done.stdout.split()
+        run.said = done.stderr
         return directory, float(seconds), int(devices)
 
     return run
@@ -78,3 +81,39 @@ def test_a_backend_that_runs_already_keeps_its_devices(settings):
 def test_without_a_cache_directory_nothing_is_kept(settings, tmp_path):
     (tmp_path / "file").touch()
     assert settings(XDG_CACHE_HOME=str(tmp_path / "file"))[0] == "None"
+
+
+def test_damaged_entries_of_the_compilation_cache_are_removed_with_one_line(settings, tmp_path):
+    """Real entries: one is whole, the others are what kills, full disks and flipped bits leave."""
+    compiling = """
+jax.config.update('jax_compilation_cache_dir', {directory!r})
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+jax.jit(lambda x: x + 1)(1.0)
+"""
+    cache = tmp_path / "cache" / "fedtailor" / "jax"
+    settings(compiling.format(directory=str(cache)), XLA_FLAGS="--xla_force_host_platform_device_count=1")
+    (whole,) = cache.glob("*-cache")
+    content = whole.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
+    for name, damaged in (("empty", b""), ("short", content[:middle]), ("flipped", flipped)):
+        (cache / f"jit_{name}-cache").write_bytes(damaged)
+    (cache / "mine.txt").write_bytes(b"")
+    settings()
+    assert sorted(path.name for path in cache.iterdir()) == sorted([whole.name, "mine.txt", "fedtailor-checked"])
+    assert whole.read_bytes() == content
+    assert settings.said.count("\n") == 1 and "removed 3 damaged entries of the compilation cache" in settings.said
+    settings()
+    assert settings.said == ""
+
+
+def test_entries_that_were_checked_before_are_not_read_again(tmp_path):
+    entry = tmp_path / "jit_old-cache"
+    entry.write_bytes(b"")
+    os.utime(entry, (1e9, 1e9))
+    (tmp_path / "fedtailor-checked").touch()
+    _runtime._remove_unreadable(tmp_path)
+    assert entry.exists()
+    (tmp_path / "fedtailor-checked").unlink()
+    _runtime._remove_unreadable(tmp_path)
+    assert not entry.exists()

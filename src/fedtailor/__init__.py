@@ -12,40 +12,45 @@ that importing fedtailor costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedtailor._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fedtailor import algorithms as algorithms
     from fedtailor import federation as federation
     from fedtailor import models as models
+    from fedtailor import tables as tables
     from fedtailor.algorithms import *  # noqa: F403
-    from fedtailor.engine import Diverged as Diverged
-    from fedtailor.engine import Participation as Participation
-    from fedtailor.engine import Run as Run
-    from fedtailor.engine import Settings as Settings
-    from fedtailor.engine import load_models as load_models
-    from fedtailor.engine import run as run
-    from fedtailor.experiments import run_in as run_in
+    from fedtailor.executors import Settings as Settings
     from fedtailor.experiments import scenarios as scenarios
     from fedtailor.federation import Federation as Federation
     from fedtailor.protocol import SGD as SGD
+    from fedtailor.protocol import Diverged as Diverged
+    from fedtailor.runs import Run as Run
+    from fedtailor.runs import run as run
+    from fedtailor.runs import run_in as run_in
+    from fedtailor.storage import load_models as load_models
+    from fedtailor.training import EarlyStopping as EarlyStopping
+    from fedtailor.training import Participation as Participation
 
-__version__ = "0.1.0"
 
 _MODULES = {
     "algorithms": "fedtailor.algorithms",
     "federation": "fedtailor.federation",
     "models": "fedtailor.models",
     "scenarios": "fedtailor.experiments.scenarios",
+    "tables": "fedtailor.tables",
 }
 _HOMES = {
-    "Diverged": "fedtailor.engine",
+    "Diverged": "fedtailor.protocol",
+    "EarlyStopping": "fedtailor.training",
     "Federation": "fedtailor.federation",
-    "Participation": "fedtailor.engine",
-    "Run": "fedtailor.engine",
+    "Participation": "fedtailor.training",
+    "Run": "fedtailor.runs",
     "SGD": "fedtailor.protocol",
-    "Settings": "fedtailor.engine",
-    "load_models": "fedtailor.engine",
-    "run": "fedtailor.engine",
-    "run_in": "fedtailor.experiments",
+    "Settings": "fedtailor.executors",
+    "load_models": "fedtailor.storage",
+    "run": "fedtailor.runs",
+    "run_in": "fedtailor.runs",
 }
 
 

@@ -1,7 +1,10 @@
 """What JAX must be told before its backend starts. Whatever the user has set stays as it is."""
 
+import logging
 import os
+import zlib
 from contextlib import suppress
+from pathlib import Path
 
 import jax
 import platformdirs
@@ -9,7 +12,13 @@ import platformdirs
 _CPU_DEVICES = "jax_num_cpu_devices"
 _CACHE_DIRECTORY = "jax_compilation_cache_dir"
 _SECONDS_WORTH_KEEPING = "jax_persistent_cache_min_compile_time_secs"
+_ENTRY_SUFFIX = "-cache"
+_CHECKED = "fedtailor-checked"
+_CLOCK_SLACK = 10**10  # nanoseconds: file systems round times, and a process may have been writing at the last look
+_ZLIB = b"\x78"  # the first byte of what zlib compressed, which JAX does where zstandard is not installed
 _DEFAULTS = {_CPU_DEVICES: -1, _CACHE_DIRECTORY: None, _SECONDS_WORTH_KEEPING: 1.0}
+
+_log = logging.getLogger("fedtailor")
 
 
 def configure_jax() -> None:
@@ -22,7 +31,10 @@ def configure_jax() -> None:
         with suppress(RuntimeError):  # the backend runs already
             jax.config.update(_CPU_DEVICES, _cores())
     if _is_default(_CACHE_DIRECTORY):
-        jax.config.update(_CACHE_DIRECTORY, _cache_directory())
+        directory = _cache_directory()
+        jax.config.update(_CACHE_DIRECTORY, None if directory is None else str(directory))
+        if directory is not None:
+            _remove_unreadable(directory)
     if _is_default(_SECONDS_WORTH_KEEPING):
         jax.config.update(_SECONDS_WORTH_KEEPING, 0.0)
 
@@ -36,10 +48,45 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cache_directory() -> str | None:
+def _cache_directory() -> Path | None:
     directory = platformdirs.user_cache_path("fedtailor") / "jax"
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return str(directory) if os.access(directory, os.W_OK) else None
+    return directory if os.access(directory, os.W_OK) else None
+
+
+def _remove_unreadable(directory: Path) -> None:
+    """Remove the entries of the compilation cache that a killed process or a full disk left damaged.
+
+    JAX neither replaces nor removes them: it would warn of each of them in every process, and compile it anew. Only
+    those that changed since the last look are read, which takes milliseconds; the time of that look is the time of
+    the file `CHECKED`.
+    """
+    stamp = directory / _CHECKED
+    try:
+        before = stamp.stat().st_mtime_ns - _CLOCK_SLACK if stamp.exists() else 0
+        stamp.touch()
+        entries = [entry for entry in os.scandir(directory) if entry.name.endswith(_ENTRY_SUFFIX)]
+    except OSError:
+        return
+    removed = 0
+    for entry in entries:
+        with suppress(OSError):  # another process may have removed it, or its directory may not be ours to change
+            if entry.stat().st_mtime_ns >= before and not _is_readable(Path(entry.path)):
+                os.unlink(entry.path)
+                removed += 1
+    if removed:
+        _log.warning("fedtailor: removed %d damaged entries of the compilation cache in %s", removed, directory)
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether an entry can be decompressed; entries in a format that is not known here count as readable."""
+    try:
+        content = path.read_bytes()
+        if content[:1] == _ZLIB:
+            zlib.decompress(content)
+    except (OSError, zlib.error):
+        return False
+    return bool(content)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtailor.accounting import Ledger
-from fedtailor.protocol import Down, Sent
+from fedtailor.protocol import Downlink, Streams
 
 SIZE = 10  # parameters of a model
 BYTES = 4 * SIZE
@@ -30,7 +30,7 @@ def row(ledger, **where):
 def test_a_stream_costs_once_by_multicast_and_once_a_client_by_unicast():
     ledger = Ledger()
     to = np.array([[2], [2], [-1], [0]])  # nobody receives stream 1, client 2 receives nothing
-    ledger.record(3, "round", Down({"model": Sent(models(3), to)}), {}, everyone(4), 0, 0)
+    ledger.record(3, "round", Downlink({"model": Streams(models(3), to)}), {}, everyone(4), 0, 0)
     down = row(ledger, direction="down")
     assert (down["round"], down["phase"], down["kind"]) == (3, "round", "model")
     assert (down["streams"], down["unicasts"], down["clients"]) == (2, 3, 3)
@@ -40,7 +40,7 @@ def test_a_stream_costs_once_by_multicast_and_once_a_client_by_unicast():
 def test_a_client_needs_a_stream_once_however_often_it_is_addressed():
     ledger = Ledger()
     to = np.array([[0, 1, 0, -1], [1, 1, 1, 1]])
-    ledger.record(0, "round", Down({"model": Sent(models(2), to)}), {}, everyone(2), 0, 0)
+    ledger.record(0, "round", Downlink({"model": Streams(models(2), to)}), {}, everyone(2), 0, 0)
     assert row(ledger, direction="down")["unicasts"] == 3
 
 
@@ -53,7 +53,7 @@ def test_only_reporters_are_charged_and_scalars_stand_apart():
         "weights": jnp.zeros((4, 5), jnp.float32),
     }
     notes = {"temperature": 0.5, "steps": np.arange(3)}
-    ledger.record(0, "round", Down(note=notes), ups, report, 70, 8)
+    ledger.record(0, "round", Downlink(scalars=notes), ups, report, 70, 8)
     model = row(ledger, direction="up", kind="model")
     assert (model["clients"], model["unicasts"], model["bytes_unicast"], model["scalars"]) == (2, 2, 2 * SIZE * 2, 0)
     assert row(ledger, direction="up", kind="loss")["scalars"] == 2
@@ -70,7 +70,7 @@ def test_only_reporters_are_charged_and_scalars_stand_apart():
 
 def test_a_client_may_send_several_models():
     ledger = Ledger()
-    ledger.record(0, "round", Down(), {"model": jnp.zeros((5, 3, SIZE), jnp.float32)}, everyone(5), 0, 0)
+    ledger.record(0, "round", Downlink(), {"model": jnp.zeros((5, 3, SIZE), jnp.float32)}, everyone(5), 0, 0)
     assert row(ledger, direction="up")["unicasts"] == 15
     assert ledger.totals().models_up == 15
     assert ledger.totals().bytes_up == 15 * BYTES
@@ -78,16 +78,16 @@ def test_a_client_may_send_several_models():
 
 def test_nobody_reports_and_nothing_is_sent():
     ledger = Ledger()
-    ledger.record(0, "round", Down(), {"model": models(3)}, np.zeros(3, bool), 0, 0)
+    ledger.record(0, "round", Downlink(), {"model": models(3)}, np.zeros(3, bool), 0, 0)
     assert ledger.frame()["direction"].to_list() == ["compute"]  # the round is known to have been
-    ledger.record(1, "delivery", Down(), {}, everyone(3), 0, 0)
+    ledger.record(1, "delivery", Downlink(), {}, everyone(3), 0, 0)
     assert len(ledger.frame()) == 1
 
 
 def test_examples_count_in_bytes_only():
     ledger = Ledger()
-    ledger.record(0, "round", Down({"example": Sent(jnp.zeros((2, 6, 8), jnp.float32), np.array([[0], [1]]))}), {},
-                  everyone(2), 0, 0)  # fmt: skip
+    examples = Streams(jnp.zeros((2, 6, 8), jnp.float32), np.array([[0], [1]]))
+    ledger.record(0, "round", Downlink({"example": examples}), {}, everyone(2), 0, 0)
     totals = ledger.totals()
     assert (totals.models_down, totals.models_down_unicast, totals.bytes_down) == (0, 0, 2 * 6 * 8 * 4)
 
@@ -100,11 +100,11 @@ def test_user_centric_training_costs_what_the_paper_says(clients, streams, round
     to = np.arange(clients)[:, None] % streams
     ledger, all_report = Ledger(), everyone(clients)
     ups = {"gradient": models(clients), "sigma2": jnp.zeros(clients), "samples": jnp.zeros(clients)}
-    ledger.record(0, "probe", Down({"model": Sent.everyone(models(1)[0], clients)}), ups, all_report, 5, 0)
+    ledger.record(0, "probe", Downlink({"model": Streams.everyone(models(1)[0], clients)}), ups, all_report, 5, 0)
     for t in range(rounds):
-        down = Down({"model": Sent(models(streams), to, held=t == 0)})
+        down = Downlink({"model": Streams(models(streams), to, already_held=t == 0)})
         ledger.record(t, "round", down, {"model": models(clients)}, all_report, 5, 0)
-    deliver = Down({"model": Sent(models(streams), to)})
+    deliver = Downlink({"model": Streams(models(streams), to)})
     ledger.record(rounds, "delivery", deliver, {}, all_report, 0, 0)
     ledger.record(rounds, "unseen", deliver, {"gradient": models(clients)}, all_report, 9, 9)
     totals = ledger.totals()
@@ -122,19 +122,19 @@ def test_streams_of_the_last_round_and_the_delivery():
     ledger = Ledger()
     assert ledger.last_streams() == 0
     for t, count in enumerate((4, 3)):
-        ledger.record(t, "round", Down({"model": Sent.all_to_all(models(count), 5)}), {}, everyone(5), 0, 0)
+        ledger.record(t, "round", Downlink({"model": Streams.all_to_all(models(count), 5)}), {}, everyone(5), 0, 0)
     assert ledger.last_streams() == 3
-    ledger.record(2, "round", Down(), {}, everyone(5), 0, 0)
+    ledger.record(2, "round", Downlink(), {}, everyone(5), 0, 0)
     assert ledger.last_streams() == 0
-    ledger.record(3, "delivery", Down({"model": Sent.all_to_all(models(2), 5)}), {}, everyone(5), 0, 0)
-    ledger.record(3, "unseen", Down({"model": Sent.all_to_all(models(5), 5)}), {}, everyone(5), 0, 0)
+    ledger.record(3, "delivery", Downlink({"model": Streams.all_to_all(models(2), 5)}), {}, everyone(5), 0, 0)
+    ledger.record(3, "unseen", Downlink({"model": Streams.all_to_all(models(5), 5)}), {}, everyone(5), 0, 0)
     assert ledger.last_streams() == 2
 
 
 def test_model_and_control_are_two_streams():
     ledger = Ledger()
-    sent = Sent.everyone(models(1)[0], 3)
-    ledger.record(0, "round", Down({"model": sent, "control": sent}), {}, everyone(3), 0, 0)
+    sent = Streams.everyone(models(1)[0], 3)
+    ledger.record(0, "round", Downlink({"model": sent, "control": sent}), {}, everyone(3), 0, 0)
     assert ledger.totals().models_down == ledger.last_streams() == 2
 
 
@@ -142,13 +142,13 @@ def test_frames_come_back(tmp_path):
     ledger = Ledger()
     assert ledger.frame().columns == Ledger.from_frame(ledger.frame()).frame().columns
     for t in range(2):
-        down = Down({"model": Sent.everyone(models(1)[0], 3)}, note={"a": 1.0})
+        down = Downlink({"model": Streams.everyone(models(1)[0], 3)}, scalars={"a": 1.0})
         ledger.record(t, "round", down, {"model": models(3)}, everyone(3), 2**40, 3)
     ledger.frame().write_parquet(tmp_path / "ledger.parquet")
     again = Ledger.from_frame(pl.read_parquet(tmp_path / "ledger.parquet"))
     assert again.frame().equals(ledger.frame())
     assert again.totals() == ledger.totals()
-    again.record(2, "round", Down(), {}, everyone(3), 0, 0)
+    again.record(2, "round", Downlink(), {}, everyone(3), 0, 0)
     assert len(again.frame()) == len(ledger.frame()) + 1
     with pytest.raises(ValueError, match="bytes_unicast"):
         Ledger.from_frame(ledger.frame().drop("bytes_unicast"))
@@ -156,4 +156,4 @@ def test_frames_come_back(tmp_path):
 
 def test_an_unknown_phase_is_refused():
     with pytest.raises(ValueError, match="evaluation"):
-        Ledger().record(0, "evaluation", Down(), {}, everyone(1), 0, 0)
+        Ledger().record(0, "evaluation", Downlink(), {}, everyone(1), 0, 0)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from fedtailor.accounting import SYSTEMS, Ledger, Wireless, accuracy_by_time, time_to_reach
-from fedtailor.protocol import Down, Sent
+from fedtailor.protocol import Downlink, Streams
 
 CLIENTS = 20
 H20 = 3.5977396571436819  # the 20th harmonic number
@@ -16,10 +16,10 @@ def models(count):
 
 def record(ledger, t, phase="round", streams=1, held=False, up=1, clients=CLIENTS, reporters=None):
     to = np.arange(clients)[:, None] % max(streams, 1)
-    sent = {"model": Sent(models(streams), to, held)} if streams else {}
+    sent = {"model": Streams(models(streams), to, held)} if streams else {}
     ups = {"model": jnp.zeros((clients, up, 3), jnp.float32), "loss": jnp.zeros(clients)} if up else {}
     report = np.arange(clients) < (clients if reporters is None else reporters)
-    ledger.record(t, phase, Down(sent, note={"a": 0.0}), ups, report, 7, 0)
+    ledger.record(t, phase, Downlink(sent, scalars={"a": 0.0}), ups, report, 7, 0)
 
 
 def ledger_of(rounds, **what):
@@ -71,8 +71,8 @@ def test_the_probe_takes_time_and_delivery_and_newcomers_do_not():
 def test_only_vectors_of_the_models_size_take_time():
     ledger = Ledger()
     report = np.ones(2, bool)
-    examples = {"example": Sent(jnp.zeros((1, 50, 3)), np.zeros((2, 1)))}
-    ledger.record(0, "round", Down(examples), {"weights": jnp.zeros((2, 5))}, report, 7, 0)
+    examples = {"example": Streams(jnp.zeros((1, 50, 3)), np.zeros((2, 1)))}
+    ledger.record(0, "round", Downlink(examples), {"weights": jnp.zeros((2, 5))}, report, 7, 0)
     assert Wireless(rho=2, **UNIT).times(ledger.frame(), [1]) == pytest.approx(1)
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtailor.aggregation import Probe, newcomer_weights, restrict_to_reporters, user_centric_weights
-from fedtailor.protocol import Cohort
+from fedtailor.protocol import Clients, Cohort
 
 seeds = st.integers(0, 2**32 - 1)
 kernels = pytest.mark.parametrize("kernel", ["eq9", "eq6"])
@@ -21,10 +21,10 @@ def reorder(probe, order):
     return Probe(probe.gradients[order], probe.sigma2[order], probe.sizes[order])
 
 
-def as_cohort(index, report):
-    count = len(index)
-    nothing = np.zeros(count, np.int64)
-    return Cohort(np.asarray(index), np.arange(count, dtype=np.uint64), nothing, None, np.asarray(report, bool), 0, 0)
+def as_cohort(rows, reporting):
+    """Some clients of a population of three."""
+    clients = Clients(np.arange(3, dtype=np.uint64), ("a", "b", "c"), np.zeros(3, np.int64), None, np.arange(3))
+    return Cohort(clients, np.asarray(rows), True, np.asarray(reporting, bool), 0, 0)
 
 
 def test_by_hand():
@@ -162,6 +162,18 @@ def test_a_newcomer_far_from_everybody_gets_the_nearest_clients(kernel):
         np.testing.assert_allclose(newcomer_weights(newcomer, seen, kernel), [[0.25, 0.75, 0]], **close)
 
 
+@kernels
+def test_a_newcomers_row_among_some_clients_is_its_row_renormalised(kernel):
+    probe, some = problem(5), np.array([True, False, True, True, False, True])
+    newcomer = reorder(problem(6), [1])
+    row = np.where(some, newcomer_weights(newcomer, probe, kernel), 0)
+    found = newcomer_weights(newcomer, probe, kernel, some)
+    np.testing.assert_allclose(found, row / row.sum(), **close)
+    far = Probe(np.full((1, 4), 1e6), np.array([0.0]), np.array([8]))  # whose nearest clients may not count
+    nearest = np.argmin(np.where(some, np.square(probe.gradients - 1e6).sum(axis=1), np.inf))
+    np.testing.assert_array_equal(newcomer_weights(far, probe, kernel, some), [np.arange(6) == nearest])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -185,8 +197,8 @@ def test_an_unknown_kernel_is_refused():
 
 def test_rows_are_renormalised_over_reporters():
     rows = np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
-    restricted = restrict_to_reporters(rows, np.array([10, 10, 20]), as_cohort([2, 0], [True, True]))
-    np.testing.assert_allclose(restricted, [[1 / 3, 2 / 3], [8 / 9, 1 / 9]])
+    restricted = restrict_to_reporters(rows, np.array([10, 10, 20]), as_cohort([0, 2], [True, True]))
+    np.testing.assert_allclose(restricted, [[2 / 3, 1 / 3], [1 / 9, 8 / 9]])
     everyone = restrict_to_reporters(np.eye(3), np.array([10, 10, 20]), as_cohort([0, 1, 2], [True, False, True]))
     np.testing.assert_array_equal(everyone, [[1, 0, 0], [0, 0, 0], [0, 0, 1]])
 

@@ -5,16 +5,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
-from fedtailor.protocol import Cohort
+from fedtailor.protocol import ClientRows, Clients, Cohort
 
 STREAMS, CLIENTS, SIZE = 3, 5, 7
 
 
-def cohort(sizes, report):
-    count = len(sizes)
-    return Cohort(
-        np.arange(count), np.arange(count, dtype=np.uint64), np.asarray(sizes), None, np.asarray(report, bool), 0, 0
-    )
+def cohort(sizes, reporting):
+    rows = np.arange(len(sizes))
+    clients = Clients(rows.astype(np.uint64), tuple(map(str, rows)), np.asarray(sizes), None, rows)
+    return Cohort(clients, rows, True, np.asarray(reporting, bool), 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,10 @@ def test_clients_without_weight_and_padding_rows_are_not_read(models):
     theta, x = models
     weights = np.array([[0.5, 0.0, 0.5], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     expected = mix(theta, x[:3], weights)
-    np.testing.assert_array_equal(mix(theta, x.at[1].set(jnp.nan).at[3:].set(jnp.inf), weights), expected)
+    rows = ClientRows(
+        x[jnp.array([2, 4, 0, 3, 1])].at[4].set(jnp.nan).at[jnp.array([1, 3])].set(jnp.inf), np.array([2, 4, 0])
+    )
+    np.testing.assert_array_equal(mix(theta, rows, weights), expected)
 
 
 def test_host_arrays_are_accepted(models):
@@ -73,9 +75,10 @@ def test_rows_spread_over_devices(models):
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
     spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("clients")))
     alone = jax.device_put(theta, jax.devices()[0])
+    spread = ClientRows(spread, np.arange(CLIENTS))
     mixed = mix(alone, spread, weights)
     assert mixed.sharding.is_fully_replicated
-    np.testing.assert_allclose(mixed, mix(theta, x, weights), atol=1e-6)
+    np.testing.assert_allclose(mixed, mix(theta, x[:CLIENTS], weights), atol=1e-6)
     again = mix(mixed, spread, np.eye(CLIENTS)[:STREAMS])
     np.testing.assert_array_equal(again, x[:STREAMS])
 

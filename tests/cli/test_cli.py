@@ -3,6 +3,8 @@
 import json
 import os
 
+import numpy as np
+import polars as pl
 import pytest
 
 from fedtailor.cli import main
@@ -102,6 +104,30 @@ def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
         (["demo", "--round", "1"], "perhaps --rounds"),
         (["algorithms", "ucfll"], "did you mean 'ucfl'"),
         (["algorithms", "--jsn"], "unknown option"),
+        (["run", "fedavg", "digits-rotated", "--participation", "nan"], "participation is nan; it must be a share"),
+        (["run", "fedavg", "digits-rotated", "--participation", "2.5"], "participation is 2.5"),
+        (["run", "fedavg", "digits-rotated", "--participation", "inf"], "participation is inf"),
+        (["run", "fedavg", "digits-rotated", "--seed", "-1"], "--seed is -1; it must be in 0 to 4294967295"),
+        (["run", "fedavg", "digits-rotated", "--seed", "4294967296"], "--seed is 4294967296"),
+        (["run", "fedavg", "digits-rotated", "--sgd.epochs", "0"], "--sgd.epochs is 0; it must be 1 or more"),
+        (["run", "fedavg", "digits-rotated", "--sgd.steps", "0"], "--sgd.steps is 0; it must be 1 or more"),
+        (["run", "finetune", "digits-rotated", "--tune.epochs", "0"], "--tune.epochs is 0; it must be 1 or more"),
+        (["run", "fedavg", "digits-rotated", "--sgd.optimizer", "adam"], "--sgd.optimizer is 'adam'"),
+        (["run", "fedavg", "digits-rotated", "--rounds", "1.5"], "--rounds is '1.5'; it must be a whole number"),
+        (["run", "fedavg", "digits-rotated", "--rounds=x"], "--rounds is 'x'; it must be a whole number"),
+        (["run", "fedavg", "digits-rotated", "--rounds"], "--rounds needs a value"),
+        (["run", "fedavg", "digits-rotated", "--evaluate-every", "0"], "--evaluate-every is 0; it must be 1 or more"),
+        (["run", "fedavg", "digits-rotated", "--checkpoint-every", "0"], "--checkpoint-every is 0"),
+        (["run", "fedavg", "digits-rotated", "--devices", "0"], "--devices is 0"),
+        (["run", "fedavg", "digits-rotated", "--out", ""], "--out is empty; give it a value"),
+        (["run", "fedavg", "digits-rotated", "--out="], "--out is empty; give it a value"),
+        (["run", "fedavg", "digits-rotated", "more"], "unknown argument more"),
+        (["run", "fedavg", "digits-rotated", "--clients", "many"], "--clients is 'many'; it must be a whole number"),
+        (["run", "fedavg", "table"], "path, client and target"),
+        (["run", "ucfl", "digits-rotated", "--kernel", "eq7"], "--kernel is 'eq7'; it must be one of eq9, eq6"),
+        (["report"], "missing: RESULTS"),
+        (["report", ""], "empty; give it a value"),
+        (["demo", "--rounds", "0"], "--rounds is 0; it must be 1 or more"),
     ],
 )
 def test_mistakes_end_in_one_line(arguments, said, capsys):
@@ -124,13 +150,53 @@ def test_foreign_and_unwritable_directories_are_left_alone(tmp_path, capsys):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
+def test_a_scenarios_parameters_are_options(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    rows = {"ward": np.repeat(["a", "b", "c"], 20), "x": generator.normal(size=60), "y": np.tile([0, 1], 30)}
+    pl.DataFrame(rows).write_csv(tmp_path / "wards.csv")
+    table = ["table", "--path", str(tmp_path / "wards.csv"), "--client", "ward", "--target", "y"]
+    assert main(["run", "fedavg", *table, *QUICK, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["scenario"], found["clients"], found["metric"]) == ("table", 3, "accuracy")
+    assert main(["run", "fedavg", "digits-rotated", "--clients", "4", *QUICK, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clients"] == 4
+
+
+def test_parameters_of_the_name_of_another_option_have_a_prefix(capsys):
+    """APFL has an alpha, and so has the scenario."""
+    assert main(["run", "apfl", "digits-label-shift", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert " --alpha " in shown and "--scenario.alpha " in shown
+    arguments = ["--scenario.alpha", "-1", "--alpha", "0.25", "--rounds", "1"]
+    assert main(["run", "apfl", "digits-label-shift", *arguments]) == 2
+    assert "alpha is -1" in capsys.readouterr().err
+
+
+def test_json_of_a_run_without_test_data(tmp_path, capsys):
+    """There is no accuracy then: null, not NaN, which JSON does not know."""
+    assert main(["run", "local", "digits-rotated", "--test", "0", "--clients", "4", *QUICK, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["mean"] is None and found["worst"] is None and found["clients"] == 4
+
+
+def test_the_list_of_algorithms_fits_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["algorithms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = next(number for number, line in enumerate(lines) if line.startswith("ditto "))
+    assert lines[at].split(maxsplit=1)[1] == "Li et al. 2021"
+    assert lines[at + 1].strip() == "down: 1 model; up: 1 model; keeps: its personal model"
+    assert lines[at + 2].strip() == "unseen: proximal steps from the global model"
+    assert len(lines) < 120
+
+
 def test_help_and_version(capsys):
     assert main(["--help"]) == 0
     assert "algorithms" in capsys.readouterr().out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("fedtailor 0.")
     assert main([]) == 2
-    with pytest.raises(SystemExit) as done:
-        main(["run", "ditto", "digits-rotated", "--help"])
-    assert done.value.code == 0
+    assert main(["run", "ditto", "digits-rotated", "--help"]) == 0
     assert "--lam" in capsys.readouterr().out

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedtailor.cli import demo as module
 from fedtailor.cli import main
+from fedtailor.cli.commands import demo as module
 
 
 @pytest.mark.slow

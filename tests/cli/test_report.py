@@ -1,7 +1,10 @@
 """`fedtailor report`: formats, directories, and how every mistake ends."""
 
 import csv
+import json
+import os
 import re
+import shutil
 
 import pytest
 
@@ -32,7 +35,11 @@ def test_formats(results, capsys):
     blocks = printed(capsys, results, "--format", "csv").strip().split("\n\n")
     assert all(block.startswith("# ") for block in blocks)
     header, *rows = csv.reader(blocks[0].splitlines()[1:])
-    assert header == ["algorithm", "shift", "shift, published", "permuted"] and len(rows) == 5
+    assert header[:2] == ["algorithm", "shift"] and "permuted" in header and len(rows) == 5
+    found = json.loads(printed(capsys, results, NAME, "--format", "json"))
+    fedavg = found["tables"]["mean"]["rows"][1]
+    assert found["experiment"] == NAME and (found["done"], found["runs"]) == (15, 16)
+    assert fedavg["algorithm"] == "FedAvg" and fedavg["shift"]["runs"] == 2 and 0 < fedavg["shift"]["mean"] <= 100
     latex = printed(capsys, results, "--format", "latex")
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == len(blocks)
 
@@ -91,3 +98,39 @@ def test_mistakes_end_in_one_line(results, capsys, tmp_path):
     assert "cannot write to" in refused(capsys, results, "--out", tmp_path / "file")
     assert "pdf" in refused(capsys, results, "--format", "pdf")
     assert "RESULTS" in refused(capsys)
+
+
+def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, capsys, tmp_path):
+    run = "runs/digits-label-shift/local-s0"
+    cell = next(cell for cell in Experiment.read(results, NAME).index.cells if cell.run == run)
+    shutil.copytree(results / run, tmp_path / run)
+    write_index(tmp_path, [cell], candidates=[])
+    for name, damaged, said in (
+        ("summary.json", b"[]", "is not the summary of a run"),
+        ("summary.json", b'{"metric": 3}', "is not the summary of a run"),
+        ("summary.json", b"[" * 100_000, "is damaged"),
+        ("summary.json", b'{"metric": "accuracy"}', "has no seconds_per_round"),
+        ("metrics.parquet", b"PAR1", "is damaged"),
+        ("manifest.toml", b"[run]", "has no name in [algorithm]"),
+        ("clients.parquet", None, "cannot read"),  # a directory: as unreadable to the superuser as to others
+    ):
+        whole = (tmp_path / run / name).read_bytes()
+        (tmp_path / run / name).unlink()
+        if damaged is None:
+            (tmp_path / run / name).mkdir()
+        else:
+            (tmp_path / run / name).write_bytes(damaged)
+        message = refused(capsys, tmp_path)
+        assert said in message and str(tmp_path / run / name) in message
+        if damaged is None:
+            assert "damaged" not in message
+            (tmp_path / run / name).rmdir()
+        (tmp_path / run / name).write_bytes(whole)
+    write_index(tmp_path, [cell], candidates=[])
+    index = tmp_path / NAME / "experiment.json"
+    index.write_text(index.read_text().replace(f'"name": "{NAME}"', '"name": "../.."'))
+    assert "has the name '../..'" in refused(capsys, tmp_path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    index.unlink()
+    os.mkfifo(index)
+    assert "is no file" in refused(capsys, tmp_path)

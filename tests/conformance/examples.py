@@ -46,7 +46,7 @@ FOR_ONE: dict[str, Algorithm] = {
 """Where the example asks for more streams or models than a single client allows."""
 
 OPT_OUTS: dict[tuple[str, str], str] = {
-    ("enrolment", "local"): "trains alone for as many steps, with other batches than client i drew round by round",
+    ("enrolment", "local"): "trains alone in as many rounds, with other batches than client i drew",
     ("enrolment", "oracle"): "is sent the model of its true group, not of client i's data",
     ("enrolment", "ditto"): "client i's model has a history; a newcomer's starts from the global one",
     ("enrolment", "pfedme"): "client i's model was solved around its own last w_i, a newcomer's around the final w",

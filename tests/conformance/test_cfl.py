@@ -20,9 +20,9 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import CFL, FedAvg
-from fedtailor.engine import Participation
-from fedtailor.engine.cohort import map_clients
+from fedtailor.executors.map_clients import map_clients
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 INF = float("inf")
 STEP = SGD(lr=0.2, steps=1, batch_size=64)
@@ -153,7 +153,7 @@ def test_newcomers_walk_down_the_tree():
         found = predictors(training)[0]
         np.testing.assert_array_equal(found[unseen], found[~unseen])
         ledger = Ledger()
-        training.serve(training.unseen, ledger)
+        training.serve(unseen=True, ledger=ledger)
         down = {e.kind: (e.streams, e.unicasts / 6) for e in ledger.entries if e.direction == "down"}
         assert down == {"model": (6 + 5, 6 + 5), "gradient": (10, 10), "parent": (5, 5)}
         (work,) = [e for e in ledger.entries if e.direction == "compute"]
@@ -165,7 +165,7 @@ def test_newcomers_before_any_split_get_the_one_model():
     with float64():
         federation = quadratics([3.0, 3, -1, -1], unseen=[False, True, False, False])
         training, ledger = train(replace(SPLIT, first_split=9), federation, quadratic_model(1), 2), Ledger()
-        training.serve(training.unseen, ledger)
+        training.serve(unseen=True, ledger=ledger)
         assert [(e.kind, e.streams) for e in ledger.entries if e.direction == "down"] == [("model", 1)]
         np.testing.assert_array_equal(predictors(training)[0][:, 0], np.full(4, training.server["model"][0, 0]))
 
@@ -175,7 +175,7 @@ def test_only_a_whole_cluster_is_split():
         training = train(replace(SPLIT, first_split=9), quadratics([3.0, 3, -1, -1]), quadratic_model(1), 0)
         ups = {"model": np.array([[3.0], [3.0], [-1.0], [-1.0]])}
         for absent, splits in ((0, 1), (1, 0), (4, 0)):
-            cohort = training._cohort(np.arange(4), np.arange(4) >= absent)
+            cohort = training.round_cohort(np.arange(4) >= absent)
             after = SPLIT.server(training.server, SPLIT.broadcast(training.server, cohort), ups, cohort)
             assert len(after["splits"]) == splits
         np.testing.assert_array_equal(after["model"], training.server["model"])  # nobody reported

@@ -65,8 +65,8 @@ def probabilities(training):
 def delivered(training, place):
     """Labels sent to a client when training is over."""
     service = training.serve(np.array([place]))
-    sent = service.down.sent["labels"]
-    return np.asarray(sent.values)[sent.to[0][sent.to[0] >= 0]]
+    sent = service.down.streams["labels"]
+    return np.asarray(sent.values)[sent.recipients[0][sent.recipients[0] >= 0]]
 
 
 DRAWS = [[0, 0, 1], [1, 1, 2, 3, 2, 1, 0], [3, 3, 3, 2, 0], [0, 1, 2, 3, 3]]
@@ -93,7 +93,7 @@ def test_in_training_it_is_fedavgm_and_examples_are_delivered_once():
         fedavgm = train(FedAvgM(sgd=TRAINED), federation, model, 2)
         np.testing.assert_array_equal(training.server["model"], fedavgm.server["model"])
         assert training.ledger.frame().equals(fedavgm.ledger.frame())
-        training.serve(training.seen, training.ledger)
+        training.serve(ledger=training.ledger)
     delivery = training.ledger.frame().filter(pl.col("phase") == "delivery")
     of = {row["kind"]: row for row in delivery.iter_rows(named=True)}
     examples = 5 * federation.train.sizes.sum()
@@ -187,10 +187,12 @@ def test_examples_are_seen_clients_training_data_and_always_the_same():
         np.testing.assert_array_equal(np.unique(np.concatenate(before)), [0, 1, 2])
         np.testing.assert_allclose(shares(np.concatenate(before)), np.array([2, 3, 1, 0]) / 6, atol=0.12)
         training.advance()
-        together = training.serve(training.seen)
+        together = training.serve()
         for row, place in enumerate(together.places):
-            sent = together.down.sent["labels"]
-            np.testing.assert_array_equal(np.asarray(sent.values)[sent.to[row][sent.to[row] >= 0]], before[place])
+            sent = together.down.streams["labels"]
+            np.testing.assert_array_equal(
+                np.asarray(sent.values)[sent.recipients[row][sent.recipients[row] >= 0]], before[place]
+            )
 
 
 def test_clusters_start_from_their_model_and_exchange_their_own_data():
@@ -224,7 +226,7 @@ def test_a_density_generates_its_own_examples():
         training = train(
             DAPPER(cover=(0.5,), r=50, source="model", tune=tune, sgd=SGD(lr=2.0, epochs=9)), federation, density(), 2
         )
-        assert set(training.serve(training.seen).down.sent) == {"model"}
+        assert set(training.serve().down.streams) == {"model"}
         theta = np.exp(np.asarray(training.server["model"][0]))
         common = theta / theta.sum()
         found = probabilities(training)

@@ -18,8 +18,8 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import Ditto, FedAvg, Local
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -105,9 +105,9 @@ def test_nothing_is_delivered_to_clients_that_took_part():
     with float64():
         federation = quadratics(a[:, :1], A[:, :1], SIZES, unseen=[False, False, True, False])
         training, ledger = train(Ditto(sgd=PLAIN), federation, quadratic_model(1), 1), Ledger()
-        training.serve(training.seen, ledger)
+        training.serve(ledger=ledger)
         assert ledger.totals().models_down == 0
-        training.serve(training.unseen, ledger)
+        training.serve(unseen=True, ledger=ledger)
         assert [entry.unicasts for entry in ledger.entries if entry.direction == "down"] == [1]
 
 

@@ -11,9 +11,9 @@ from conformance.examples import ALONE_IS_LOCAL, OPT_OUTS, TRAFFIC, example
 from conformance.problems import EXACT, classification, float64, predictors, softmax_model, train
 from fedtailor.accounting import MODEL_KINDS
 from fedtailor.algorithms import Local
-from fedtailor.engine import Participation
 from fedtailor.models import Classification, cross_entropy
-from fedtailor.protocol import SGD, Algorithm
+from fedtailor.protocol import SGD, Algorithm, Exchange
+from fedtailor.training import Participation
 
 NAMES = sorted(Algorithm.registry)
 every_algorithm = pytest.mark.parametrize("name", NAMES)
@@ -80,23 +80,25 @@ def test_results_depend_on_neither_listing_nor_devices_nor_chunks(name):
 def test_nobody_reporting_changes_nothing(name):
     unless_opted_out("empty round", name)
     algorithm = example(name)
-    if algorithm.trains == "all":
+    if algorithm.participants == "all":
         pytest.skip(f"{name} trains all clients in every round, whoever reports")
     with float64():
         training = train(algorithm, federation(), softmax_model(), 2)
         before = trained(training)
-        cohort = training._cohort(np.arange(4), np.zeros(4, bool))
-        down = algorithm.broadcast(training.server, cohort)
-        states = training.states.read(cohort.index, 4)
-        out = training.mapper.run("client", algorithm, cohort, training.seen[cohort.index], states, down)
-        training.server = algorithm.server(training.server, down, out.values["up"], cohort)
+        cohort = training._cohort(training.executor.seen, np.arange(4), seen=True, reporting=np.zeros(4, bool))
+        downlink = algorithm.broadcast(training.server, cohort)
+        answers = training.executor.exchange(Exchange("client", algorithm, cohort, downlink))
+        training.server = algorithm.server(training.server, downlink, answers, cohort)
         for one, other in zip(before, trained(training), strict=True):
             np.testing.assert_array_equal(one, other)
 
 
 def trained(training):
     """The server's models and the clients' states, as a list of arrays."""
-    return [np.asarray(leaf) for leaf in jax.tree.leaves((training.server.get("model"), training.states.rows))]
+    return [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves((getattr(training.server, "model", None), training.executor.client_states))
+    ]
 
 
 @every_algorithm
@@ -140,12 +142,12 @@ def test_an_unseen_client_with_a_clients_data_gets_its_model(name):
 def test_unseen_clients_are_served_and_leave_no_trace(name):
     with float64():
         training = train(example(name), federation(), softmax_model(), 2)
-        before = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.states.rows))]
+        before = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))]
         first, second = predictors(training), predictors(training)
         for one, two in zip(first, second, strict=True):
             assert np.isfinite(one).all()
             np.testing.assert_array_equal(one, two)
-        for one, other in zip(before, jax.tree.leaves((training.server, training.states.rows)), strict=True):
+        for one, other in zip(before, jax.tree.leaves((training.server, training.executor.client_states)), strict=True):
             np.testing.assert_array_equal(one, other)
 
 
@@ -161,8 +163,8 @@ def test_scaling_the_loss_is_scaling_the_rate(name):
         slower = with_rates_divided(algorithm, c)
         one, other = train(slower, federation(), scaled, 2), train(algorithm, federation(), model, 2)
         # controls are gradients and scale with the loss: the server's models where there are any
-        if "model" in one.server:
-            assert_same([one.server["model"]], [other.server["model"]])
+        if hasattr(one.server, "model"):
+            assert_same([one.server.model], [other.server.model])
         else:
             assert_same(trained(one), trained(other))
 

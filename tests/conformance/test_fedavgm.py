@@ -14,8 +14,8 @@ from conformance.problems import (
 )
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import FedAvg, FedAvgM
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 A = np.array([0.5, 1.0, 2.0, 3.0])
@@ -65,7 +65,7 @@ def test_weights_are_those_of_the_reporters():
         )
         report = training.participation.sample(training.population.ids, 0, 0)
         training.advance()
-        place = training.seen[np.flatnonzero(report)[0]]
+        place = training.executor.seen.listed[np.flatnonzero(report)[0]]
         steps = 2 * -(-SIZES[place] // 20)
         expected = a[place] * (1 - (1 - 0.01 * A[place]) ** steps)
-        np.testing.assert_allclose(np.asarray(training.server["model"])[0, 0], expected, **EXACT)
+        np.testing.assert_allclose(np.asarray(training.server.model)[0, 0], expected, **EXACT)

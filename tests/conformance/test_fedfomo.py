@@ -19,9 +19,9 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import FedFomo, Local
-from fedtailor.engine import Participation
 from fedtailor.federation import Ragged
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -80,8 +80,8 @@ def test_rounds_by_hand(split, norm):
         federation = validated(optimum) if split == "val" else quadratics(a, A, SIZES)
         training = train(replace(ALL, norm=norm), federation, quadratic_model(2, shifted), 4)
         base, own, affinity = by_hand(np.asarray(training.initial(0)), optimum, 4, int(norm[1]))
-        np.testing.assert_allclose(by_place(training, training.states.rows["base"]), base, **EXACT)
-        np.testing.assert_allclose(by_place(training, training.states.rows["model"]), own, **EXACT)
+        np.testing.assert_allclose(by_place(training, training.executor.client_states["base"]), base, **EXACT)
+        np.testing.assert_allclose(by_place(training, training.executor.client_states["model"]), own, **EXACT)
         np.testing.assert_allclose(by_place(training, training.server["model"]), own, **EXACT)
         found = by_place(training, by_place(training, training.server["affinity"]).T).T
         np.testing.assert_allclose(found, affinity, **EXACT)
@@ -158,7 +158,7 @@ def test_absent_clients_keep_state_model_and_affinity():
 def test_a_round_without_reporters_changes_nothing():
     with float64():
         training = train(ALL, quadratics(a, A, SIZES), quadratic_model(2), 2)
-        cohort = training._cohort(np.arange(4), np.zeros(4, bool))
+        cohort = training.round_cohort(np.zeros(4, bool))
         ups = {"model": np.ones((4, 2)), "weights": np.ones((4, 3))}
         after = ALL.server(training.server, ALL.broadcast(training.server, cohort), ups, cohort)
         for name, value in training.server.items():
@@ -175,7 +175,7 @@ def test_newcomers_weigh_all_models_from_the_initial_one():
         candidates = np.concatenate([models, start[None]])
         expected = train_alone(start + weigh(start, candidates, 2, optimum) @ (candidates - start), 2)
         np.testing.assert_allclose(predictors(training)[0][2], expected, **EXACT)
-        training.serve(training.unseen, ledger)
+        training.serve(unseen=True, ledger=ledger)
         down = [(e.kind, e.unicasts) for e in ledger.entries if e.direction == "down"]
         assert down == [("model", 3)]  # the initial model is known
 
@@ -190,7 +190,7 @@ def test_a_fifth_is_held_out_for_good():
         training, held = train(algorithm, federation, quadratic_model(1), 0), []
         for _ in range(3):
             training.advance()
-            found = by_place(training, training.states.rows["model"])[:, 0]
+            found = by_place(training, training.executor.client_states["model"])[:, 0]
             held.append(targets.sum() - 4 * found[0])
             assert found[1] == 3.0  # a single sample is trained on and validates
         np.testing.assert_allclose(held, targets[np.abs(targets - held[0]).argmin()], **EXACT)
@@ -205,7 +205,7 @@ def test_traffic():
         up = [(e["round"], e["kind"], e["unicasts"], e["bytes_unicast"]) for e in frame if e["direction"] == "up"]
         assert {("model", 4, 64), ("weights", 4, 64)} == {entry[1:] for entry in up}
         ledger = Ledger()
-        training.serve(training.seen, ledger)
+        training.serve(ledger=ledger)
         assert ledger.totals().models_down == 0
 
 

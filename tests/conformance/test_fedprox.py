@@ -14,8 +14,8 @@ from conformance.problems import (
     train,
 )
 from fedtailor.algorithms import FedAvg, FedProx
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -31,7 +31,7 @@ LR, STEPS = 0.2, 3
 def test_is_fedavg(mu, sgd):
     with float64():
         models = [
-            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server["model"]
+            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server.model
             for algorithm in (FedProx(sgd=sgd, mu=mu), FedAvg(sgd=sgd))
         ]
         np.testing.assert_array_equal(*models)
@@ -53,9 +53,9 @@ def test_fixed_point(weights, mu):
 def test_unseen_clients_get_the_global_model():
     federation = classification(unseen=[False, True, False, False, False])
     training = train(FedProx(sgd=SGD(batch_size=8)), federation, softmax_model("float32"), 2)
-    service = training.serve(training.unseen)
-    found = training.ask("personal", service).values["predictor"]
-    np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(training.server["model"])[0])
+    service = training.serve(unseen=True)
+    found = training.predictors(service)
+    np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(training.server.model)[0])
 
 
 def test_errors():

@@ -20,8 +20,8 @@ from conformance.problems import (
 )
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import IFCA, FedAvg, FedAvgM, HypCluster, Local
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 PLAIN = ServerOptimizer()
@@ -161,7 +161,7 @@ def test_farthest_first_under_sampling_takes_reporters_only():
         for k in range(2):
             report = training.participation.sample(training.population.ids, 0, k)
             training.advance()
-            assert centres(training)[k] in points[training.seen[report]]
+            assert centres(training)[k] in points[training.executor.seen.listed[report]]
 
 
 def test_warm_rounds_train_one_model_after_another():
@@ -193,7 +193,7 @@ def test_a_model_that_nobody_picks_keeps_its_parameters_and_its_momentum():
         before = [np.asarray(training.server["model"]), *map(np.asarray, training.server["optimizer"])]
         assert all((leaf != 0).all() for leaf in before)
         lonely = 1 - choices(training)[0]
-        cohort = training._cohort(np.arange(4), by_id(training, np.array([True, False, True, False])))
+        cohort = training.round_cohort(by_id(training, np.array([True, False, True, False])))
         after = one_round(training, cohort)
         for old, new in zip(before, [after["model"], *after["optimizer"]], strict=True):
             np.testing.assert_array_equal(np.asarray(new)[lonely], old[lonely])
@@ -205,9 +205,7 @@ def test_only_reporters_count_and_the_others_keep_their_choice():
         training = train(
             HypCluster(sgd=STEPPED, clusters=2, optimizer=PLAIN), quadratics(a, A, SIZES), quadratic_model(1), 0
         )
-        after = one_round(
-            training, training._cohort(np.arange(4), by_id(training, np.array([False, True, False, True])))
-        )
+        after = one_round(training, training.round_cohort(by_id(training, np.array([False, True, False, True]))))
         weight = SIZES * [0, 1, 0, 1]
         np.testing.assert_allclose(np.asarray(after["model"])[0, 0], (weight * M * a).sum() / weight.sum(), **EXACT)
         np.testing.assert_array_equal(by_place(training, after["cluster"]), [-1, 0, -1, 0])
@@ -218,7 +216,7 @@ def test_only_reporters_count_and_the_others_keep_their_choice():
 def test_nobody_reporting_changes_nothing(algorithm):
     with float64():
         training = train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 0)
-        after = one_round(training, training._cohort(np.arange(4), np.zeros(4, bool)))
+        after = one_round(training, training.round_cohort(np.zeros(4, bool)))
     assert after is training.server
 
 
@@ -244,15 +242,15 @@ def test_hyper_parameters_are_checked():
 
 def by_id(training, mask):
     """A mask over the federation's clients, in the order of the population."""
-    return mask[training.seen]
+    return mask[training.executor.seen.listed]
 
 
 def one_round(training, cohort):
     """The server's state after a round with a cohort of ours."""
     algorithm = training.algorithm
     down = algorithm.broadcast(training.server, cohort)
-    states = training.states.read(cohort.index, training.mapper.padded(len(cohort)))
-    out = training.mapper.run("client", algorithm, cohort, training.seen[cohort.index], states, down)
+    states = training.executor.states.read(cohort.position, training.mapper.padded(len(cohort)))
+    out = training.mapper.run("client", algorithm, cohort, training.executor.seen.listed[cohort.position], states, down)
     return algorithm.server(training.server, down, out.values["up"], cohort)
 
 

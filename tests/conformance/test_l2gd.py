@@ -18,8 +18,8 @@ from conformance.problems import (
 )
 from fedtailor.algorithms import Local
 from fedtailor.algorithms.l2gd import L2GD
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])
@@ -35,8 +35,8 @@ def start(method=METHOD, participation=None):
 
 def coins(training, rounds):
     """Which rounds are averaging rounds, by the server's own coin."""
-    everybody = np.arange(len(training.population))
-    return [training.algorithm._averages(training._cohort(everybody), ahead) for ahead in range(rounds)]
+    cohort = training.round_cohort(np.ones(len(training.population), bool))
+    return [training.algorithm._averages(cohort, ahead) for ahead in range(rounds)]
 
 
 def test_the_optimum_is_the_fixed_point_of_the_expected_round():
@@ -49,10 +49,10 @@ def test_the_optimum_is_the_fixed_point_of_the_expected_round():
         for averaging in (True, False):
             run = start()
             run.round = coins(run, 50).index(averaging)
-            run.server = {**run.server, "model": jnp.array([[w]])}
-            run.states.rows = {"model": jnp.asarray(x[run.seen, None])}
+            run.server = run.server.replace(model=jnp.array([[w]]))
+            run.executor.states.rows = ({"model": jnp.asarray(x[run.executor.seen.listed, None])}, ())
             run.advance()
-            after[averaging] = by_place(run, run.states.rows["model"])[:, 0]
+            after[averaging] = by_place(run, run.executor.states.rows[0]["model"])[:, 0]
     assert np.abs(after[True] - x).max() > 1e-2 < np.abs(after[False] - x).max()
     np.testing.assert_allclose(PROB * after[True] + (1 - PROB) * after[False], x, **EXACT)
 
@@ -115,8 +115,28 @@ def test_a_newcomer_minimises_its_own_part_of_the_objective():
         federation = quadratics(a, A, SIZES, unseen=[False, False, True, False])
         run = train(METHOD, federation, quadratic_model(1), 150)
         (found,) = predictors(run)
-        mean = np.asarray(run.server["model"])[0, 0]
+        mean = np.asarray(run.server.model)[0, 0]
     np.testing.assert_allclose(found[2, 0], (A[2] * a[2] + LAM * mean) / (A[2] + LAM), **EXACT)
+
+
+def test_a_newcomers_rounds_are_those_of_the_others():
+    """Each with a velocity of its own, and with a learning rate of the rounds done."""
+    sgd = SGD(lr=LR, steps=3, batch_size=BATCH, momentum=0.9, lr_decay=0.1)
+    with float64():
+        federation = quadratics(a, A, SIZES, unseen=[False, False, True, False])
+        run = train(L2GD(sgd=sgd, lam=LAM, p=PROB), federation, quadratic_model(1), 7)
+        (found,) = predictors(run)
+        mean = np.asarray(run.server.model)[0, 0]
+        run.round = 0
+        local_rounds = 7 - sum(coins(run, 7))
+    assert 2 <= local_rounds <= 6 and mean != 0
+    x = mean
+    for k in range(local_rounds):
+        velocity, rate = 0.0, LR * 0.9 ** (k * 7 // local_rounds)
+        for _ in range(3):
+            velocity = 0.9 * velocity + A[2] * (x - a[2]) + LAM * (x - mean)
+            x -= rate * velocity
+    np.testing.assert_allclose(found[2, 0], x, **EXACT)
 
 
 @pytest.mark.parametrize("wrong", [{"p": 0.0}, {"p": 1.0}, {"lam": -1.0}, {"lam": 2.0, "p": 0.1}])

@@ -22,9 +22,9 @@ from fedtailor import models
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import MAPPER, FedAvg, FedAvgM, FineTune
 from fedtailor.algorithms.mapper import through_mixture
-from fedtailor.engine import Participation
 from fedtailor.federation import Federation, Ragged
-from fedtailor.protocol import SGD, Batch, method
+from fedtailor.protocol import SGD, Batch, hyperparameters
+from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 SIZES = [1, 2, 3, 4, 11]
@@ -33,7 +33,7 @@ SIZES = [1, 2, 3, 4, 11]
 # reductions -------------------------------------------------------------------------------------------------------
 
 
-@method
+@hyperparameters
 class Third(FedAvgM):
     """FedAvgM on the part of the data that is for the global model."""
 
@@ -103,7 +103,7 @@ def test_the_gradient_is_weighed_by_the_responsibility(share):
 def test_the_parts_are_disjoint_and_everybody_has_them():
     """Of n >= 3 samples: three parts, none empty; of fewer: all data three times."""
 
-    @method
+    @hyperparameters
     class Parts(FedAvg):
         def client(self, state, inbox, local):
             parts = MAPPER()._parts(local)
@@ -111,7 +111,7 @@ def test_the_parts_are_disjoint_and_everybody_has_them():
             return state, {"model": inbox["model"][0], "sizes": jnp.stack([p.size for p in parts]), "means": means}
 
         def server(self, server, down, ups, cohort):
-            found.update({int(i): (ups["sizes"][row], ups["means"][row]) for row, i in enumerate(cohort.index)})
+            found.update({int(i): (ups["sizes"][row], ups["means"][row]) for row, i in enumerate(cohort.position)})
             return server
 
     found = {}
@@ -119,7 +119,7 @@ def test_the_parts_are_disjoint_and_everybody_has_them():
         federation = quadratics(np.zeros(5), sizes=SIZES)
         federation.y[:, 1] = 2.0 ** np.arange(len(federation.y))  # every subset has a sum of its own
         training = train(Parts(), federation, quadratic_model(1), 1)
-    for position, place in enumerate(training.seen):
+    for position, place in enumerate(training.executor.seen.listed):
         sizes, means = map(np.asarray, found[position])
         n, everything = SIZES[place], federation.y[federation.train[place], 1].sum()
         if n < 3:
@@ -209,7 +209,7 @@ def test_example_1_no_global_threshold_beats_one_half():
     np.testing.assert_array_equal(accuracies(MAPPER(sgd=sgd, fit=sgd)), 1)
 
 
-@method
+@hyperparameters
 class Separate(MAPPER):
     """The common practice that the paper argues against: the global model is trained alone (FedAvg)."""
 

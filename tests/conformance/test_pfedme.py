@@ -19,8 +19,8 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import FedAvg, PFedMe
-from fedtailor.engine import Participation
 from fedtailor.protocol import SGD
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -136,7 +136,7 @@ def test_the_global_model_can_be_evaluated_instead():
     with float64():
         for choice, streams in (("personal", 0), ("global", 1)):
             training, ledger = train(exact(predict_with=choice), scalars(), quadratic_model(1), 2), Ledger()
-            training.serve(training.seen, ledger)
+            training.serve(ledger=ledger)
             assert ledger.totals().models_down == streams
         np.testing.assert_array_equal(personal(training), np.broadcast_to(training.server["model"], (4, 1)))
 

@@ -9,6 +9,7 @@ import pytest
 
 from conformance.problems import (
     EXACT,
+    answers_of,
     assert_absent_keep_their_state,
     by_place,
     classification,
@@ -20,8 +21,8 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import SCAFFOLD, FedAvg
-from fedtailor.engine import Participation
-from fedtailor.protocol import SGD, method
+from fedtailor.protocol import SGD, hyperparameters
+from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
 A = np.array([[0.5, 2.0], [1.0, 0.3], [2.0, 1.0], [3.0, 0.7]])
@@ -35,18 +36,18 @@ def scalars(unseen=None):
     return quadratics(a[:, :1], A[:, :1], SIZES, unseen=unseen)
 
 
-@method
+@hyperparameters
 class EverybodyTrains(SCAFFOLD):
     """Also clients that do not report train, as they do in a deployment whose answers come too late."""
 
-    trains = "all"
+    participants = "all"
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_the_first_round_is_uniform_fedavg(option):
     with float64():  # not to the last bit: the correction by 0 - 0 is compiled in
         corrected, plain = (
-            train(algorithm, classification(), softmax_model(), 1).server["model"]
+            train(algorithm, classification(), softmax_model(), 1).server.model
             for algorithm in (SCAFFOLD(sgd=RAGGED, option=option), FedAvg(sgd=RAGGED, weights="uniform"))
         )
         np.testing.assert_allclose(corrected, plain, **EXACT)
@@ -63,9 +64,9 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls(weights, report
         )  # fmt: skip
         for _ in range(4):
             training.advance()
-            own = by_place(training, training.states.rows["control"])
+            own = by_place(training, training.executor.client_states["control"])
             assert np.count_nonzero(own) >= reporters
-            np.testing.assert_allclose(training.server["control"], share @ own, **EXACT)
+            np.testing.assert_allclose(training.server.control, share @ own, **EXACT)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -85,7 +86,7 @@ def test_one_step_on_all_samples_is_gradient_descent_on_the_mean(option):
         )
         for _ in range(3):
             theta = theta - 0.5 * 0.1 * jax.grad(loss)(theta)
-        np.testing.assert_allclose(training.server["model"][0], theta, **EXACT)
+        np.testing.assert_allclose(training.server.model[0], theta, **EXACT)
 
 
 def test_a_decaying_rate_does_not_bend_the_controls():
@@ -94,15 +95,15 @@ def test_a_decaying_rate_does_not_bend_the_controls():
         first, second = (
             train(SCAFFOLD(sgd=decaying, option=option), classification(), softmax_model(), 3) for option in ("I", "II")
         )
-        np.testing.assert_allclose(first.server["model"], second.server["model"], **EXACT)
-        np.testing.assert_allclose(first.server["control"], second.server["control"], **EXACT)
+        np.testing.assert_allclose(first.server.model, second.server.model, **EXACT)
+        np.testing.assert_allclose(first.server.control, second.server.control, **EXACT)
 
 
 def test_identical_clients_are_fedavg():
     with float64():  # 8 samples are one batch, so that all clients draw the same one
         same = classification(sizes=[8] * 5, same=True)
         corrected, plain = (
-            train(algorithm, same, softmax_model(), 3).server["model"]
+            train(algorithm, same, softmax_model(), 3).server.model
             for algorithm in (SCAFFOLD(sgd=RAGGED), FedAvg(sgd=RAGGED))
         )
         np.testing.assert_allclose(corrected, plain, **EXACT)
@@ -117,15 +118,15 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_loss(sgd, option, weights):
         federation = quadratics(a, A, SIZES)
         training = train(SCAFFOLD(sgd=sgd, option=option, weights=weights), federation, quadratic_model(2), 150)
         expected = (c * a).sum(axis=0) / c.sum(axis=0)
-        np.testing.assert_allclose(training.server["model"][0], expected, **EXACT)
-        own = by_place(training, training.states.rows["control"])
+        np.testing.assert_allclose(training.server.model[0], expected, **EXACT)
+        own = by_place(training, training.executor.client_states["control"])
         np.testing.assert_allclose(own, A * (expected - a), **EXACT)
 
 
 def test_the_server_learning_rate_is_a_step_towards_the_average():
     with float64():
         whole, half = (
-            train(SCAFFOLD(sgd=RAGGED, server_lr=lr), scalars(), quadratic_model(1), 1).server["model"]
+            train(SCAFFOLD(sgd=RAGGED, server_lr=lr), scalars(), quadratic_model(1), 1).server.model
             for lr in (1.0, 0.5)
         )
         np.testing.assert_allclose(half, whole / 2, **EXACT)  # from 0
@@ -141,24 +142,24 @@ def test_absent_clients_keep_their_controls():
 def test_a_round_without_reporters_changes_nothing():
     with float64():
         training = train(SCAFFOLD(sgd=RAGGED), scalars(), quadratic_model(1), 2)
-        cohort = training._cohort(np.arange(4), np.zeros(4, bool))
-        ups = {kind: np.ones((4, 1)) for kind in ("model", "control")}
-        after = training.algorithm.server(
-            training.server, training.algorithm.broadcast(training.server, cohort), ups, cohort
-        )
+        cohort = training.round_cohort(np.zeros(4, bool))
+        cohort = replace(cohort, rows=np.arange(4), reporting=np.zeros(4, bool))
+        answers = answers_of(cohort, model=np.ones((4, 1)), control=np.ones((4, 1)))
+        downlink = training.algorithm.broadcast(training.server, cohort)
+        after = training.algorithm.server(training.server, downlink, answers, cohort)
         for name in ("model", "control"):
-            np.testing.assert_array_equal(after[name], training.server[name])
+            np.testing.assert_array_equal(getattr(after, name), getattr(training.server, name))
 
 
 def test_newcomers_and_deliveries_get_the_model_alone():
     with float64():
         training = train(SCAFFOLD(sgd=RAGGED), scalars([False, True, False, False]), quadratic_model(1), 2)
-        for clients in (training.seen, training.unseen):
+        for unseen in (False, True):
             ledger = Ledger()
-            service = training.serve(clients, ledger)
+            service = training.serve(unseen=unseen, ledger=ledger)
             assert [(e.kind, e.streams) for e in ledger.entries if e.direction == "down"] == [("model", 1)]
-            found = np.asarray(training.ask("personal", service).values["predictor"])[: len(clients)]
-            np.testing.assert_array_equal(found, np.broadcast_to(training.server["model"], found.shape))
+            found = training.predictors(service)
+            np.testing.assert_array_equal(found, np.broadcast_to(training.server.model, found.shape))
 
 
 @pytest.mark.parametrize("sgd", [SGD(momentum=0.9), SGD(optimizer=optax.adam(0.1))], ids=["momentum", "optimizer"])

@@ -8,7 +8,7 @@ import pytest
 from conformance.examples import EXAMPLES, OPT_OUTS, TRAFFIC
 from conformance.problems import EXACT, float64, personal, quadratic_model, quadratics, train
 from fedtailor.algorithms import Ditto, FedAvg
-from fedtailor.protocol import SGD, Algorithm, Inbox, Local, Predictor, Up, method
+from fedtailor.protocol import SGD, Algorithm, ClientUpdate, Inbox, LocalTrainer, Predictor, hyperparameters
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])
@@ -17,36 +17,36 @@ LR, STEPS, LAM = 0.2, 3, 0.8
 PLAIN = SGD(lr=LR, steps=STEPS, batch_size=8)
 
 
-@method
+@hyperparameters
 class WrongWeights(FedAvg):
     """Every client counts the same, whatever its samples."""
 
-    def server(self, server: Any, down: Any, ups: Up, cohort: Any) -> Any:
+    def server(self, server: Any, down: Any, ups: ClientUpdate, cohort: Any) -> Any:
         return FedAvg(sgd=self.sgd, weights="uniform").server(server, down, ups, cohort)
 
 
-@method
+@hyperparameters
 class OneStepTooMany(FedAvg):
     """An off-by-one in the local loop."""
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd, steps=local.steps(self.sgd) + 1)}
 
 
-@method
+@hyperparameters
 class WrongAnchor(Ditto):
     """The personal model is pulled to what the client sends instead of to what it received."""
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         sent = local.sgd(inbox["model"][0], self.sgd)
         return {"model": local.sgd(state["model"], self.sgd, pull=(self.lam, sent))}, {"model": sent}
 
 
-@method
+@hyperparameters
 class Aliased(Ditto):
     """The personal model is the one that is sent (the aliasing of a public pFedMe)."""
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return local.sgd(state["model"] * 0 + state["model"], self.sgd)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.engine import Settings
-from fedtailor.experiments import Interrupted
+from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
-from fedtailor.experiments.store import METRICS
+from fedtailor.storage import Interrupted
+from fedtailor.storage.run_directory import METRICS
 
 FILE = """title = "A comparison"
 seeds = [0, 1]

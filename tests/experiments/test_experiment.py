@@ -88,6 +88,11 @@ def test_tables_are_laid_over_tables():
     [
         ("seeds = [0, 1]", "seed = [0]", 2, "no key 'seed'; did you mean 'seeds'.*allowed are title"),
         ("seeds = [0, 1]", "seeds = [0, 0]", 2, r"seeds: every seed may stand there once, not \[0, 0\]"),
+        ("seeds = [0, 1]", "seeds = [4294967296]", 2, "seeds.*less than 4294967296, not 4294967296"),
+        ("seeds = [0, 1]", "seeds = [-1]", 2, "seeds.*greater than or equal to 0, not -1"),
+        ("rounds = 3", "participation = nan", 3, "participation: input should be greater than 0, not nan"),
+        ("rounds = 3", "participation = 2.5", 8, "participation is 2.5; it must be a share"),
+        ("{batch_size = 8}", '{optimizer = "adam"}', 14, "optimizer is 'adam'; it must be an optax"),
         ("rounds = 3", "rounds = 0", 3, "rounds: input should be greater than or equal to 1, not 0"),
         ("rounds = 3", 'rounds = "3"', 3, "rounds: .*integer.*not '3'"),
         ("lr = 0.05", "lr = -1.0", 6, "lr is -1.0; it must be above 0"),

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.federation import from_arrays
 from fedtailor.models import logistic
 from fedtailor.protocol import SGD
@@ -78,5 +78,5 @@ def test_wrong_sizes_end_in_one_line(arguments, said):
 
 
 def test_methods_train_as_the_scenario_says():
-    scenario = Scenario("toy", "a toy", build, logistic(), 3, default=trained(SGD(lr=0.3, epochs=7)))
+    scenario = Scenario("toy", "a toy", build, logistic(), 3, default=defaults_with(SGD(lr=0.3, epochs=7)))
     assert (scenario.algorithm("fedavg").sgd.lr, scenario.algorithm("ucfl").sgd.epochs) == (0.3, 7)

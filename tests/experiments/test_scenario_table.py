@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.engine import run
 from fedtailor.experiments.scenarios import SCENARIOS, find
 from fedtailor.protocol import Algorithm
+from fedtailor.runs import run
 
 MINE = {"client": "bank", "target": "default"}
 
@@ -35,9 +35,10 @@ def test_a_table_becomes_a_standardised_federation(path, frame, tmp_path):
     assert federation.names == tuple(f"bank-{i}" for i in range(6)) and federation.class_names == ("no", "yes")
     assert [federation.train.sizes[0], federation.val.sizes[0], federation.test.sizes[0]] == [28, 4, 8]
     assert [federation.train.sizes[5], federation.val.sizes[5], federation.test.sizes[5]] == [1, 0, 1]
-    seen = (federation.x[federation.train.rows] - federation.shift) * np.array(federation.scale)
+    seen = federation.x[federation.train.rows]
     np.testing.assert_allclose(seen.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(seen.std(axis=0), 1, atol=1e-4)
+    assert federation.preprocessing.inputs == ("income", "debt")
     frame.write_parquet(tmp_path / "loans.parquet")
     again = find("table").sized(path=str(tmp_path / "loans.parquet"), **MINE).build(0)
     np.testing.assert_array_equal(again.x, federation.x)
@@ -46,8 +47,18 @@ def test_a_table_becomes_a_standardised_federation(path, frame, tmp_path):
 def test_two_rounds_on_a_table_and_a_regression(path):
     classes = find("table").sized(path=path, **MINE)
     assert run(classes.algorithm("fedavg"), classes.build(0), classes.model, 2).summary().metric == "accuracy"
-    number = find("table").sized(path=path, client="bank", target="debt", features=("income",)).build(0)
+    number = find("table").sized(path=path, client="bank", target="debt", drop=["default"]).build(0)
     assert number.classes is None and number.x.shape[1] == 1
+
+
+def test_a_file_sets_the_options_of_the_table(path):
+    """Values as TOML has them: numbers and text, single or in lists."""
+    sized = find("table").sized(path=path, **MINE, positive="yes", folds=5, unseen=["bank-2"], missing=["-9"])
+    federation = sized.build(3)
+    assert federation.class_names == ("no", "yes") and federation.unseen.tolist() == [False, False, True, *[False] * 3]
+    assert federation.test.sizes[0] == 8 and find("table").sized(path=path, **MINE, positive=["yes"], unseen=0.5)
+    with pytest.raises(ValueError, match="table: folds is 'five'; it must be"):
+        find("table").sized(path=path, **MINE, folds="five")
 
 
 @pytest.mark.parametrize(
@@ -55,14 +66,14 @@ def test_two_rounds_on_a_table_and_a_regression(path):
     [
         ({}, "needs your file"),
         ({"path": "nowhere.csv"}, "no file nowhere.csv"),
-        ({"path": "{path}", "client": "branch"}, "no column 'branch'"),
-        ({"path": "{path}", **MINE, "features": ["incme"]}, "no column 'incme'"),
-        ({"path": "{path}", "client": "bank", "target": "debt"}, "'default' is String, not a number"),
-        ({"path": "{folder}/loans.xlsx", **MINE}, "of no known kind"),
+        ({"path": "{path}", "client": "branch", "target": "default"}, "no column 'branch'"),
+        ({"path": "{path}", **MINE, "features": ["incme"]}, "no column 'incme' for features; did you mean 'income'"),
+        ({"path": "{path}", "client": "bank", "target": "bank"}, "cannot be both client and target"),
+        ({"path": "{folder}/loans.doc", **MINE}, "of no known kind"),
     ],
 )
 def test_mistakes_with_a_table_end_in_one_line(path, tmp_path, arguments, said):
-    (tmp_path / "loans.xlsx").touch()
+    (tmp_path / "loans.doc").touch()
     if "path" in arguments:
         arguments = {**arguments, "path": arguments["path"].format(path=path, folder=tmp_path)}
     with pytest.raises(ValueError, match=said) as error:
@@ -91,7 +102,7 @@ def test_a_scenario_explains_its_parameters(name, capsys):
         _, _, after = printed.partition(f"\n  {parameter} (default {default!r})\n      ")
         assert after.strip(), parameter
     assert main(["scenarios", name, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["parameters"] == scenario.parameters
+    assert json.loads(capsys.readouterr().out)["parameters"] == json.loads(json.dumps(scenario.parameters))
 
 
 def test_an_unknown_scenario_has_a_neighbour(capsys):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedtailor.algorithms import UCFL
-from fedtailor.engine import Training, run
 from fedtailor.experiments.scenarios import digits, find
 from fedtailor.protocol import Algorithm
+from fedtailor.runs import run, simulate
 
 CHANCE = 0.1
 
@@ -27,7 +27,7 @@ def test_auto_finds_the_four_groups(name, seed):
     scenario = find(name)
     algorithm, federation = scenario.algorithm("ucfl"), scenario.build(seed)
     assert isinstance(algorithm, UCFL) and algorithm.streams == "auto"
-    server = Training(algorithm, federation, scenario.model.bind(federation.input_shape, 10), seed=seed).server
+    server = simulate(algorithm, federation, scenario.model.bind(federation.input_shape, 10), seed=seed).server
     groups = federation.groups[np.argsort(federation.ids)]
     assert len(set(zip(server["stream"], groups, strict=True))) == 4 == server["stream"].max() + 1
 

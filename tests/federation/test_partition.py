@@ -13,6 +13,7 @@ from fedtailor.federation import (
     Natural,
     PowerLaw,
     Shards,
+    Stratified,
     Uniform,
     from_partition,
 )
@@ -32,10 +33,10 @@ def data(n=4000, seed=0):
 PARTITIONERS = [
     IID(7),
     IID(7, Uniform(20, 60)),
-    IID(7, LogNormal(3, 2), use_all=True, least=5),
+    IID(7, LogNormal(3, 2), use_all=True, min_samples=5),
     ClassesPerClient(20, 2),
     ClassesPerClient(20, 3, Uniform(30, 100)),
-    ClassesPerClient(20, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, stride=1),
+    ClassesPerClient(20, 2, LogNormal(0, 2), each_class=True, use_all=True, min_samples=5, stride=1),
     Shards(20, 2),
     DirichletByClass(20, 0.4),
     DirichletByClass(20, 0.5, capped=True),
@@ -92,7 +93,7 @@ def test_sizes_are_as_wanted_where_the_data_suffice():
 
 
 def test_least_holds_for_every_class_of_a_client():
-    lopsided = ClassesPerClient(20, 2, LogNormal(0, 3), each_class=True, use_all=True, least=5)(data(), 0)
+    lopsided = ClassesPerClient(20, 2, LogNormal(0, 3), each_class=True, use_all=True, min_samples=5)(data(), 0)
     per_class = counts(lopsided, data().y)
     assert per_class[per_class > 0].min() >= 5 and per_class.sum() == 4000
 
@@ -105,7 +106,7 @@ def test_shards_hold_few_classes():
 def test_dirichlet_by_class_spreads_each_class_and_alpha_sets_how_evenly():
     for alpha in (0.2, 5.0):
         by_class = np.concatenate(
-            [counts(DirichletByClass(10, alpha, least=1)(data(), seed), data().y).T for seed in range(30)]
+            [counts(DirichletByClass(10, alpha, min_samples=1)(data(), seed), data().y).T for seed in range(30)]
         )
         shares = by_class / by_class.sum(axis=1, keepdims=True)
         variance = (1 / 10) * (9 / 10) / (10 * alpha + 1)  # of one coordinate of a symmetric Dirichlet
@@ -116,7 +117,7 @@ def test_dirichlet_by_class_spreads_each_class_and_alpha_sets_how_evenly():
 def test_capped_clients_stop_at_the_class_that_fills_them():
     sizes = {}
     for capped in (True, False):
-        partitions = [DirichletByClass(10, 0.3, capped, least=1)(data(), seed) for seed in range(10)]
+        partitions = [DirichletByClass(10, 0.3, capped, min_samples=1)(data(), seed) for seed in range(10)]
         sizes[capped] = np.array([[len(part) for part in parts] for parts in partitions])
     assert sizes[True].max() < 400 + np.bincount(data().y).max()
     assert sizes[True].std() < 0.8 * sizes[False].std()
@@ -138,7 +139,7 @@ def test_dirichlet_by_client_draws_label_distributions_and_keeps_the_sizes():
 
 def test_natural_clients_keep_their_names():
     toy = data()
-    federation = from_partition(toy, Natural(least=100))
+    federation = from_partition(toy, Natural(min_samples=100))
     names, sizes = np.unique(toy.client, return_counts=True)
     assert federation.names == tuple(names[sizes >= 100])
     for client in range(len(federation)):
@@ -161,36 +162,53 @@ def test_size_laws_have_their_moments():
 
 
 def test_dealing_a_stock():
-    assert deal(10, np.array([1.0, 1.0, 1.0]), least=1, use_all=True).tolist() == [3, 3, 4]
-    assert deal(100, np.array([5.0, 2.9, 0.1]), least=1, use_all=False).tolist() == [5, 2, 1]
-    assert deal(12, np.array([50.0, 50.0]), least=2, use_all=False).tolist() == [6, 6]
-    assert deal(1000, np.array([1.0, 3.0]), least=0, use_all=True).tolist() == [250, 750]
+    assert deal(10, np.array([1.0, 1.0, 1.0]), min_samples=1, use_all=True).tolist() == [3, 3, 4]
+    assert deal(100, np.array([5.0, 2.9, 0.1]), min_samples=1, use_all=False).tolist() == [5, 2, 1]
+    assert deal(12, np.array([50.0, 50.0]), min_samples=2, use_all=False).tolist() == [6, 6]
+    assert deal(1000, np.array([1.0, 3.0]), min_samples=0, use_all=True).tolist() == [250, 750]
     with pytest.raises(ValueError, match="5 samples are not enough for 3 clients with at least 2 each"):
-        deal(5, np.ones(3), least=2, use_all=True)
+        deal(5, np.ones(3), min_samples=2, use_all=True)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: IID(0), "clients is 0"),
-        (lambda: IID(5, least=0), "least is 0"),
+        (lambda: IID(5, min_samples=0), "min_samples is 0"),
         (lambda: ClassesPerClient(5, 0), "classes is 0"),
         (lambda: Shards(5, 0), "shards is 0"),
         (lambda: DirichletByClass(5, 0), "alpha is 0"),
-        (lambda: DirichletByClient(5, 1.0, prior="flat"), "prior is 'flat'"),
-        (lambda: DirichletByClass(5, 1.0, least=0), "least is 0"),
-        (lambda: Natural(0), "least is 0"),
+        (lambda: DirichletByClient(5, 1.0, prior="flat"), "no prior 'flat'; choose one of uniform, data"),
+        (lambda: DirichletByClass(5, 1.0, min_samples=0), "min_samples is 0"),
+        (lambda: Natural(0), "min_samples is 0"),
         (lambda: Uniform(5, 4), "sizes from 5 to 4"),
         (lambda: PowerLaw(0), "exponent is 0"),
         (lambda: PowerLaw(2, 0, 5), "low"),
         (lambda: LogNormal(sigma=-1), "sigma is -1"),
         (lambda: LogNormal(factor=0), "factor"),
-        (lambda: IID(5000)(data(), 0), "4000 samples are not enough for 5000 clients"),
+        (lambda: IID(5000)(data(), 0), "4000 examples are too few for 5000 clients"),
         (lambda: ClassesPerClient(5, 11)(data(), 0), "toy has 10 classes; 11 classes per client is too many"),
         (lambda: Shards(5000)(data(), 0), "cannot be cut into 10000 shards"),
         (lambda: DirichletByClass(500, 0.01)(data(), 0), "fewer clients, a larger alpha or more data"),
         (lambda: Natural(4000)(data(), 0), "no client has 4000 samples"),
         (lambda: Natural()(Dataset(np.zeros((3, 1)), np.zeros(3, int)), 0), "has no clients of its own"),
+        (lambda: IID(10**12)(data(), 0), "4000 examples are too few for 1000000000000 clients; use fewer"),
+        (lambda: ClassesPerClient(10**12)(data(), 0), "too few for 1000000000000 clients"),
+        (lambda: Shards(10**12)(data(), 0), "cannot be cut into 2000000000000 shards"),
+        (lambda: DirichletByClass(10**12, 1.0)(data(), 0), "too few for 1000000000000 clients"),
+        (lambda: DirichletByClient(10**12, 1.0)(data(), 0), "too few for 1000000000000 clients"),
+        (lambda: Stratified(10**12)(data(), 0), "too few for 1000000000000 clients"),
+        (lambda: IID(2.5), "clients is 2.5; it must be a whole number"),
+        (lambda: ClassesPerClient(5, 2, stride=0.5), "stride is 0.5; it must be a whole number"),
+        (lambda: DirichletByClass(5, np.nan), "alpha is nan; it must be a finite number"),
+        (lambda: DirichletByClass(5, np.inf), "alpha is inf; it must be a finite number"),
+        (lambda: DirichletByClient(5, 1e300), r"alpha is 1e\+300; it must be above 0, up to 1e\+09"),
+        (lambda: Uniform(5, np.inf), "high is inf; it must be a finite number"),
+        (lambda: LogNormal(mu=np.nan), "mu is nan; it must be a finite number"),
+        (lambda: PowerLaw(np.inf), "exponent is inf"),
+        (lambda: IID(5, LogNormal(1000))(data(), 0), "the clients' sizes sum to inf; choose other ones"),
+        (lambda: IID(5, LogNormal(-1000), use_all=True)(data(), 0), "the clients' sizes sum to 0.0; choose"),
+        (lambda: IID(5)(data(), -1), "seed is -1"),
         (lambda: Shards(1)(Dataset(np.zeros((3, 1)), np.zeros(3)), 0), "needs a label per example"),
     ],
 )

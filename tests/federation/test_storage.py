@@ -1,8 +1,13 @@
 """Saving and loading a federation: an exact round trip, whole files or none."""
 
+import json
+import os
+import stat
+import sys
+
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from fedtailor.federation import from_arrays, load, save
 
@@ -36,6 +41,89 @@ def test_views_and_missing_groups_survive(tmp_path):
     assert after.groups is None and after.class_names == ("a", "b")
 
 
+def flip(content, bit):
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_a_flipped_bit_is_never_believed(tmp_path):
+    path = save(federation(group=np.arange(60) % 5 // 2), tmp_path / "f.safetensors")
+    whole, bits = path.read_bytes(), np.random.default_rng(0)
+    header = int.from_bytes(whole[:8], "little")
+    for bit in (*bits.integers(0, 8 * len(whole), 100), *bits.integers(64, 8 * header, 100)):
+        path.write_bytes(flip(whole, int(bit)))
+        try:
+            load(path)
+        except ValueError as error:
+            assert "\n" not in str(error) and str(path) in str(error), bit
+        else:
+            pytest.fail(f"bit {bit} is not noticed")
+
+
+def test_a_file_of_the_first_release_still_loads(tmp_path):
+    before, path = federation(), tmp_path / "f.safetensors"
+    arrays = {key: getattr(before, key) for key in ("x", "y", "unseen")}
+    for split in ("train", "val", "test"):
+        arrays |= {f"{split}.{part}": getattr(getattr(before, split), part) for part in ("rows", "offsets")}
+    plain = {key: getattr(before, key) for key in ("names", "classes", "shift", "scale", "name", "class_names")}
+    save_file(arrays, path, {"format": "fedtailor federation 1", "federation": json.dumps(plain)})
+    after = load(path)
+    np.testing.assert_array_equal(after.x, before.x)
+    assert after.names == before.names and after.shift == before.shift
+
+
+@pytest.mark.parametrize(
+    "header", ["[]", "3", '{"names": 3}', '{"other": 1}', "[" * 100_000, "{}", '{"names": ["a"], "unseen": 3}']
+)
+def test_headers_of_other_content_are_refused_in_one_line(tmp_path, header):
+    save(federation(), tmp_path / "f")
+    arrays = load_file(tmp_path / "f")
+    save_file(arrays, tmp_path / "f", {"format": "fedtailor federation 1", "federation": header})
+    with pytest.raises(ValueError, match="damaged or holds no federation") as raised:
+        load(tmp_path / "f")
+    assert "\n" not in str(raised.value)
+
+
+def test_the_file_follows_the_umask(tmp_path):
+    before = os.umask(0o026)
+    try:
+        path = save(federation(), tmp_path / "f.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("none/f", "cannot write .*none/f: No such file or directory; make room, or name another file"),
+        ("folder", "cannot write .*folder: Is a directory"),
+        ("x" * 300, "cannot write .*: File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(tmp_path, path, message):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=message):
+        save(federation(), tmp_path / path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(("make", "message"), [(os.mkfifo, "is no regular file"), (os.mkdir, "is a folder")])
+def test_what_is_no_file_is_not_waited_for(tmp_path, make, message):
+    make(tmp_path / "f")
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "f")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_an_unreadable_file_is_not_called_damaged(tmp_path):
+    (tmp_path / "f").symlink_to("/proc/self/mem")  # it is there, and reading it fails, whoever asks
+    with pytest.raises(ValueError, match="cannot be read") as raised:
+        load(tmp_path / "f")
+    assert "damaged" not in str(raised.value)
+
+
 def test_a_failing_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = save(federation(), tmp_path / "f.safetensors")
     old = path.read_bytes()
@@ -46,7 +134,7 @@ def test_a_failing_save_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("fedtailor.federation.storage.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ValueError, match=r"cannot write .*No space left on device; make room"):
         save(federation(name="new"), path)
     assert path.read_bytes() == old and [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

@@ -93,6 +93,10 @@ def test_groups_can_be_given():
         (lambda: Rotations()(federation(), groups=np.zeros(3, int)), "one integer for each of 12 clients"),
         (lambda: LabelPermutations(121)(federation()), "5 classes have fewer than 121 permutations"),
         (lambda: LabelPermutations()(federation(classes=None)), "has no classes"),
+        (lambda: LabelPermutations(13)(federation()), "groups is 13, and there are 12 clients; use at most one group"),
+        (lambda: LabelPermutations(2.0), "groups is 2.0; it must be a whole number"),
+        (lambda: LabelPermutations()(federation(), seed=-1), "seed is -1"),
+        (lambda: Rotations()(federation(), seed=2**32), "seed is 4294967296"),
         (lambda: standardize(from_arrays(np.zeros((4, 2), np.int32), [0, 1, 0, 1], [0, 0, 1, 1])), "token ids"),
     ],
 )
@@ -109,3 +113,11 @@ def test_standardized_features_have_mean_zero_and_deviation_one_over_the_trainin
     inputs = (trained - made.shift) * made.scale
     np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=1e-9)
     np.testing.assert_allclose(inputs.std(axis=0), [1, 1, 0], atol=1e-9)
+
+
+def test_constant_features_are_not_blown_up_by_rounding():
+    x = np.tile([0.1, 1e6 + 0.1, 0.0, 3.0], (1000, 1))
+    x[::2, 3] = 5.0
+    done = standardize(from_arrays(x, np.arange(1000) % 2, np.arange(1000) % 4))
+    assert np.asarray(done.scale)[:3].tolist() == [1.0, 1.0, 1.0] and done.scale[3] == pytest.approx(1.0)
+    assert np.abs((done.x[:, :3] - np.asarray(done.shift)[:3]) * np.asarray(done.scale)[:3]).max() < 1e-7

@@ -21,23 +21,45 @@ def with_dropout(key):
     return eqx.nn.Sequential(layers)
 
 
-def with_batch_norm(key):
-    return eqx.nn.Sequential([eqx.nn.Linear(4, 3, key=key), eqx.nn.BatchNorm(3, "batch", mode="batch")])
+class WithBatchNorm(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    last: eqx.nn.Linear
+
+    def __init__(self, mode, key):
+        self.first, self.last = eqx.nn.Linear(4, 5, key=key), eqx.nn.Linear(5, 3, key=key)
+        self.norm = eqx.nn.BatchNorm(5, "batch", mode=mode)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.first(x), state)
+        return self.last(jnp.tanh(x)), state
 
 
 def with_state(key):
     return eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
 
 
+def with_other_state(key):
+    return eqx.nn.StateIndex(jnp.zeros(3))
+
+
+class Counter(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        self.variable("count", "calls", lambda: jnp.zeros(()))
+        return linen.Dense(3)(x)
+
+
 class LinenNet(linen.Module):
     classes: int
     norm: str = "group"
+    rate: float = 0.5
 
     @linen.compact
     def __call__(self, x, train: bool):
         x = linen.Dense(8)(x)
         x = linen.GroupNorm(2)(x) if self.norm == "group" else linen.BatchNorm(use_running_average=not train)(x)
-        x = linen.Dropout(0.5, deterministic=not train)(x)
+        x = linen.Dropout(self.rate, deterministic=not train)(x)
         return linen.Dense(self.classes)(x)
 
 
@@ -92,16 +114,74 @@ def test_linen_module_over_tokens():
     assert model.logits(model.params(model.init(KEY)), jnp.asarray([[1, 2, 3]])).shape == (1, 2)
 
 
+def trained(model, theta, batches):
+    """theta after training steps that renew statistics and move nothing else, and the last outputs."""
+    params = model.params(theta)
+    for x, weight in batches:
+        outputs, params = model.train_outputs(params, x, weight, KEY if model.stochastic else None)
+    return model.vector(params), outputs
+
+
+def padded(batches):
+    """The same batches behind rows of padding."""
+    return [(jnp.concatenate([x, 1e3 * jnp.ones((2, 4))]), jnp.asarray([*weight, 0, 0])) for x, weight in batches]
+
+
+BATCHES = [(jax.random.normal(jax.random.key(seed), (6, 4)) + seed, jnp.ones(6)) for seed in range(3)]
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_batch_norm_of_equinox_is_equinox_s_own(mode):
+    model = models.from_equinox(WithBatchNorm, mode).bind((4,), 3)
+    module, state = eqx.nn.make_with_state(WithBatchNorm)(mode, key=KEY)
+    for x, _ in BATCHES:
+        expected, state = jax.vmap(module, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+    theta = model.init(KEY)
+    renewed, outputs = trained(model, theta, BATCHES)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    evaluated = jax.vmap(eqx.nn.inference_mode(module), in_axes=(0, None), out_axes=(0, None))(x, state)[0]
+    np.testing.assert_allclose(model.logits(model.params(renewed), x), evaluated, rtol=1e-5, atol=1e-6)
+    check_statistics(model, theta, renewed, size=11)
+
+
+def test_batch_norm_of_flax_is_flax_s_own():
+    model = models.from_linen(LinenNet(3, norm="batch", rate=0.0)).bind((4,), 3)
+    module, theta = LinenNet(3, norm="batch", rate=0.0), model.init(KEY)
+    variables = module.init({"params": KEY, "dropout": KEY}, BATCHES[0][0], train=False)
+    taken = jax.tree.leaves(variables["params"])
+    assert sum(leaf.size for leaf in taken) + 16 == model.size
+    params = {key: dict(layer) for key, layer in model.params(theta).items()}
+    statistics = {"mean": params["BatchNorm_0"].pop("running_mean"), "var": params["BatchNorm_0"].pop("running_var")}
+    variables = {"params": params, "batch_stats": {"BatchNorm_0": statistics}}
+    for x, _ in BATCHES:
+        expected, renewed = module.apply(variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": KEY})
+        variables = {**variables, **renewed}
+    after, outputs = trained(model, theta, BATCHES)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-6)
+    evaluated = module.apply(variables, x, train=False)
+    np.testing.assert_allclose(model.logits(model.params(after), x), evaluated, rtol=1e-6)
+    check_statistics(model, theta, after, size=16)
+
+
+def check_statistics(model, theta, renewed, size):
+    part = model.statistics
+    assert part.size == size and model.part("norm").size == size + {11: 10, 16: 16}[size]
+    assert (part.take(renewed) != part.take(theta)).any()
+    np.testing.assert_array_equal(part.complement.take(renewed), part.complement.take(theta))
+    ignoring, _ = trained(model, theta, padded(BATCHES))  # padding enters no statistics
+    np.testing.assert_allclose(ignoring, renewed, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
-    "architecture",
+    ("architecture", "message"),
     [
-        models.from_equinox(with_batch_norm),
-        models.from_equinox(with_state),
-        models.from_linen(LinenNet(3, norm="batch")),
+        (models.from_equinox(with_state), "pass the module's class"),
+        (models.from_equinox(with_other_state), "state other than BatchNorm's"),
+        (models.from_linen(Counter()), r"collections \['count'\]"),
     ],
 )
-def test_running_statistics_are_refused(architecture):
-    with pytest.raises(ValueError, match="use GroupNorm or LayerNorm instead"):
+def test_other_state_is_refused(architecture, message):
+    with pytest.raises(ValueError, match=message):
         architecture.bind((4,), 3)
 
 

@@ -144,7 +144,7 @@ def test_lstm_ignores_padding_at_either_end():
 
 def test_lstm_step_is_the_published_cell():
     with jax.enable_x64(True):
-        counting = models.layers.Draw()
+        counting = models.layers.InitStream()
         models.layers.LSTM(3, 2, counting)
         layer = models.layers.LSTM(3, 2, counting.filled(KEY))
         x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 2, 3)))

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.engine import Diverged
-from fedtailor.experiments import run_in
 from fedtailor.experiments.scenarios import find
-from fedtailor.experiments.store import SUMMARY
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, Diverged
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import INDEX, Cell
 from fedtailor.report.measures import MEASURES
+from fedtailor.runs import run as train
+from fedtailor.storage.run_directory import SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)
@@ -90,5 +89,5 @@ def _run(results: Path, label: str, algorithm: str, seed: int, federation) -> Ce
     method = replace(method, sgd=replace(SGD_, lr=1e30) if algorithm == "Wild" else SGD_)
     run = f"runs/{scenario.name}/{algorithm.split(',')[0].lower()}-s{seed}"
     with suppress(Diverged):
-        run_in(results / run, method, federation, scenario.model, ROUNDS, seed=seed)
+        train(method, federation, scenario.model, ROUNDS, seed=seed, directory=results / run)
     return Cell(label, algorithm, seed, run)

@@ -1,5 +1,8 @@
 """Tables against numbers computed from the parquet files by other means."""
 
+import csv
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -19,7 +22,7 @@ RUNS = {"shift": "runs/digits-label-shift", "permuted": "runs/digits-permuted"}
 def column(table, header):
     """Label -> cell."""
     place = [name.replace("\n", " ") for name in table.columns].index(header)
-    return {row[0]: row[place] for row in table.rows}
+    return {row[0]: str(row[place]) for row in table.rows}
 
 
 def accuracies(run, round=ROUNDS, split="test", unseen=False):
@@ -131,11 +134,70 @@ def test_traffic_and_time(results, experiment):
 
 
 def test_without_fedavg_there_is_no_time_to_its_best(results, tmp_path):
-    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm != "FedAvg"]
+    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm in ("Local", "UCFL, auto")]
     (tmp_path / "runs").symlink_to(results / "runs")
     write_index(tmp_path, cells)
     table = tables(Experiment.read(tmp_path, NAME))["permuted-costs"]
     assert table.columns[-1] == "s a\nround" and "FedAvg" not in table.title
+
+
+def test_fedavg_is_found_by_its_method_not_by_its_label(results, tmp_path):
+    cells = [
+        replace(cell, algorithm="Averaging [1]") if cell.algorithm == "FedAvg" else cell
+        for cell in Experiment.read(results, NAME).index.cells
+        if cell.algorithm in ("Local", "FedAvg")
+    ]
+    (tmp_path / "runs").symlink_to(results / "runs")
+    write_index(tmp_path, cells, algorithms=["Local", "Averaging [1]"])
+    table = tables(Experiment.read(tmp_path, NAME))["permuted-costs"]
+    assert "time to Averaging [1]'s best accuracy" in table.title
+    before = tables(Experiment.read(results, NAME))["permuted-costs"]
+    for header in ("time rho=4, random", "time rho=2", "time rho=1"):
+        assert column(table, header)["Averaging [1]"] == column(before, header)["FedAvg"] != "-"
+    assert "rho: how much longer" in table.note and "random" in table.note
+
+
+def test_scenarios_whose_names_differ_in_other_letters_only_have_a_table_each(results, tmp_path):
+    index = Experiment.read(results, NAME).index
+    cells = [replace(cell, scenario={"shift": "病院", "permuted": "学校"}[cell.scenario]) for cell in index.cells]
+    used = {"use": "x", "arguments": {}, "model": "m", "rounds": ROUNDS, "participation": 1.0}
+    (tmp_path / "runs").symlink_to(results / "runs")
+    write_index(tmp_path, cells, scenarios={"病院": used, "学校": used}, published={}, candidates=[])
+    found = tables(Experiment.read(tmp_path, NAME))
+    titles = [table.title for table in found.values()]
+    assert len(titles) == len(set(titles)) and sum("over clients" in title and "病院" in title for title in titles) == 1
+    assert all(name and "/" not in name for name in found)
+
+
+def test_csv_holds_numbers(results, experiment):
+    table = tables(experiment)["mean"]
+    rows = list(csv.DictReader(table.csv().splitlines()))
+    assert list(rows[0]) == [
+        *("algorithm", "shift", "shift std", "shift runs", "shift, published", "shift, published std"),
+        *("permuted", "permuted std", "permuted runs", "permuted diverged"),
+    ]
+    for row in rows:
+        for name, value in row.items():
+            assert name == "algorithm" or value == "" or np.isfinite(float(value))
+    values = [expected("mean", results / RUNS["shift"] / f"fedavg-s{seed}") for seed in SEEDS]
+    fedavg, wild, half = rows[1], rows[3], rows[4]
+    assert float(fedavg["shift"]) == pytest.approx(np.mean(values), rel=1e-9)
+    assert float(fedavg["shift std"]) == pytest.approx(np.std(values, ddof=1), rel=1e-9)
+    assert (fedavg["shift, published"], fedavg["shift, published std"]) == ("76.7", "4")
+    assert (wild["permuted"], wild["permuted runs"], wild["permuted diverged"]) == ("", "0", "2")
+    assert (half["permuted runs"], half["permuted diverged"], half["permuted std"]) == ("1", "1", "")
+
+
+def test_latex_marks_the_best_of_rows_with_all_runs(experiment):
+    def bold(name):
+        lines = tables(experiment)[name].latex().splitlines()
+        return {line.partition(" &")[0]: line.count(r"\textbf") for line in lines if r"\textbf" in line}
+
+    assert bold("mean") == {
+        "FedAvg": 1,
+        "Local": 1,
+    }  # one in each scenario; UCFL has one run only, and takes no part
+    assert bold("std") == bold("max_test") == bold("permuted-costs") == {}
 
 
 def test_what_was_chosen_and_from_which_grid(experiment):
@@ -152,8 +214,12 @@ def test_an_unfinished_experiment_says_so(experiment):
 def test_what_was_run(results, experiment):
     facts = "\n".join(overview.facts(experiment))
     clients = pl.read_parquet(results / RUNS["shift"] / "local-s0" / "clients.parquet")
-    samples = ", ".join(f"{clients[split].sum():,} {split}" for split in ("train", "val", "test"))
-    assert f"{SEEN} clients and {UNSEEN} unseen ones; samples: {samples}" in facts
+    seen, unseen = (
+        ", ".join(f"{table[split].sum():,} {split}" for split in ("train", "val", "test")) + " samples"
+        for table in (clients.filter(~pl.col("unseen")), clients.filter("unseen"))
+    )
+    assert seen != unseen
+    assert f"{SEEN} clients with {seen}; {UNSEEN} unseen clients with {unseen}; model" in facts
     assert "digits-label-shift(clients=22)" in facts and "3 rounds; all clients report" in facts
     assert "Somebody 2020" in facts and "fewer rounds" in facts and "2 cores" in facts and "seeds 0, 1" in facts
 
@@ -176,7 +242,7 @@ def test_losses_are_better_when_lower(results, tmp_path):
     loss = type(cell)("permuted", "Local", 0, "runs/loss")
     write_index(tmp_path, [cell, loss], seeds=[0], metrics=["mean"])
     tables_ = tables(Experiment.read(tmp_path, NAME))
-    assert [row[1] for row in tables_["mean-loss"].rows[:1]] == [f"{means[-1]:.3f}"]
+    assert [str(row[1]) for row in tables_["mean-loss"].rows[:1]] == [f"{means[-1]:.3f}"]
     assert tables_["mean"].columns == ["algorithm", "shift", "published"] and "loss" in tables_["mean-loss"].title
 
 
@@ -206,5 +272,5 @@ def test_a_damaged_run_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"run.*missing"):
             read()
     (path / "metrics.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"metrics.parquet is missing or damaged"):
+    with pytest.raises(ValueError, match=r"metrics.parquet is damaged"):
         run.curve()

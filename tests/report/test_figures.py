@@ -3,9 +3,9 @@ import shutil
 import numpy as np
 import tomli_w
 
-from fedtailor.experiments.store import MANIFEST
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
+from fedtailor.storage.run_directory import MANIFEST
 from report.results import CLIENTS, UNSEEN, as_loss
 
 
@@ -45,6 +45,34 @@ def test_32_labels_look_different():
     assert len({(color, line) for color, _, line in looks}) == 32  # also where markers are too small to see
 
 
+def test_six_curves_have_bands_and_the_others_are_thin(tmp_path):
+    curves = {f"m{number}": [{0: 0.1, 5: 0.1 * number}, {0: 0.2, 5: 0.15 * number}] for number in range(9)}
+    svg = figures.lines({"panel": curves}, "round", "accuracy", tmp_path / "nine")[1].read_text()
+    assert svg.count('id="FillBetweenPolyCollection') == 6 == figures.MOST_BANDS
+    assert all(f"<!-- {label} -->" in svg for label in curves)  # all are named
+    featured = [f"m{number}" for number in (8, 7)]
+    svg = figures.lines({"panel": curves}, "round", "y", tmp_path / "two", featured=featured)[1].read_text()
+    assert svg.count('id="FillBetweenPolyCollection') == 2
+
+
+def test_fedavg_and_the_best_rows_are_featured(results, monkeypatch):
+    runs = {
+        label: [StoredRun(results / f"runs/digits-permuted/{name}-s0")]
+        for label, name in (("Average", "fedavg"), ("Local", "local"), ("UCFL", "ucfl"))
+    }
+    means = {label: found[0].spread()["mean"] for label, found in runs.items()}
+    monkeypatch.setattr(figures, "MOST_BANDS", 2)
+    best = max(("Local", "UCFL"), key=means.get)
+    assert means["Average"] < means[best]  # FedAvg is there to compare with, however bad
+    assert set(drawing.featured({"s": runs})) == {"Average", best}
+
+
+def test_an_axis_says_what_is_better(results, tmp_path):
+    run = StoredRun(results / "runs/digits-permuted/local-s0")
+    svg = drawing.by_round({"s": {"Local": [run]}}, tmp_path / "round")[1].read_text()
+    assert "<!-- test accuracy, % (↑ better) -->" in svg
+
+
 def test_values_of_a_sweep_stand_where_they_belong():
     assert figures._places(["1", "2", "4"]) == ([1, 2, 4], True)
     assert figures._places(["1", "2", "auto"]) == ([0, 1, 2], False)
@@ -73,7 +101,7 @@ def test_groups_are_in_the_order_of_the_weights(results):
 def test_curves_of_losses_say_so(results, tmp_path):
     run = StoredRun(as_loss(results / "runs/digits-permuted/local-s0", tmp_path / "run"))
     svg = drawing.by_round({"s": {"Local": [run]}}, tmp_path / "loss")[1].read_text()
-    assert "<!-- test loss -->" in svg and "accuracy" not in svg
+    assert "<!-- test loss (↓ better) -->" in svg and "accuracy" not in svg
 
 
 def test_ucfl_is_found_at_the_end_of_a_schedule(results, tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedtailor.report.tables import Table, mean_and_deviation
+from fedtailor.report.tables import Number, Table, mean_and_deviation, mean_of, published
 
 TABLE = Table("digits_a, 2 seeds", ["method", "accuracy"], [["UCFL_x", "0.9 ± 0.1"], ["a|b", "50 %"]])
 
@@ -39,3 +39,39 @@ def test_mean_and_deviation():
     values = [0.1, 0.2, 0.6]
     assert mean_and_deviation(values) == f"0.300 ± {np.std(values, ddof=1):.3f}"
     assert mean_and_deviation([0.5]) == "0.500"
+
+
+def test_square_brackets_and_colons_are_no_markup(capsys):
+    table = Table("[t]", ["m [bold]", ":smile:"], [["Ditto [weak]", "[/]"], ["[red]x[/red]", Number(1.0, "1.0 [2]")]])
+    table.show()
+    shown = capsys.readouterr().out
+    for text in ("[t]", "m [bold]", ":smile:", "Ditto [weak]", "[/]", "[red]x[/red]", "1.0 [2]"):
+        assert text in shown
+
+
+def test_line_ends_in_labels_stay_within_a_cell():
+    table = Table("a\nb", ["m"], [["x\ny"]], note="n\nm")
+    assert "| x y |" in table.markdown() and "**a b**" in table.markdown()
+    assert table.latex().startswith("% a b\n% n m\n") and r"x y \\" in table.latex()
+
+
+def test_the_best_is_bold_whether_high_or_low():
+    rows = [["a", mean_of([0.1, 0.2])], ["b", mean_of([0.3, 0.4])], ["c", mean_of([0.9])], ["d", "-"]]
+    marked = [Table("t", ["m", "x"], rows, higher_is_better={1: higher}).latex() for higher in (True, False)]
+    assert r"b & \textbf{0.350 $\pm$ 0.071}" in marked[0] and marked[0].count("textbf") == 1
+    assert r"a & \textbf{0.150" in marked[1] and marked[1].count("textbf") == 1
+    tie = [["a", mean_of([0.10004])], ["b", mean_of([0.1])], ["c", mean_of([0.0])]]
+    assert Table("t", ["m", "x"], tie, higher_is_better={1: True}).latex().count("textbf") == 2
+
+
+@pytest.mark.parametrize(
+    ("figure", "mean", "std"),
+    [("76.7 ± 4.0", 76.7, 4.0), (68.2, 68.2, None), (" .9+-.1", 0.9, 0.1), ("82 %", 82.0, None), ("-1", -1.0, None)],
+)
+def test_published_figures_are_numbers(figure, mean, std):
+    found = published(figure)
+    assert (found.mean, found.std, str(found)) == (mean, std, str(figure))
+
+
+def test_other_published_figures_are_text():
+    assert [published(text) for text in ("-", "about 80", "1.2.3")] == ["-", "about 80", "1.2.3"]

@@ -1,25 +1,20 @@
 """The ledger: what travels and what is computed, derived from the messages themselves."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
 from math import prod
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import Down, Sent, Up
+from fedtailor.protocol import MODEL_KINDS, Downlink, Streams
 
 if TYPE_CHECKING:
     import polars as pl
 
 Phase = Literal["probe", "round", "delivery", "unseen"]
 """When: before training, in a round, when the final models are handed out, or in the service of unseen clients."""
-
-MODEL_KINDS = frozenset({"model", "gradient", "control"})
-"""Kinds of message that are vectors of the model's size: these are counted as models. Everything else (examples,
-weights of a mixture, ...) counts in bytes only, and what is one number for each client as scalars only."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +89,9 @@ class Ledger:
         self,
         round: int,
         phase: Phase,
-        down: Down,
-        ups: Up,
-        report: NDArray[np.bool_],
+        downlink: Downlink,
+        update: Mapping[str, Any],
+        reporting: NDArray[np.bool_],
         gradients: int,
         forwards: int,
     ) -> None:
@@ -105,9 +100,9 @@ class Ledger:
         Args:
             round: the round, or the number of rounds done.
             phase: see `Phase`.
-            down: what the server sends; what clients already hold (`Sent.held`) is free.
-            ups: what clients answer, stacked [c', ...] with c' >= c; only those that report are charged.
-            report: [c] who reports.
+            downlink: what the server sends; what clients already hold (`Streams.already_held`) is free.
+            update: kind -> what clients answer, [c, ...]; only those that report are charged.
+            reporting: [c] who reports.
             gradients: gradients of single examples that the cohort computed.
             forwards: its forward passes of single examples without a gradient.
 
@@ -116,13 +111,13 @@ class Ledger:
         """
         if phase not in get_args(Phase):
             raise ValueError(f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}")
-        clients, reporters = len(report), int(np.count_nonzero(report))
-        for kind, sent in down.sent.items():
+        clients, reporters = len(reporting), int(np.count_nonzero(reporting))
+        for kind, sent in downlink.streams.items():
             self.entries.extend(_sent(round, phase, kind, sent))
-        for kind in down.note:
+        for kind in downlink.scalars:
             self.entries.append(Entry(round, phase, "down", kind, clients, scalars=clients))
         if reporters:
-            self.entries.extend(_answered(round, phase, kind, value, reporters) for kind, value in ups.items())
+            self.entries.extend(_answered(round, phase, kind, value, reporters) for kind, value in update.items())
         if gradients or forwards or phase in ("probe", "round"):  # a round without messages leaves a trace, too
             work = {"gradients": int(gradients), "forwards": int(forwards)}
             self.entries.append(Entry(round, phase, "compute", "work", clients, **work))
@@ -177,13 +172,13 @@ class Ledger:
         return Ledger(Entry(*values) for values in frame.select(names).iter_rows())
 
 
-def _sent(round: int, phase: str, kind: str, sent: Sent) -> Iterator[Entry]:
+def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
     """The entry of one kind of message down, if anybody receives it."""
-    places = np.sort(np.asarray(sent.to), axis=1)
+    places = np.sort(np.asarray(sent.recipients), axis=1)
     new = places >= 0
     new[:, 1:] &= places[:, 1:] != places[:, :-1]  # a client that is sent one stream twice needs it once
     unicasts = int(np.count_nonzero(new))
-    if unicasts == 0 or sent.held:
+    if unicasts == 0 or sent.already_held:
         return
     streams, size = len(np.unique(places[new])), _bytes(sent.values)
     yield Entry(
@@ -199,9 +194,9 @@ def _sent(round: int, phase: str, kind: str, sent: Sent) -> Iterator[Entry]:
     )
 
 
-def _answered(round: int, phase: str, kind: str, value: jax.Array, reporters: int) -> Entry:
-    """The entry of one kind of answer [c', ...]."""
-    if value.ndim == 1:
+def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> Entry:
+    """The entry of one kind of answer [c, ...]."""
+    if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
     each = prod(value.shape[1:-1]) if kind in MODEL_KINDS else 1  # a client that trains several models sends several
     size = reporters * _bytes(value)
@@ -217,6 +212,6 @@ def _answered(round: int, phase: str, kind: str, value: jax.Array, reporters: in
     )
 
 
-def _bytes(values: jax.Array) -> int:
+def _bytes(values: Any) -> int:
     """Bytes of one row."""
     return prod(values.shape[1:]) * np.dtype(values.dtype).itemsize

@@ -37,6 +37,20 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.nd
     return labels, np.stack([rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
 
 
+def clusterings(rows: Float[np.ndarray, "m p"], largest: int) -> Iterator[tuple[Labels, float]]:
+    """`k_means` in 1, 2, 3, ... up to `largest` clusters (from 101 on a tenth apart), as far as rows are distinct: the
+    labels [m] of each, and its silhouette, in one pass.
+
+    Raises:
+        ValueError: a row is not finite.
+    """
+    points = _of_rows(np.asarray(rows, np.float64))
+    distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
+    for found in points.partitions(largest):
+        distances = distances.moved(found.labels, found.count)
+        yield _by_first_member(found.labels[points.of_row]), _silhouette(distances, points.multiplicity)
+
+
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
     """`k_means` of whole models: labels [m].
 
@@ -77,12 +91,7 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     """
     rows = np.asarray(rows, np.float64)
     require(len(rows) > 0, "there are no rows to choose a number of streams for; give one for each client")
-    points = _of_rows(rows)
-    distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
-    scores: dict[int, float] = {}
-    for found in points.partitions(len(rows) - 1):
-        distances = distances.moved(found.labels, found.count)
-        scores[found.count] = _silhouette(distances, points.multiplicity)
+    scores = {int(labels.max()) + 1: score for labels, score in clusterings(rows, len(rows) - 1)}
     value = trade_off or (lambda k, s: s)
     best, most = 0, -np.inf
     for k, score in scores.items():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation.distances import Rows, squared_distances
@@ -52,10 +52,13 @@ class Probe:
 def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarray, "m m"]:
     """The collaboration matrix W: row i weighs all clients for client i (Mestoukirdi et al., eq. 9 or 6).
 
-    Rows sum to 1; exponents are taken relative to the largest of a row, since the kernel itself underflows for
+    Exponents are taken relative to the largest of a row, since the kernel itself underflows for
     networks. A client of variance exactly 0 keeps to itself: its row is the identity's, even where
     another client has the same gradient, and under `eq6` nobody else uses it either. If every client has a single
     sample nothing tells their distances from noise, and the rows are those of FedAvg.
+
+    Returns:
+        W, whose rows sum to 1.
     """
     sigma = _deviations(probe, probe)
     weights = _rows(squared_distances(probe.gradients), sigma, probe, sigma, kernel)
@@ -64,14 +67,22 @@ def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarr
     return weights
 
 
-def newcomer_weights(newcomers: Probe, seen: Probe, kernel: Kernel = "eq9") -> Float[np.ndarray, "c m"]:
+def newcomer_weights(
+    newcomers: Probe, seen: Probe, kernel: Kernel = "eq9", among: Bool[np.ndarray, " m"] | None = None
+) -> Float[np.ndarray, "c m"]:
     """Rows over the seen clients for clients that arrive after training (they have no weight of their own).
 
-    A newcomer of variance 0, or so far from everybody that no weight can be told from 0, gets the clients nearest to
-    it, by their samples.
+    Args:
+        newcomers: their answers to the probe.
+        seen: those of the seen clients.
+        among: the seen clients that may have weight (one at least); default all.
+
+    Returns:
+        Rows that sum to 1. A newcomer of variance 0, or so far from everybody that all its weights are 0 in floating
+        point, gets the clients nearest to it, by their samples.
     """
     distances = squared_distances(newcomers.gradients, seen.gradients)
-    return _rows(distances, _deviations(newcomers, seen), seen, _deviations(seen, seen), kernel)
+    return _rows(distances, _deviations(newcomers, seen), seen, _deviations(seen, seen), kernel, among)
 
 
 def restrict_to_reporters(
@@ -86,11 +97,14 @@ def restrict_to_reporters(
     Args:
         rows: weights over the whole population.
         sizes: [m] training samples of the population.
-        cohort: who is there and reports; the columns of the result.
+        cohort: who is there and reports.
+
+    Returns:
+        Rows over the cohort's clients, each of sum 1 or zero.
     """
-    present = np.where(cohort.report, rows[:, cohort.index], 0.0)
+    present = np.where(cohort.reporting, rows[:, cohort.position], 0.0)
     mass = present.sum(axis=1, keepdims=True)
-    share = sizes[cohort.index][cohort.report].sum() / sizes.sum()
+    share = sizes[cohort.position][cohort.reporting].sum() / sizes.sum()
     enough = (mass > 0) & (mass >= _LEAST_MASS * share)
     return np.divide(present, mass, out=np.zeros_like(present), where=enough)
 
@@ -109,13 +123,17 @@ def _rows(
     clients: Probe,
     sigma: NDArray[np.float64],
     kernel: Kernel,
+    among: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
-    """The kernel's rows [r, m] from squared distances [r, m] and deviations own [r], sigma [m]."""
+    """The kernel's rows [r, m] from squared distances [r, m] and deviations own [r], sigma [m]; 0 outside `among`."""
     if kernel not in ("eq9", "eq6"):
         raise ValueError(f"kernel is {kernel!r}; it must be 'eq9' or 'eq6'")
     with np.errstate(invalid="ignore", over="ignore"):  # 0 * inf, and quotients beyond the range: weight 0
         scale = 2 * own[:, None] * (own[:, None] if kernel == "eq9" else sigma[None])
         exponents = np.where(scale > 0, -distances / np.where(scale > 0, scale, 1.0), -np.inf)
+    if among is not None:
+        exponents = np.where(among, exponents, -np.inf)
+        distances = np.where(among, distances, np.inf)
     lost = np.isneginf(exponents).all(axis=1, keepdims=True)
     nearest = np.where(distances == distances.min(axis=1, keepdims=True), 0.0, -np.inf)
     exponents = np.where(lost, nearest, exponents)

@@ -10,14 +10,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.protocol import Cohort, require
+from fedtailor.protocol import ClientRows, Cohort, require
 
 _ROUNDING = 1e-12
 """A row of weights that sums to 1 up to this replaces its stream."""
 
 
 def mix(
-    theta: Float[Array | np.ndarray, "s d"], x: Float[Array | np.ndarray, "c_padded _"], weights: ArrayLike
+    theta: Float[Array | np.ndarray, "s d"], x: ClientRows | Float[Array | np.ndarray, "c _"], weights: ArrayLike
 ) -> Float[Array, "s d"]:
     """The affine mix (1 - sum_i W_si) theta_s + sum_i W_si x_i of every stream s.
 
@@ -29,48 +29,65 @@ def mix(
 
     Args:
         theta: the streams' models, on the host or any device.
-        x: what the clients sent [c_padded, d]; rows past the columns of `weights` are padding. May be sharded over
-            a mesh of devices by rows; the result is then on all of them.
-        weights: W [s, c], c <= c_padded, on the host in double precision.
+        x: what the clients sent: models [c, d], or the rows of an answer, wherever they are. Where these are sharded
+            over a mesh of devices the result is on all of them.
+        weights: W [s, c], on the host in double precision.
+
+    Returns:
+        The new models, on the device or devices of x.
 
     Raises:
         ValueError: the shapes do not fit, or a weight is not finite.
     """
+    rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
     w = np.asarray(weights, np.float64)
-    if w.ndim != 2 or len(w) != len(theta) or w.shape[1] > len(x) or theta.shape[1:] != x.shape[1:]:
+    if w.ndim != 2 or len(w) != len(theta) or w.shape[1] != len(rows) or theta.shape[1:] != rows.shape[1:]:
         raise ValueError(
-            f"cannot mix streams {theta.shape} and clients {x.shape} with weights {w.shape}; "
+            f"cannot mix streams {theta.shape} and clients {rows.shape} with weights {w.shape}; "
             "they must be [s, d], [c, d] and [s, c]"
         )
     require(bool(np.isfinite(w).all()), "weights of an aggregation must be finite")
     keep = 1.0 - w.sum(axis=1)
     keep[np.abs(keep) < _ROUNDING] = 0.0
-    padded = np.zeros((len(w), len(x)), theta.dtype)
-    padded[:, : w.shape[1]] = w
+    # one column for each row of the array: padding weighs nothing
+    padded = np.zeros((len(w), len(rows.values)), theta.dtype)
+    padded[:, rows.row] = w
     used = padded.any(axis=0)
-    everywhere = _on_all_devices_of(x)
+    everywhere = _on_all_devices_of(rows.values)
     if everywhere is not None:
         theta = jax.device_put(theta, everywhere)
-    return _mix(theta, x, padded, keep.astype(theta.dtype), w.any(axis=1), None if used.all() else used, everywhere)
+    return _mix(
+        theta, rows.values, padded, keep.astype(theta.dtype), w.any(axis=1), None if used.all() else used, everywhere
+    )
 
 
 def reporter_weights(cohort: Cohort, weights: Literal["samples", "uniform"]) -> NDArray[np.float64]:
-    """Weights [c] of an average over the clients that report, by training samples or equal; zero if nobody reports."""
+    """Weights of an average over the clients that report, by training samples or equal.
+
+    Returns:
+        [c], summing to 1; all 0 if nobody reports.
+
+    Raises:
+        ValueError: `weights` is neither.
+    """
     if weights not in ("samples", "uniform"):
         raise ValueError(f"weights is {weights!r}; it must be 'samples' or 'uniform'")
-    share = np.where(cohort.report, cohort.sizes if weights == "samples" else 1, 0).astype(np.float64)
+    share = np.where(cohort.reporting, cohort.sizes if weights == "samples" else 1, 0).astype(np.float64)
     return share / max(share.sum(), 1.0)
 
 
 def cluster_averages(
     label: NDArray[np.integer], clusters: int, share: NDArray[np.float64]
 ) -> Float[np.ndarray, "clusters c"]:
-    """Weights of the average of every cluster: its members' shares, scaled to sum 1; zero where they have none.
+    """Weights of the average of every cluster.
 
     Args:
         label: the cluster of each client [c].
         clusters: how many there are.
         share: weight of each client [c], such as `reporter_weights`.
+
+    Returns:
+        A row for each cluster: its members' shares, scaled to sum 1; zero where they have none.
     """
     weights = (label == np.arange(clusters)[:, None]) * share
     total = weights.sum(axis=1, keepdims=True)

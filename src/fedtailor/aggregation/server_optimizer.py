@@ -10,13 +10,13 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.protocol import method, require
+from fedtailor.protocol import hyperparameters, require
 
 State = tuple[Array, ...]
 """The optimiser's memory: arrays with one row a stream, [s, ...] (a plain tuple, so that it can be checkpointed)."""
 
 
-@method
+@hyperparameters
 class ServerOptimizer:
     """What the server does with the pseudo-gradient Delta = theta - mixed of every stream (Reddi et al. 2021).
 
@@ -52,9 +52,12 @@ class ServerOptimizer:
     def apply(
         self, state: State, theta: Float[Array, "s d"], mixed: Float[Array, "s d"], moved: NDArray[np.bool_]
     ) -> tuple[State, Float[Array, "s d"]]:
-        """One step of every stream from `theta` towards `mixed`: the new state and models.
+        """One step of every stream from `theta` towards `mixed`.
 
         Streams with `moved` [s] False (nobody reported: a zero row of weights) keep model and state, bit for bit.
+
+        Returns:
+            The new state and models.
         """
         return _apply(self, tuple(state), theta, mixed, np.asarray(moved, bool))
 

@@ -11,7 +11,10 @@ def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:
     """The nearest point of {x : x >= 0, sum x = 1} to v [m] (the dual step of agnostic federated learning, Mohri et
     al. 2019).
 
-    x = max(v - tau, 0), where tau makes x sum to 1; by sorting, O(m log m).
+    By sorting, O(m log m).
+
+    Returns:
+        x = max(v - tau, 0), where tau makes x sum to 1.
 
     Raises:
         ValueError: v is not a vector of finite numbers.

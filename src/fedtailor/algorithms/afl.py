@@ -1,5 +1,6 @@
 """AFL: one model for the worst mixture of clients."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -13,20 +14,46 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Diagnostic,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LineDiagnostic,
+    LocalTrainer,
     Population,
-    Sent,
-    Up,
-    method,
+    ServerState,
+    Streams,
+    hyperparameters,
     require,
+    server_state,
 )
 
 
-@method
+@server_state
+class AFLState(ServerState):
+    """A saddle point on its way."""
+
+    model: Float[Array, "1 d"]
+    """w, the last iterate."""
+    average: Float[Array, "1 d"]
+    """The average of all iterates so far."""
+    rounds: int
+    """How many iterates that are."""
+    mixture: Float[np.ndarray, " m"]
+    """lambda, a point of the simplex."""
+    shares: Float[np.ndarray, " m"]
+    """p, the clients' shares of all training samples."""
+
+    @property
+    def skewness(self) -> float:
+        """s(lambda); see `skewness`."""
+        return skewness(self.mixture, self.shares)
+
+
+@hyperparameters
 class AFL(Algorithm):
     """Agnostic federated learning (Mohri et al. 2019, algorithm 1; Mansour et al. 2020, appendix B).
 
@@ -36,9 +63,10 @@ class AFL(Algorithm):
         lambda <- projection onto the simplex of  lambda + gamma_l (F_1(w), ..., F_m(w))
 
     both at the old w and lambda. The result is the average of all iterates w (the last one cycles). When only some
-    clients report, their terms are multiplied by m / |S|, which leaves both steps unbiased.
+    clients report, their terms are multiplied by m / |S|, which leaves both steps unbiased. Where these weights of the
+    reporters' models (`update="model"`) sum to more than 1, they are scaled to sum 1: w stops at the models' mean.
 
-    The server's state reports the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k / N, of the generalization
+    The server's state tells the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k / N, of the generalization
     bound: 1 where lambda = p, larger the more the mixture relies on clients with few samples.
     """
 
@@ -73,50 +101,52 @@ class AFL(Algorithm):
         )
         require(self.update in ("gradient", "model"), f"update is {self.update!r}; it must be 'gradient' or 'model'")
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> AFLState:
         shares = population.sizes / population.sizes.sum()
         mixture = shares if self.initial == "samples" else np.full(len(population), 1 / len(population))
         theta = init(0)[None]
-        server = {"model": theta, "average": theta, "round": 0, "shares": shares, "lambda": mixture}
-        return {**server, "skewness": skewness(mixture, shares)}
+        return AFLState(model=theta, average=theta, rounds=0, mixture=mixture, shares=shares)
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def broadcast(self, server: AFLState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         loss = local.loss(theta)
         if self.update == "model":
             return state, {"model": local.sgd(theta, self.sgd), "loss": loss}
         return state, {"gradient": local.gradient(theta), "loss": loss}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        if not cohort.report.any():
+    def server(self, server: AFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> AFLState:
+        if not cohort.reporting.any():
             return server
-        mixture, theta, round = server["lambda"], server["model"], server["round"] + 1
-        scale = cohort.report * len(mixture) / cohort.report.sum()
-        weights = (mixture[cohort.index] * scale)[None]
+        mixture, theta, rounds = server.mixture, server.model, server.rounds + 1
+        scale = cohort.reporting * len(mixture) / cohort.reporting.sum()
+        weights = (mixture[cohort.position] * scale)[None]
         if self.update == "model":
-            theta = mix(theta, ups["model"], weights)
+            # more than the whole way to the clients' mean would overshoot it; rounding is no overshooting
+            theta = mix(theta, answers["model"], weights / max(1.0, round(weights.sum(), 12)))
         else:
-            theta = theta - self.lr * mix(jnp.zeros_like(theta), ups["gradient"], weights)
+            theta = theta - self.lr * mix(jnp.zeros_like(theta), answers["gradient"], weights)
         losses = np.zeros(len(mixture))
-        losses[cohort.index] = np.where(cohort.report, np.asarray(ups["loss"], np.float64)[: len(cohort)], 0) * scale
-        mixture = project_onto_simplex(mixture + self.lambda_lr * losses)
-        return {
-            **server,
-            "model": theta,
-            "average": server["average"] + (theta - server["average"]) / round,
-            "round": round,
-            "lambda": mixture,
-            "skewness": skewness(mixture, server["shares"]),
-        }
+        losses[cohort.position] = np.where(cohort.reporting, answers.host("loss").astype(np.float64), 0) * scale
+        return server.replace(
+            model=theta,
+            average=server.average + (theta - server.average) / rounds,
+            rounds=rounds,
+            mixture=project_onto_simplex(mixture + self.lambda_lr * losses),
+        )
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(self.handover(server), len(cohort))})
+    def serve(self, server: AFLState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(self.global_model(server), len(cohort))})
 
-    def handover(self, server: Any) -> Float[Array, " d"]:
-        return server["average" if self.average else "model"][0]
+    def global_model(self, server: AFLState) -> Float[Array, " d"]:
+        return (server.average if self.average else server.model)[0]
+
+    def diagnostics(self, server: AFLState) -> Sequence[Diagnostic]:
+        clients = np.arange(len(server.mixture))
+        title = f"The worst mixture of clients (skewness {server.skewness:.3g})"
+        return [LineDiagnostic("mixture", title, clients, server.mixture, "client", "lambda")]
 
 
 def skewness(mixture: NDArray[np.floating], shares: NDArray[np.floating]) -> float:

@@ -12,22 +12,22 @@ from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientUpdate,
     Inbox,
-    Local,
+    LocalTrainer,
     Mixture,
     Params,
     Predictor,
-    Switch,
-    Up,
+    ZeroIsStatic,
+    hyperparameters,
     is_off,
-    method,
     require,
 )
 
 Pair = tuple[Params, Params]
 
 
-@method
+@hyperparameters
 class APFL(FedAvg):
     """Adaptive personalized federated learning (Deng et al. 2020, algorithm 1).
 
@@ -54,7 +54,7 @@ class APFL(FedAvg):
     """Local training of both models (released code: rate 0.1, 10 steps, batch 50)."""
     alpha: float = 0.5
     """Share of the personal model, at the start (released code: 0.5)."""
-    alpha_lr: Switch = 0.1
+    alpha_lr: ZeroIsStatic = 0.1
     """Rate of alpha, once a round; 0 keeps alpha as it is (released code: the rate of the models)."""
     mix: Literal["parameters", "logits"] = "parameters"
     """What is mixed: the parameters of the two models (the paper), or their outputs (the released code)."""
@@ -71,7 +71,7 @@ class APFL(FedAvg):
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
         def descend(params: Params, g: Params) -> Params:
@@ -91,7 +91,9 @@ class APFL(FedAvg):
         (v, w), alpha = local.loop((start, state["alpha"]), step, steps, sgd.batch_size, drop_last=sgd.drop_last)
         return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w)}
 
-    def _gradients(self, local: Local, pair: Pair, alpha: Array, batch: Batch) -> tuple[Params, Callable[[], Array]]:
+    def _gradients(
+        self, local: LocalTrainer, pair: Pair, alpha: Array, batch: Batch
+    ) -> tuple[Params, Callable[[], Array]]:
         """Of the mixture's loss over a batch: with respect to v, and (a pass over the models: on demand) to alpha."""
         v, w = pair
         if self.mix == "parameters":
@@ -107,15 +109,15 @@ class APFL(FedAvg):
             mixed = alpha * local.logits(v, batch.x) + (1 - alpha) * local.logits(w, batch.x)
             return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(batch.weight.sum(), 1)
 
-        local.account(gradients=1, forwards=1)
+        local.count_work(gradients=1, forwards=1)
         of_v, of_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
         return of_v, lambda: of_alpha
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         v, w, alpha = state["model"], inbox["model"][0], state["alpha"]
         if self.mix == "logits":
             return Mixture(jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True)
         return alpha * v + (1 - alpha) * w
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

@@ -15,22 +15,24 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientRows,
+    ClientUpdate,
     Cohort,
-    Count,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Up,
-    method,
+    Streams,
+    TracedInt,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class CFL(Algorithm):
     """Clustered federated learning (Sattler, Mueller and Samek 2020).
 
@@ -65,9 +67,9 @@ class CFL(Algorithm):
     scales with rate, epochs and model; about a tenth of the largest norm at the start is a rule of thumb)."""
     eps2: float = 1.6
     """Norm of a client's update above which it is not stationary (released code; scales as eps1)."""
-    first_split: Count = 20
+    first_split: TracedInt = 20
     """Rounds without splits at the start (released code: 20)."""
-    min_clients: Count = 3
+    min_clients: TracedInt = 3
     """Clients that a cluster must have to be split (released code: more than 2)."""
     linkage: Literal["complete", "single"] = "complete"
     """The bipartition: agglomerative with complete linkage (released code), or the paper's optimal one (single)."""
@@ -86,8 +88,8 @@ class CFL(Algorithm):
 
     def check(self, population: Population) -> None:
         require(
-            population.reporters == len(population),
-            f"cfl splits a cluster only when all its clients report, and only {population.reporters} of "
+            population.reporters_per_round == len(population),
+            f"cfl splits a cluster only when all its clients report, and only {population.reporters_per_round} of "
             f"{len(population)} do in a round; train with full participation",
         )
 
@@ -97,48 +99,51 @@ class CFL(Algorithm):
         model = _padded(init(0)[None], _places(1))
         return {"model": model, "stream": np.zeros(len(population), np.int64), "splits": []}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent(server["model"], server["stream"][cohort.index].astype(np.int32)[:, None])})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink(
+            {"model": Streams(server["model"], server["stream"][cohort.position].astype(np.int32)[:, None])}
+        )
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        mixed = self._aggregate(server, ups["model"], cohort)
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        mixed = self._aggregate(server, answers["model"], cohort)
         split = dict(server)
-        for members in self._unsettled(server, mixed, ups["model"], cohort):
-            split = self._split(split, members, ups["model"], cohort)
+        for members in self._unsettled(server, mixed, answers["model"], cohort):
+            split = self._split(split, members, answers["model"], cohort)
         if len(split["splits"]) > len(server["splits"]):
-            mixed = self._aggregate(split, ups["model"], cohort)
+            mixed = self._aggregate(split, answers["model"], cohort)
         return {**split, "model": mixed}
 
-    def _aggregate(self, server: Any, models: Float[Array, "c d"], cohort: Cohort) -> Float[Array, "s d"]:
+    def _aggregate(self, server: Any, models: ClientRows, cohort: Cohort) -> Float[Array, "s d"]:
         """Every cluster's average; a cluster nobody of which reports stays as it is."""
         share = reporter_weights(cohort, self.weights)
-        stream, streams = server["stream"][cohort.index], len(server["model"])
+        stream, streams = server["stream"][cohort.position], len(server["model"])
         return mix(server["model"], models, cluster_averages(stream, streams, share))
 
-    def _unsettled(self, server: Any, mixed: Array, models: Array, cohort: Cohort) -> list[NDArray[np.int64]]:
-        """The clusters to be split, as rows of the cohort in the order of client ids."""
+    def _unsettled(self, server: Any, mixed: Array, models: ClientRows, cohort: Cohort) -> list[NDArray[np.int64]]:
+        """The clusters to be split, as places in the cohort."""
         if cohort.round < self.first_split:
             return []
-        stream = server["stream"][cohort.index]
+        stream = server["stream"][cohort.position]
         means = np.asarray(_distances(mixed, server["model"], np.arange(len(mixed))))
-        updates = np.asarray(_distances(models, server["model"], np.resize(stream, len(models))))
+        starts = models.to_rows(stream, fill=0)
+        updates = np.asarray(_distances(models.values, server["model"], starts))[models.row]
         found = []
         for cluster in np.unique(stream):
-            members = np.flatnonzero((stream == cluster) & cohort.report)
+            members = np.flatnonzero((stream == cluster) & cohort.reporting)
             whole = len(members) == np.count_nonzero(server["stream"] == cluster)
             large = whole and len(members) >= self.min_clients
             if large and means[cluster] < self.eps1 and updates[members].max() > self.eps2:
-                found.append(members[np.argsort(cohort.index[members])])
+                found.append(members)
         return found
 
-    def _split(self, server: Any, members: NDArray[np.int64], models: Array, cohort: Cohort) -> Any:
+    def _split(self, server: Any, members: NDArray[np.int64], models: ClientRows, cohort: Cohort) -> Any:
         """The server with one more cluster, on its parent's model; unchanged if the split is rejected."""
-        parent = int(server["stream"][cohort.index[members[0]]])
+        parent = int(server["stream"][cohort.position[members[0]]])
         model = server["model"][parent]
-        updates = np.asarray(models[members]) - np.asarray(model)
+        updates = np.asarray(models.take(members)) - np.asarray(model)
         similarity = cosine_similarity(updates)
         second = bipartition(similarity, self.linkage) == 1
         across = similarity[second][:, ~second].max()
@@ -149,8 +154,8 @@ class CFL(Algorithm):
             "round": cohort.round,
             "parent": parent,
             "model": np.asarray(model),
-            "first": cohort.index[members[~second]],
-            "second": cohort.index[members[second]],
+            "first": cohort.position[members[~second]],
+            "second": cohort.position[members[second]],
             "directions": np.stack([units[~second].mean(axis=0), units[second].mean(axis=0)]),
         }
         splits, stream = [*server["splits"], record], server["stream"].copy()
@@ -160,16 +165,16 @@ class CFL(Algorithm):
 
     # newcomers ------------------------------------------------------------------------------------------------------
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
         splits, places = server["splits"], np.arange(len(server["model"]))
-        if (cohort.index >= 0).all():
+        if cohort.seen:
             return self.broadcast(server, cohort)
         if not splits:
-            return Down({"model": Sent.everyone(server["model"][0], len(cohort))})
+            return Downlink({"model": Streams.everyone(server["model"][0], len(cohort))})
 
-        def to_all(values: Any, used: NDArray[np.bool_]) -> Sent:
+        def to_all(values: Any, used: NDArray[np.bool_]) -> Streams:
             to = np.where(used, np.arange(len(values)), -1).astype(np.int32)
-            return Sent(values, np.tile(to, (len(cohort), 1)))
+            return Streams(values, np.tile(to, (len(cohort), 1)))
 
         def column(name: str) -> Any:
             return _padded(np.stack([split[name] for split in splits]), len(places))
@@ -177,7 +182,7 @@ class CFL(Algorithm):
         leaf, node = places <= len(splits), places < len(splits)
         models = jnp.concatenate([server["model"], column("model")])
         directions = column("directions").reshape(2 * len(places), -1)
-        return Down(
+        return Downlink(
             {
                 "model": to_all(models, np.concatenate([leaf, node])),
                 "gradient": to_all(directions, np.repeat(node, 2)),
@@ -185,7 +190,7 @@ class CFL(Algorithm):
             }
         )
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         if "parent" not in inbox.values:
             return ()
         parent, places = inbox["parent"], len(inbox["parent"])
@@ -193,15 +198,15 @@ class CFL(Algorithm):
         directions = inbox["gradient"].reshape(places, 2, -1)
 
         def descend(split: Any, stream: Any) -> Any:
-            here = inbox.got["parent"][split] & (parent[split] == stream)
+            here = inbox.received["parent"][split] & (parent[split] == stream)
             steps = jnp.where(here, local.steps(self.sgd), 0)
             update = local.sgd(nodes[split], self.sgd, steps=steps) - nodes[split]
             first, second = (directions[split] * update).sum(axis=1)
             return jnp.where(second > first, split + 1, stream)  # split k made cluster k + 1; no steps, no update
 
-        return {"model": leaves[local.fold(places, descend, jnp.int32(0))]}
+        return {"model": leaves[local.fori_loop(places, descend, jnp.int32(0))]}
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if state else inbox["model"][0]
 
 

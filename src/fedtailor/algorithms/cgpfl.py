@@ -16,30 +16,31 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Count,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Up,
+    Streams,
+    TracedInt,
+    hyperparameters,
     is_off,
-    method,
     require,
 )
 
 
-@method
+@hyperparameters
 class Contextual(Algorithm):
     """What CGPFL and CGPFL-Heur share: everything but the number of contexts. See `CGPFL`."""
 
     sgd: SGD = SGD(lr=0.005, steps=10, batch_size=20)
     """Inner steps: their rate eta, and the number R of mini-batches in a round (Tang et al.: rate 0.005, R = 10; for
     CIFAR-10 rate 0.03)."""
-    inner_steps: Count = 5
+    inner_steps: TracedInt = 5
     """S, inner steps on each mini-batch (Tang et al.: 5)."""
     lam: float = 12.0
     """lambda, strength of the pull of theta towards the context (Tang et al.: 12)."""
@@ -79,22 +80,21 @@ class Contextual(Algorithm):
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        context = np.maximum(server["context"][cohort.index], 0).astype(np.int32)
-        return Down({"model": Sent(server["model"], context[:, None])})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        context = np.maximum(server["context"][cohort.position], 0).astype(np.int32)
+        return Downlink({"model": Streams(server["model"], context[:, None])})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         start = state["model"] if self.start == "personal" else None
         share = self._gamma(self.sgd.rate(local.round))
         theta, w = envelope_steps(local, inbox["model"][0], self.sgd, self.inner_steps, self.lam, share, theta=start)
         return {"model": theta}, {"model": w}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        rows = np.flatnonzero(cohort.report)
-        rows = rows[np.argsort(cohort.index[rows])]
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        rows = np.flatnonzero(cohort.reporting)
         if len(rows) == 0:
             return server
-        uploads, contexts, context = ups["model"][rows], server["model"], server["context"].copy()
+        uploads, contexts, context = answers["model"].take(rows), server["model"], server["context"].copy()
         if (context < 0).all():
             number = self._number(uploads, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
@@ -103,29 +103,29 @@ class Contextual(Algorithm):
         share = reporter_weights(cohort, self.weights)[rows]
         means = mix(contexts[:clusters], uploads, cluster_averages(label, clusters, share))
         old = match(squared_distances(means, contexts))
-        context[cohort.index[rows]] = old[label]
+        context[cohort.reporters] = old[label]
         moves = self.alpha * (np.arange(len(contexts))[:, None] == old)
         return {"model": mix(contexts, means, moves), "context": context}
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        own = (cohort.index >= 0) & (server["context"][cohort.index] >= 0)
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        own = server["context"][cohort.position] >= 0 if cohort.seen else np.zeros(len(cohort), bool)
         if own.all():
-            return Down()
+            return Downlink()
         places = np.arange(len(server["model"]), dtype=np.int32)
-        return Down({"model": Sent(server["model"], np.where(own[:, None], -1, places).astype(np.int32))})
+        return Downlink({"model": Streams(server["model"], np.where(own[:, None], -1, places).astype(np.int32))})
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         if "model" not in inbox.values:
             return state["model"]
-        got = inbox.got["model"]
-        losses = local.each(lambda theta: local.loss(theta), inbox["model"])
+        got = inbox.received["model"]
+        losses = local.map(lambda theta: local.loss(theta), inbox["model"])
         nearest = inbox["model"][jnp.argmin(jnp.where(got, losses, jnp.inf))]
         steps = jnp.where(got.any(), local.steps(self.sgd), 0)
         theta, _ = envelope_steps(local, nearest, self.sgd, self.inner_steps, self.lam, 0.0, steps=steps)
         return jnp.where(got.any(), theta, state["model"])
 
 
-@method
+@hyperparameters
 class CGPFL(Contextual):
     """Personalized federated learning with contextualized generalization (Tang et al. 2022, algorithm 1).
 
@@ -162,8 +162,9 @@ class CGPFL(Contextual):
 
     def check(self, population: Population) -> None:
         require(
-            self.contexts <= population.reporters,
-            f"{population.reporters} clients report in a round, too few for {self.contexts} contexts; ask for fewer",
+            self.contexts <= population.reporters_per_round,
+            f"{population.reporters_per_round} clients report in a round, too few for {self.contexts} contexts; "
+            "ask for fewer",
         )
 
     def init_server(self, init: Init, population: Population) -> Any:

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from fedtailor.aggregation.clusters import costs_of_models
 from fedtailor.algorithms.cgpfl import Contextual
-from fedtailor.protocol import About, method, require
+from fedtailor.protocol import About, hyperparameters, require
 
 
-@method
+@hyperparameters
 class CGPFLHeur(Contextual):
     """CGPFL whose number of contexts minimises a bound on the generalization error (Tang et al. 2022, section 4.4).
 

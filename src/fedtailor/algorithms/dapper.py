@@ -16,15 +16,15 @@ from fedtailor.protocol import (
     About,
     Batch,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
-    Local,
+    LocalTrainer,
     Params,
     Population,
     Predictor,
-    Sent,
+    Streams,
     draw_bits,
-    method,
+    hyperparameters,
     require,
 )
 
@@ -32,7 +32,7 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 """(generator, n) -> n examples x [n, ...], y [n, ...], as the federation stores them."""
 
 
-@method
+@hyperparameters
 class DAPPER(HypCluster):
     """Data interpolation (Mansour et al. 2020, section 4, figure 2).
 
@@ -97,39 +97,41 @@ class DAPPER(HypCluster):
             "dapper's server needs examples of the clients and has none; give public ones with source='proxy'",
         )
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
         models = super().serve(server, cohort)
         if self.source == "model":
             return models
         counts = self.r * cohort.sizes
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
-        draws = [self._draw(server, cohort, *row) for row in zip(bits, cohort.index, counts, strict=True)]
+        clusters = server["cluster"][cohort.position] if cohort.seen else np.full(len(cohort), -1)
+        draws = [self._draw(server, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
         x, y = (_padded(np.concatenate(parts)) for parts in zip(*draws, strict=True))
         place = np.arange(_room(counts.max()))
         to = np.where(place < counts[:, None], (np.cumsum(counts) - counts)[:, None] + place, -1).astype(np.int32)
-        return Down({**models.sent, "inputs": Sent(jnp.asarray(x), to), "labels": Sent(jnp.asarray(y), to)})
+        return Downlink(
+            {**models.streams, "inputs": Streams(jnp.asarray(x), to), "labels": Streams(jnp.asarray(y), to)}
+        )
 
     def _draw(
-        self, server: Any, cohort: Cohort, bits: Any, index: int, count: int
+        self, server: Any, cohort: Cohort, bits: Any, cluster: int, count: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """C' for one client; of all clients where its cluster is not known from a round that it took part in."""
+        """C' for one client; of all clients where its cluster is not known (-1) from a round that it took part in."""
         rng = np.random.default_rng(bits)
         if self.proxy is not None:
             return self.proxy(rng, count)
         assert cohort.examples is not None
-        cluster = server["cluster"][index] if index >= 0 else -1
         return cohort.examples(rng, count, np.flatnonzero(server["cluster"] == cluster) if cluster >= 0 else None)
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
-        start = inbox["model"][closest(inbox["model"], inbox.got["model"], local)[0]]
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        start = inbox["model"][closest(inbox["model"], inbox.received["model"], local)[0]]
         if len(self.cover) == 1 or self.select == "train":
             fit_on, loss = local, local.loss
         else:
             fit_on, loss = self._hold_out(local)
-        models = local.each(lambda lam: self._fit(start, lam, inbox, fit_on), jnp.asarray(self.cover, start.dtype))
-        return models[jnp.argmin(local.each(loss, models)) if len(self.cover) > 1 else 0]
+        models = local.map(lambda lam: self._fit(start, lam, inbox, fit_on), jnp.asarray(self.cover, start.dtype))
+        return models[jnp.argmin(local.map(loss, models)) if len(self.cover) > 1 else 0]
 
-    def _hold_out(self, local: Local) -> tuple[Local, Callable[[Array], Array]]:
+    def _hold_out(self, local: LocalTrainer) -> tuple[LocalTrainer, Callable[[Array], Array]]:
         """The data to train on, and the loss on the data held out from it."""
         n, has_val = local.size, local.count("val") > 0
         taken = jnp.minimum(jnp.ceil(self.held_out * n).astype(jnp.int32), jnp.maximum(n - 1, 0))
@@ -137,13 +139,13 @@ class DAPPER(HypCluster):
         rest = local.part(cut, n, "dapper")
         return local.part(0, cut, "dapper"), lambda h: jnp.where(has_val, local.loss(h, "val"), rest.loss(h))
 
-    def _fit(self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: Local) -> Float[Array, " d"]:
+    def _fit(self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
         """The minimisation of eq. 7, from `start`."""
         own = self.tune.batch_size
 
         def weighed(params: Params, batch: Batch, step: Any) -> Params:
             theirs = self._others(start, inbox, local, step, self.r * own)
-            local.account(gradients=self.r)
+            local.count_work(gradients=self.r)
             both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, theirs)
             weight = jnp.concatenate([lam * _mean(batch.weight), (1 - lam) * _mean(theirs.weight)])
             return local.batch_gradient(params, Batch(both.x, both.y, weight))
@@ -156,9 +158,9 @@ class DAPPER(HypCluster):
         steps = local.steps(self.tune) * (self.r if self.coin else 1)
         return local.sgd(start, self.tune, gradient=tossed if self.coin else weighed, steps=steps)
 
-    def _others(self, start: Float[Array, " d"], inbox: Inbox, local: Local, step: Any, size: int) -> Batch:
+    def _others(self, start: Float[Array, " d"], inbox: Inbox, local: LocalTrainer, step: Any, size: int) -> Batch:
         """The batch of C' for a step: batch after batch, over and over."""
-        count = self.r * local.size if self.source == "model" else inbox.got["labels"].sum()
+        count = self.r * local.size if self.source == "model" else inbox.received["labels"].sum()
         place = step % jnp.maximum((count + size - 1) // size, 1) * size + jnp.arange(size, dtype=jnp.int32)
         weight = (place < count).astype(start.dtype)
         if self.source != "model":

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedavg import FedAvg
@@ -10,21 +9,21 @@ from fedtailor.algorithms.fedprox import require_stable
 from fedtailor.protocol import (
     SGD,
     About,
+    ClientUpdate,
     Cohort,
-    Count,
-    Down,
+    Downlink,
     Inbox,
-    Local,
+    LocalTrainer,
     Predictor,
-    Switch,
-    Up,
+    TracedInt,
+    ZeroIsStatic,
+    hyperparameters,
     is_off,
-    method,
     require,
 )
 
 
-@method
+@hyperparameters
 class Ditto(FedAvg):
     """Fair and robust federated learning through personalization (Li et al. 2021).
 
@@ -49,11 +48,11 @@ class Ditto(FedAvg):
     """Local training of the global model (released code: learning rate 0.05, 2 mini-batches of 16 a round)."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters (the paper's algorithms 1 and 2: equal)."""
-    lam: Switch = 1.0
+    lam: ZeroIsStatic = 1.0
     """Pull of the personal model towards the global one (released code: 1, or the best of {0.1, 1, 2})."""
     personal_sgd: SGD | None = None
     """Training of the personal model; None = as `sgd`, on the same batches."""
-    newcomer_steps: Count = 40
+    newcomer_steps: TracedInt = 40
     """Steps of a client that never took part, from the global model (as the released code's fine-tuning baseline)."""
 
     def __post_init__(self) -> None:
@@ -63,21 +62,20 @@ class Ditto(FedAvg):
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         return {"model": self._step(state["model"], theta, local)}, {"model": local.sgd(theta, self.sgd)}
 
-    def _step(self, v: Float[Array, " d"], w: Float[Array, " d"], local: Local, steps: Any = None) -> Array:
+    def _step(self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: Any = None) -> Array:
         pull = None if is_off(self.lam) else (self.lam, w)
         return local.sgd(v, self.personal_sgd or self.sgd, pull=pull, steps=steps)
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        seen = bool(np.all(cohort.index >= 0))
-        return Down() if seen else self.broadcast(server, cohort)
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         theta = inbox["model"][0]
         return {"model": self._step(theta, theta, local, self.newcomer_steps)}

@@ -2,14 +2,26 @@
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from jaxtyping import Array, Float
+from fedtailor.aggregation import ServerOptimizer, reporter_weights
+from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    Streams,
+    hyperparameters,
+)
 
-from fedtailor.aggregation import ServerOptimizer, mix, reporter_weights
-from fedtailor.protocol import SGD, About, Algorithm, Cohort, Down, Inbox, Init, Local, Population, Sent, Up, method
 
-
-@method
+@hyperparameters
 class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017).
 
@@ -36,25 +48,22 @@ class FedAvg(Algorithm):
     optimizer: ServerOptimizer = ServerOptimizer()
     """The server's step towards the average; the default takes it whole."""
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> AveragedModels:
         theta = init(0)[None]
-        return {"model": theta, "optimizer": self.optimizer.init(theta)}
+        return AveragedModels(theta, self.optimizer.init(theta))
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def broadcast(self, server: AveragedModels, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
+    def server(self, server: AveragedModels, downlink: Downlink, answers: Answers, cohort: Cohort) -> AveragedModels:
         weights = reporter_weights(cohort, self.weights)[None]
-        return {**server, **step(self.optimizer, server, ups["model"], weights)}
+        return average_step(server, self.optimizer, answers["model"], weights)
 
 
-def step(
-    optimizer: ServerOptimizer, server: Any, models: Float[Array, "rows d"], weights: Float[np.ndarray, "s c"]
-) -> dict[str, Any]:
-    """New "model" [s, d] and "optimizer" of a server state after mixing; streams with zero rows are frozen."""
-    mixed = mix(server["model"], models, weights)
-    state, theta = optimizer.apply(server["optimizer"], server["model"], mixed, np.any(weights, axis=1))
-    return {"model": theta, "optimizer": state}
+def step(optimizer: Any, server: Any, models: Any, weights: Any) -> dict[str, Any]:
+    """`average_step` of a state that is a dict; goes with the last of them."""
+    moved = average_step(AveragedModels(server["model"], server["optimizer"]), optimizer, models, weights)
+    return {"model": moved.model, "optimizer": moved.optimizer}

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.protocol import SGD, About, method
+from fedtailor.protocol import SGD, About, hyperparameters
 
 
-@method
+@hyperparameters
 class FedAvgM(FedAvg):
     """Federated averaging with server momentum (Hsu et al. 2019; the baseline of Mansour et al. 2020, section 6).
 

@@ -12,21 +12,22 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Up,
-    method,
+    Streams,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class FedFomo(Algorithm):
     """Personalized federated learning with first order model optimization (Zhang et al. 2021).
 
@@ -85,65 +86,64 @@ class FedFomo(Algorithm):
             "affinity": np.zeros((clients, clients)),
         }
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent(server["model"], self._choose(server, cohort))})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams(server["model"], self._choose(server, cohort))})
 
     def _choose(self, server: Any, cohort: Cohort) -> Int[np.ndarray, "c k"]:
         """Whose models each client is sent; -1 where fewer than M others have uploaded one."""
         clients, rng = len(server["uploaded"]), cohort.rng("fedfomo")
         chosen = np.full((len(cohort), min(self.downloads, clients - 1)), -1, np.int32)
         explore = max(self.explore - self.explore_decay * cohort.round, 0.0)
-        for row in np.argsort(cohort.index):
-            client = cohort.index[row]
+        for row, client in enumerate(cohort.position):
             uniform, ties = rng.random() < explore, rng.random(clients)
             ranked = np.lexsort((ties, np.zeros(clients) if uniform else -server["affinity"][client]))
             ranked = ranked[server["uploaded"][ranked] & (ranked != client)][: chosen.shape[1]]
             chosen[row, : len(ranked)] = ranked
         return chosen
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        clients, models = len(server["uploaded"]), ups["model"]
-        place = np.full(len(models), clients)  # one past the end: not stored
-        place[: len(cohort)][cohort.report] = cohort.index[cohort.report]
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        clients, models = len(server["uploaded"]), answers["model"]
+        # one past the end: not stored
+        place = models.to_rows(np.where(cohort.reporting, cohort.position, clients), fill=clients)
         uploaded, affinity = server["uploaded"].copy(), server["affinity"].copy()
-        uploaded[cohort.index[cohort.report]] = True
-        row, column = np.nonzero((down.sent["model"].to >= 0) & cohort.report[:, None])
-        weights, sent = np.asarray(ups["weights"]), down.sent["model"].to
-        affinity[cohort.index[row], sent[row, column]] += weights[row, column]
-        bank = _store(server["model"], models, place)
+        uploaded[cohort.reporters] = True
+        row, column = np.nonzero((downlink.streams["model"].recipients >= 0) & cohort.reporting[:, None])
+        weights, sent = answers.host("weights"), downlink.streams["model"].recipients
+        affinity[cohort.position[row], sent[row, column]] += weights[row, column]
+        bank = _store(server["model"], models.values, place)
         return {**server, "model": bank, "uploaded": uploaded, "affinity": affinity}
 
-    def handover(self, server: Any) -> Float[Array, " d"]:
+    def global_model(self, server: Any) -> Float[Array, " d"]:
         return server["model"].mean(axis=0)  # of all clients' last uploads: there is no global model
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            return Down()
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return Downlink()
         bank = np.where(server["uploaded"], np.arange(len(server["uploaded"])), -1).astype(np.int32)
         # theta^0 is common knowledge (the seed)
-        start = Sent.everyone(server["initial"], len(cohort), held=True)
-        return Down({"model": Sent(server["model"], np.tile(bank, (len(cohort), 1))), "initial": start})
+        start = Streams.everyone(server["initial"], len(cohort), already_held=True)
+        return Downlink({"model": Streams(server["model"], np.tile(bank, (len(cohort), 1))), "initial": start})
 
     # on the client ----------------------------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"base": theta, "model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         state, weights = self._update(state, inbox, local)
         return state, {"model": state["model"], "weights": weights[:-1]}
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         return self._update(self.init_client(inbox["initial"][0]), inbox, local)[0]
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model" if self.predict_with == "trained" else "base"]
 
-    def _update(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Float[Array, " k"]]:
+    def _update(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, Float[Array, " k"]]:
         """A weighting and a training: the new state, and the weights of what was sent and of the client's own model."""
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
-        got = jnp.append(inbox.got["model"], True)
+        got = jnp.append(inbox.received["model"], True)
         held = jnp.where(local.count("val") > 0, 0, jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size))
         kept = jnp.maximum(local.size - held, jnp.minimum(local.size, 1))
         unused = local.part(local.size - held, local.size, "holdout")
@@ -151,7 +151,7 @@ class FedFomo(Algorithm):
         def validate(theta: Float[Array, " d"]) -> Float[Array, ""]:
             return local.loss(theta, "val") + unused.loss(theta, "train")  # one of the two is empty
 
-        gain = jnp.where(got, jnp.maximum(validate(base) - local.each(validate, models), 0), 0)
+        gain = jnp.where(got, jnp.maximum(validate(base) - local.map(validate, models), 0), 0)
         away = models - base
         distance = jnp.abs(away).sum(axis=1) if self.norm == "l1" else jnp.linalg.norm(away, axis=1)
         weights = gain / (distance + 1e-12)

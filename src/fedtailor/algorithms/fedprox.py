@@ -3,10 +3,20 @@
 from typing import Any, ClassVar
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.protocol import SGD, About, Inbox, Local, Switch, Up, is_off, method, require
+from fedtailor.protocol import (
+    SGD,
+    About,
+    ClientUpdate,
+    Inbox,
+    LocalTrainer,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+    require,
+)
 
 
-@method
+@hyperparameters
 class FedProx(FedAvg):
     """Federated optimization with a proximal term (Li et al. 2020).
 
@@ -30,13 +40,13 @@ class FedProx(FedAvg):
 
     sgd: SGD = SGD(lr=0.01, epochs=20, batch_size=10)
     """Local training (Li et al.: learning rate 0.01, 20 epochs, batch 10)."""
-    mu: Switch = 0.1
+    mu: ZeroIsStatic = 0.1
     """Weight of the proximal term (Li et al. tune it in {0.001, 0.01, 0.1, 0.5, 1})."""
 
     def __post_init__(self) -> None:
         require_stable("mu", self.mu, self.sgd)
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         return state, {"model": local.sgd(theta, self.sgd, pull=None if is_off(self.mu) else (self.mu, theta))}
 

@@ -3,10 +3,10 @@
 from typing import Any, ClassVar
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.protocol import SGD, About, Inbox, Local, Predictor, method
+from fedtailor.protocol import SGD, About, Inbox, LocalTrainer, Predictor, hyperparameters
 
 
-@method
+@hyperparameters
 class FineTune(FedAvg):
     """Fine-tuning of the global model (baseline of Mansour et al. 2020, section 6).
 
@@ -27,5 +27,5 @@ class FineTune(FedAvg):
     tune: SGD = SGD(lr=0.005, batch_size=10)
     """The final local training (Mansour et al.: one epoch, batch 10, learning rate 0.005)."""
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return local.sgd(inbox["model"][0], self.tune)

@@ -12,22 +12,23 @@ from fedtailor.algorithms.fedavg import step
 from fedtailor.algorithms.fedavgm import FedAvgM
 from fedtailor.protocol import (
     About,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Count,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Up,
-    method,
+    Streams,
+    TracedInt,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class HypCluster(FedAvgM):
     """Hypothesis-based clustering (Mansour et al. 2020, section 3, figure 1).
 
@@ -58,7 +59,7 @@ class HypCluster(FedAvgM):
     """Number of models q (Mansour et al., appendix F.2: 2 on EMNIST)."""
     start: Literal["random", "farthest"] = "random"
     """Where the q models come from."""
-    warm: Count = 0
+    warm: TracedInt = 0
     """Rounds of plain averaging for each `random` model, one model after another (they count as rounds of the run)."""
 
     def __post_init__(self) -> None:
@@ -79,74 +80,73 @@ class HypCluster(FedAvgM):
         server = {"model": theta, "optimizer": self.optimizer.init(theta), "cluster": cluster, "round": 0}
         return server if distinct else {**server, "initial": init(0)}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         models, clients, round = server["model"], len(cohort), server["round"]
         if round >= self._preparation:
-            return Down({"model": Sent.all_to_all(models, clients)})
+            return Downlink({"model": Streams.all_to_all(models, clients)})
         if self.start == "random":
-            return Down({"model": Sent(models, np.full((clients, 1), round // self.warm))})
+            return Downlink({"model": Streams(models, np.full((clients, 1), round // self.warm))})
         found = np.where(np.arange(self.clusters) < round, np.arange(self.clusters), -1)
         to = np.tile([*found, self.clusters], (clients, 1))  # the last place: what to train
-        return Down({"model": Sent(jnp.concatenate([models, server["initial"][None]]), to)})
+        return Downlink({"model": Streams(jnp.concatenate([models, server["initial"][None]]), to)})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         models = inbox["model"]
         if len(models) > self.clusters:
-            _, loss = closest(models[:-1], inbox.got["model"][:-1], local)
+            _, loss = closest(models[:-1], inbox.received["model"][:-1], local)
             return state, {"model": local.sgd(models[-1], self.sgd), "loss": loss}
         if len(models) == 1:
             return state, self.train(models[0], local)
-        choice, _ = closest(models, inbox.got["model"], local)
+        choice, _ = closest(models, inbox.received["model"], local)
         return state, {**self.train(models[choice], local), "cluster": choice}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        if not cohort.report.any():
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        if not cohort.reporting.any():
             return server
-        if "loss" in ups:
-            chosen = _worst_served(np.asarray(ups["loss"]), cohort, first=server["round"] == 0)
-            model = server["model"].at[server["round"]].set(ups["model"][chosen])
+        if "loss" in answers:
+            chosen = _worst_served(answers.host("loss"), cohort, first=server["round"] == 0)
+            model = server["model"].at[server["round"]].set(answers["model"].take(chosen))
             return {**server, "model": model, "round": server["round"] + 1}
         cluster = server["cluster"].copy()
-        if "cluster" in ups:
-            stream = np.asarray(ups["cluster"])[: len(cohort)]
-            cluster[cohort.index[cohort.report]] = stream[cohort.report]
+        if "cluster" in answers:
+            stream = answers.host("cluster")
+            cluster[cohort.reporters] = stream[cohort.reporting]
         else:
-            stream = down.sent["model"].to[:, 0]
-        new = self.aggregate(server, ups, stream, reporter_weights(cohort, self.weights), cohort)
+            stream = downlink.streams["model"].recipients[:, 0]
+        new = self.aggregate(server, answers, stream, reporter_weights(cohort, self.weights), cohort)
         return {**server, **new, "cluster": cluster, "round": server["round"] + 1}
 
-    def train(self, theta: Float[Array, " d"], local: Local) -> Up:
+    def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         """What a client sends of its training of theta."""
         return {"model": local.sgd(theta, self.sgd)}
 
     def aggregate(
-        self, server: Any, ups: Up, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
+        self, server: Any, answers: Answers, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
     ) -> dict[str, Any]:
         """New models and optimiser states, from each client's cluster [c] and share of the reporters [c]."""
-        return step(self.optimizer, server, ups["model"], cluster_averages(stream, self.clusters, share))
+        return step(self.optimizer, server, answers["model"], cluster_averages(stream, self.clusters, share))
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.all_to_all(server["model"], len(cohort))})
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.all_to_all(server["model"], len(cohort))})
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
-        return inbox["model"][closest(inbox["model"], inbox.got["model"], local)[0]]
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        return inbox["model"][closest(inbox["model"], inbox.received["model"], local)[0]]
 
 
 def closest(
-    models: Float[Array, "q d"], got: Bool[Array, " q"], local: Local
+    models: Float[Array, "q d"], got: Bool[Array, " q"], local: LocalTrainer
 ) -> tuple[Int[Array, ""], Float[Array, ""]]:
     """The model with the lowest loss on the client's training data, the first one on ties; and that loss.
 
     Models that were not sent do not count; where none was, the loss is 0."""
     if len(models) == 1:
         return jnp.int32(0), jnp.zeros((), models.dtype)
-    losses = jnp.where(got, local.each(local.loss, models), jnp.inf)
+    losses = jnp.where(got, local.map(local.loss, models), jnp.inf)
     choice = jnp.argmin(losses)
     return choice.astype(jnp.int32), jnp.where(got.any(), losses[choice], 0)
 
 
 def _worst_served(loss: NDArray[np.floating], cohort: Cohort, first: bool) -> int:
-    """The row of the reporter with the largest loss, or of any of them."""
-    reporters = np.flatnonzero(cohort.report)
-    reporters = reporters[np.argsort(cohort.index[reporters])]
+    """The reporter (its place in the cohort) with the largest loss, or any of them."""
+    reporters = np.flatnonzero(cohort.reporting)
     return int(cohort.rng("first model").choice(reporters) if first else reporters[np.argmax(loss[reporters])])

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, mix
 from fedtailor.algorithms.hypcluster import HypCluster
-from fedtailor.protocol import SGD, About, Cohort, Local, Up, method, require
+from fedtailor.protocol import SGD, About, Answers, ClientUpdate, Cohort, LocalTrainer, hyperparameters, require
 
 
-@method
+@hyperparameters
 class IFCA(HypCluster):
     """Iterative federated clustering (Ghosh et al. 2020, algorithm 1).
 
@@ -51,16 +51,16 @@ class IFCA(HypCluster):
         known = self.averaging in ("models", "gradients")
         require(known, f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'")
 
-    def train(self, theta: Float[Array, " d"], local: Local) -> Up:
+    def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         return {"gradient": local.gradient(theta)} if self.averaging == "gradients" else super().train(theta, local)
 
     def aggregate(
-        self, server: Any, ups: Up, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
+        self, server: Any, answers: Answers, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
     ) -> dict[str, Any]:
         if self.averaging == "models":
-            return super().aggregate(server, ups, stream, share, cohort)
+            return super().aggregate(server, answers, stream, share, cohort)
         theta = server["model"]
         weights = (stream == np.arange(self.clusters)[:, None]) * share  # not scaled: clusters move by their mass
-        descended = theta - self.sgd.rate(cohort.round) * mix(jnp.zeros_like(theta), ups["gradient"], weights)
+        descended = theta - self.sgd.rate(cohort.round) * mix(jnp.zeros_like(theta), answers["gradient"], weights)
         state, theta = self.optimizer.apply(server["optimizer"], theta, descended, weights.sum(axis=1) > 0)
         return {"model": theta, "optimizer": state}

@@ -10,22 +10,37 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Up,
-    method,
+    ServerState,
+    Streams,
+    hyperparameters,
     require,
     server_rng,
+    server_state,
 )
 
 
-@method
+@server_state
+class L2GDState(ServerState):
+    """The clients' mean, and how far they are."""
+
+    model: Float[Array, "1 d"]
+    """xbar, as the clients last sent it."""
+    rounds: int
+    """Rounds done."""
+    local_rounds: int
+    """Those of them in which the clients trained."""
+
+
+@hyperparameters
 class L2GD(Algorithm):
     """Loopless local gradient descent for a mixture of local and global models (Hanzely and Richtarik 2020).
 
@@ -39,7 +54,8 @@ class L2GD(Algorithm):
     gradient step. Averaging keeps xbar, so it costs traffic only after a local step: clients send their models when
     the coin will turn to averaging, and are sent their mean in the round after. The coins are drawn ahead. All clients
     take every step; when only some report, their mean stands in for xbar. A client that never took part starts from
-    xbar and minimises its own f(x) + lam/2 |x - xbar|^2 in as many local rounds as the others did.
+    xbar and minimises its own f(x) + lam/2 |x - xbar|^2 in as many local rounds as the others did, with a fresh
+    optimiser in each and with the learning rates of rounds that are spread evenly over those done.
     """
 
     about: ClassVar[About] = About(
@@ -50,7 +66,7 @@ class L2GD(Algorithm):
         keeps="its personal model (and the mean)",
         unseen="proximal steps from the mean",
     )
-    trains: ClassVar = "all"
+    participants: ClassVar = "all"
 
     sgd: SGD = SGD(lr=0.1, steps=1, batch_size=32)
     """What a local round is (the paper: one gradient step, of rate eta = a / (m (1-p)))."""
@@ -78,19 +94,19 @@ class L2GD(Algorithm):
         """The coin of this round, or of one some rounds ahead: whether it is an averaging round."""
         return bool(server_rng(cohort.seed, "l2gd", cohort.round + ahead).random() < self.p)
 
-    def init_server(self, init: Init, population: Population) -> Any:
-        return {"model": init(0)[None], "local_rounds": 0}
+    def init_server(self, init: Init, population: Population) -> L2GDState:
+        return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
+    def broadcast(self, server: L2GDState, cohort: Cohort) -> Downlink:
         if not self._averages(cohort):
-            return Down(reply=self._averages(cohort, 1))
-        held = cohort.round == 0 or self._averages(cohort, -1)
-        return Down({"model": Sent.everyone(server["model"], len(cohort), held=held)}, reply=False)
+            return Downlink(reply=self._averages(cohort, 1))
+        held = server.rounds == 0 or self._averages(cohort, -1)
+        return Downlink({"model": Streams.everyone(server.model, len(cohort), already_held=held)}, reply=False)
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         x = state["model"]
         if "model" in inbox.values:  # an averaging round
             tau = self._tau(self.sgd.rate(local.round))
@@ -99,21 +115,28 @@ class L2GD(Algorithm):
             x = local.sgd(x, self.sgd)
         return {"model": x}, {"model": x}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        model = mix(server["model"], ups["model"], reporter_weights(cohort, self.weights)[None])
-        return {"model": model, "local_rounds": server["local_rounds"] + (not down.sent)}
+    def server(self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> L2GDState:
+        model = mix(server.model, answers["model"], reporter_weights(cohort, self.weights)[None])
+        local = not downlink.streams  # the mean travels in averaging rounds only
+        return L2GDState(model, server.rounds + 1, server.local_rounds + local)
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            return Down()
-        mean = Sent.everyone(server["model"], len(cohort))
-        return Down({"model": mean}, note={"local_rounds": server["local_rounds"]})
+    def serve(self, server: L2GDState, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return Downlink()
+        mean = Streams.everyone(server.model, len(cohort))
+        return Downlink({"model": mean}, scalars={"rounds": server.rounds, "local_rounds": server.local_rounds})
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         mean = inbox["model"][0]
-        strength = jnp.minimum(self.lam, 1 / self.sgd.rate(local.round))  # more would overshoot the mean in one step
-        steps = inbox.note["local_rounds"] * local.steps(self.sgd)
-        return {"model": local.sgd(mean, self.sgd, pull=(strength, mean), steps=steps)}
+        rounds, local_rounds = inbox.scalars["rounds"], inbox.scalars["local_rounds"]
+        first = local.round - rounds
+
+        def train(k: Any, x: Float[Array, " d"]) -> Float[Array, " d"]:
+            there = local.in_round(first + k * rounds // jnp.maximum(local_rounds, 1))
+            strength = jnp.minimum(self.lam, 1 / self.sgd.rate(there.round))  # more overshoots the mean in one step
+            return there.sgd(x, self.sgd, pull=(strength, mean))
+
+        return {"model": local.fori_loop(local_rounds, train, mean)}

@@ -4,17 +4,46 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
-from fedtailor.protocol import SGD, About, Algorithm, Cohort, Down, Inbox, Init, Population, Predictor, Sent, Up, method
-from fedtailor.protocol import Local as LocalView
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    Predictor,
+    ServerState,
+    Streams,
+    hyperparameters,
+    server_state,
+)
 
 
-@method
+@server_state
+class LocalState(ServerState):
+    """What a client that arrives later must know."""
+
+    initial: Float[Array, " d"]
+    """The model that all clients started from."""
+    rounds: int
+    """Rounds done since then."""
+
+
+@hyperparameters
 class Local(Algorithm):
     """Training alone, the reference point of personalization: nothing travels.
 
     All clients train in every round, whoever reports (otherwise sampled clients would be under-trained):
 
         w_i <- SGD(w_i; D_i),   w_i = theta^0 at the start
+
+    A client that never took part makes up for all rounds at once, one after another as the others did: with each
+    round's learning rate, and a fresh optimiser in each.
     """
 
     about: ClassVar[About] = About(
@@ -23,37 +52,43 @@ class Local(Algorithm):
         down="nothing",
         up="nothing",
         keeps="its model",
-        unseen="trains alone as long as the others did",
+        unseen="trains alone in as many rounds as the others did",
     )
-    trains: ClassVar = "all"
+    participants: ClassVar = "all"
 
     sgd: SGD = SGD()
     """Local training."""
 
-    def init_server(self, init: Init, population: Population) -> Any:
-        return {"initial": init(0)}
+    def init_server(self, init: Init, population: Population) -> LocalState:
+        return LocalState(initial=init(0), rounds=0)
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down()
+    def broadcast(self, server: LocalState, cohort: Cohort) -> Downlink:
+        return Downlink()
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        return server
+    def server(self, server: LocalState, downlink: Downlink, answers: Answers, cohort: Cohort) -> LocalState:
+        return server.replace(rounds=server.rounds + 1)
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            return Down()
+    def serve(self, server: LocalState, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return Downlink()
         # theta^0 is common knowledge (the seed), so nothing travels for a newcomer either
-        start = Sent.everyone(server["initial"], len(cohort), held=True)
-        return Down({"model": start}, note={"rounds": cohort.round})
+        start = Streams.everyone(server.initial, len(cohort), already_held=True)
+        return Downlink({"model": start}, scalars={"rounds": server.rounds})
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalView) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return {"model": local.sgd(state["model"], self.sgd)}, {}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalView) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def enroll(self, inbox: Inbox, local: LocalView) -> Any:
-        return {"model": local.sgd(inbox["model"][0], self.sgd, steps=inbox.note["rounds"] * local.steps(self.sgd))}
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        rounds = inbox.scalars["rounds"]
+        first = local.round - rounds
+
+        def train(k: Any, w: Float[Array, " d"]) -> Float[Array, " d"]:
+            return local.in_round(first + k).sgd(w, self.sgd)
+
+        return {"model": local.fori_loop(rounds, train, inbox["model"][0])}

@@ -11,19 +11,19 @@ from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientUpdate,
     Inbox,
-    Local,
+    LocalTrainer,
     Mixture,
     Params,
     Predictor,
     StepGradient,
-    Up,
-    method,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class MAPPER(FedAvgM):
     """Model interpolation (Mansour et al. 2020, section 5, figure 3).
 
@@ -64,29 +64,29 @@ class MAPPER(FedAvgM):
         valid = self.split is None or (len(self.split) == 3 and min(self.split) > 0 and abs(sum(self.split) - 1) < 1e-9)
         require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         fit_on, choose_on, train_on = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
         return state, {"model": train_on.sgd(theta, self.sgd, gradient=through_mixture(train_on, own, 1 - lam))}
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
         fit_on, choose_on, _ = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
         return _mixture(lam, own, theta)
 
     def _interpolate(
-        self, theta: Float[Array, " d"], fit_on: Local, choose_on: Local
+        self, theta: Float[Array, " d"], fit_on: LocalTrainer, choose_on: LocalTrainer
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
         """lambda* and its local model, for a global model (eq. 9 and 10)."""
         cover = jnp.asarray(self.cover, theta.dtype)
-        own = fit_on.each(lambda lam: fit_on.sgd(theta, self.fit, gradient=through_mixture(fit_on, theta, lam)), cover)
-        losses = choose_on.each(lambda lam, own: choose_on.loss(_mixture(lam, own, theta)), cover, own)
+        own = fit_on.map(lambda lam: fit_on.sgd(theta, self.fit, gradient=through_mixture(fit_on, theta, lam)), cover)
+        losses = choose_on.map(lambda lam, own: choose_on.loss(_mixture(lam, own, theta)), cover, own)
         best = jnp.argmin(losses)
         return cover[best], own[best]
 
-    def _parts(self, local: Local) -> tuple[Local, Local, Local]:
+    def _parts(self, local: LocalTrainer) -> tuple[LocalTrainer, LocalTrainer, LocalTrainer]:
         """The client's data for eq. 9, 10 and 11: disjoint parts of at least one sample each."""
         if self.split is None:
             return local, local, local
@@ -101,7 +101,7 @@ class MAPPER(FedAvgM):
         )
 
 
-def through_mixture(local: Local, frozen: Float[Array, " d"], share: Float[Array, ""]) -> StepGradient:
+def through_mixture(local: LocalTrainer, frozen: Float[Array, " d"], share: Float[Array, ""]) -> StepGradient:
     """The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the model of p.
 
     It is the gradient of -log p(y), sample by sample times the responsibility share p(y) / (the mixture)."""
@@ -109,7 +109,7 @@ def through_mixture(local: Local, frozen: Float[Array, " d"], share: Float[Array
     log_share, log_rest = jnp.log(share), jnp.log(1 - share)  # -inf for a share of 0 or 1: the other term is all
 
     def gradient(params: Params, batch: Batch, step: Any) -> Params:
-        local.account(gradients=1, forwards=1)
+        local.count_work(gradients=1, forwards=1)
         rest = log_rest + jax.nn.log_softmax(local.logits(other, batch.x), axis=-1)
 
         def loss(params: Params) -> Float[Array, ""]:

@@ -1,17 +1,41 @@
 """Oracle: one FedAvg for each true group."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import cluster_averages, reporter_weights
-from fedtailor.algorithms.fedavg import FedAvg, step
-from fedtailor.protocol import About, Cohort, Down, Init, Population, Sent, Up, method, require
+from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
+from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    Streams,
+    hyperparameters,
+    require,
+    server_state,
+)
 
 
-@method
-class Oracle(FedAvg):
+@server_state
+class OracleState(AveragedModels):
+    """One model for each true group, in the order of `groups`."""
+
+    groups: NDArray[np.int64]
+    """The groups of the seen clients [s], ascending."""
+
+
+@hyperparameters
+class Oracle(Algorithm):
     """One FedAvg for each true group: the reference that clustered methods try to reach.
 
         theta_g <- theta_g - opt( theta_g - sum_(i in g) q_i SGD(theta_g; D_i) ),    q_i = n_i / sum_(j in g, S) n_j
@@ -28,32 +52,42 @@ class Oracle(FedAvg):
         unseen="the model of its true group",
     )
 
+    sgd: SGD = SGD()
+    """Local training."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Weights of a group's average over its reporters: by training samples n_i, or equal."""
+    optimizer: ServerOptimizer = ServerOptimizer()
+    """The server's step towards the average of every group; the default takes it whole."""
+
     def check(self, population: Population) -> None:
         require(population.groups is not None, "oracle needs the true group of every client, and these data have none")
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> OracleState:
         assert population.groups is not None
         groups = np.unique(population.groups)
         theta = init(0)[None].repeat(len(groups), axis=0)
-        return {"model": theta, "optimizer": self.optimizer.init(theta), "groups": groups}
+        return OracleState(theta, self.optimizer.init(theta), groups)
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent(server["model"], _streams(server, cohort)[:, None])})
+    def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams(server.model, _stream_of_group(server, cohort)[:, None])})
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+
+    def server(self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort) -> OracleState:
         share = reporter_weights(cohort, self.weights)
-        weights = cluster_averages(_streams(server, cohort), len(server["groups"]), share)
-        return {**server, **step(self.optimizer, server, ups["model"], weights)}
+        weights = cluster_averages(_stream_of_group(server, cohort), len(server.groups), share)
+        return average_step(server, self.optimizer, answers["model"], weights)
 
 
-def _streams(server: Any, cohort: Cohort) -> NDArray[np.int32]:
-    """Each client's stream [c].
+def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int32]:
+    """The stream [c] that belongs to each client's true group.
 
     Raises:
         ValueError: an unseen client of a group that nobody trained.
     """
     assert cohort.groups is not None
-    place = np.minimum(np.searchsorted(server["groups"], cohort.groups), len(server["groups"]) - 1)
-    known = server["groups"][place] == cohort.groups
+    stream = np.minimum(np.searchsorted(server.groups, cohort.groups), len(server.groups) - 1)
+    known = server.groups[stream] == cohort.groups
     require(bool(known.all()), f"no seen client belongs to group {cohort.groups[~known][:1]}; oracle cannot serve it")
-    return place.astype(np.int32)
+    return stream.astype(np.int32)

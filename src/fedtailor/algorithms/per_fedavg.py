@@ -11,18 +11,18 @@ from fedtailor.protocol import (
     SGD,
     About,
     Batch,
-    Count,
+    ClientUpdate,
     Inbox,
-    Local,
+    LocalTrainer,
     Params,
     Predictor,
-    Up,
-    method,
+    TracedInt,
+    hyperparameters,
     require,
 )
 
 
-@method
+@hyperparameters
 class PerFedAvg(FedAvg):
     """Personalized federated learning by meta-learning (Fallah et al. 2020, algorithm 1).
 
@@ -57,7 +57,7 @@ class PerFedAvg(FedAvg):
     two points counts 1/delta: such networks want about 0.1, or the exact product."""
     relative: bool = True
     """Divide delta by the norm of g', so that it is a distance; False is the paper's fixed multiple of g'."""
-    adapt_steps: Count = 1
+    adapt_steps: TracedInt = 1
     """Gradient steps of rate alpha towards the personal model (the paper: 1)."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters (the paper: equal)."""
@@ -69,7 +69,7 @@ class PerFedAvg(FedAvg):
         require(self.delta > 0, f"delta is {self.delta}; it must be above 0")
         require(self.adapt_steps >= 0, f"adapt_steps is {self.adapt_steps}; it must be 0 or more")
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         sgd = self.sgd
         drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)  # batches of a permutation
         used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
@@ -88,11 +88,11 @@ class PerFedAvg(FedAvg):
 
         return state, {"model": local.sgd(inbox["model"][0], sgd, gradient=meta)}
 
-    def _hessian(self, local: Local, params: Params, batch: Batch, g: Params) -> Params:
+    def _hessian(self, local: LocalTrainer, params: Params, batch: Batch, g: Params) -> Params:
         """The Hessian at `params` times g."""
         gradient = lambda w: local.batch_gradient(w, batch)  # noqa: E731
         if self.variant == "hf":
-            local.account(gradients=1)  # forward over reverse costs about two gradients
+            local.count_work(gradients=1)  # forward over reverse costs about two gradients
             return jax.jvp(gradient, (params,), (g,))[1]
         delta = self.delta
         if self.relative:
@@ -101,9 +101,9 @@ class PerFedAvg(FedAvg):
         above, below = gradient(_axpy(delta, g, params)), gradient(_axpy(-delta, g, params))
         return jax.tree.map(lambda up, down: (up - down) / (2 * delta), above, below)
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         step = lambda k, w: w - self.alpha * local.gradient(w)  # noqa: E731
-        return local.fold(self.adapt_steps, step, inbox["model"][0])
+        return local.fori_loop(self.adapt_steps, step, inbox["model"][0])
 
 
 def _axpy(a: Any, x: Params, y: Params) -> Params:

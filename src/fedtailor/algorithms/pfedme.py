@@ -3,7 +3,6 @@
 from typing import Any, ClassVar, Literal
 
 import jax
-import numpy as np
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import mix, reporter_weights
@@ -12,23 +11,24 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
     Batch,
+    ClientUpdate,
     Cohort,
-    Count,
-    Down,
+    Downlink,
     Inbox,
-    Local,
+    LocalTrainer,
     Params,
     Predictor,
-    Sent,
-    Up,
+    Streams,
+    TracedInt,
+    hyperparameters,
     is_off,
-    method,
     require,
 )
 
 
-@method
+@hyperparameters
 class PFedMe(Algorithm):
     """Personalized federated learning with Moreau envelopes (Dinh et al. 2020, algorithm 1).
 
@@ -51,12 +51,12 @@ class PFedMe(Algorithm):
         keeps="its personal model",
         unseen="inner steps around the global model",
     )
-    trains: ClassVar = "all"
+    participants: ClassVar = "all"
 
     sgd: SGD = SGD(lr=0.1, steps=20, batch_size=20)
     """Inner steps: their rate eta_p, and the number R of mini-batches in a round (released code: R = 20, batch 20, rate
     0.1 for logistic regression and 0.09 for networks; it also decays weights by 0.001, which the paper does not)."""
-    inner_steps: Count = 5
+    inner_steps: TracedInt = 5
     """K, inner steps on each mini-batch."""
     lam: float = 15.0
     """Strength of the pull of theta towards w."""
@@ -84,37 +84,39 @@ class PFedMe(Algorithm):
         share = self.outer_lr * self.lam
         require(0 < share < 2, f"outer_lr times lam is {share:g}; it must be above 0 and below 2 (at most 1 is usual)")
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server["model"], len(cohort))})
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta, w = self._solve(inbox["model"][0], local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
-    def _solve(self, w: Array, local: Local, share: Any) -> tuple[Array, Array]:
+    def _solve(self, w: Array, local: LocalTrainer, share: Any) -> tuple[Array, Array]:
         return envelope_steps(local, w, self.sgd, self.inner_steps, self.lam, share, warm_start=self.warm_start)
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        return {"model": mix(server["model"], ups["model"], self.beta * reporter_weights(cohort, self.weights)[None])}
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        return {
+            "model": mix(server["model"], answers["model"], self.beta * reporter_weights(cohort, self.weights)[None])
+        }
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        held = self.predict_with == "personal" and bool(np.all(cohort.index >= 0))
-        return Down() if held else self.broadcast(server, cohort)
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        held = self.predict_with == "personal" and cohort.seen
+        return Downlink() if held else self.broadcast(server, cohort)
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if self.predict_with == "personal" else inbox["model"][0]
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         if self.predict_with == "global":
             return self.init_client(inbox["model"][0])
         return {"model": self._solve(inbox["model"][0], local, 0.0)[0]}
 
 
 def envelope_steps(
-    local: Local,
+    local: LocalTrainer,
     w: Float[Array, " d"],
     sgd: SGD,
     inner_steps: Any,
@@ -140,7 +142,7 @@ def envelope_steps(
                 g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)
             return jax.tree.map(lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w)
 
-        theta = local.fold(inner_steps, inner, theta if warm_start else w)
+        theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
         return theta, jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
 
     start = local.params(w if theta is None else theta), local.params(w)

@@ -11,21 +11,36 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
-    Sent,
-    Up,
+    ServerState,
+    Streams,
+    hyperparameters,
     is_off,
-    method,
     require,
+    server_state,
 )
 
 
-@method
+@server_state
+class SCAFFOLDState(ServerState):
+    """The global model and the mean of the clients' controls."""
+
+    model: Float[Array, "1 d"]
+    """x."""
+    control: Float[Array, " d"]
+    """c, the mean of all clients' controls."""
+    share: Float[np.ndarray, " m"]
+    """Weight of every client in that mean."""
+
+
+@hyperparameters
 class SCAFFOLD(Algorithm):
     """Stochastic controlled averaging (Karimireddy et al. 2020, algorithm 1).
 
@@ -68,19 +83,20 @@ class SCAFFOLD(Algorithm):
         steps = self.sgd.epochs if self.sgd.steps is None else self.sgd.steps
         require(steps >= 1, "scaffold divides by the number of local steps; ask for 1 epoch or step at least")
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
         share = population.sizes if self.weights == "samples" else np.ones(len(population))
-        return {"model": theta[None], "control": jnp.zeros_like(theta), "share": share / share.sum()}
+        return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"control": jnp.zeros_like(theta)}
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        model, control = (Sent.everyone(value, len(cohort)) for value in (server["model"], server["control"]))
-        return Down({"model": model, "control": control})
+    def broadcast(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:
+        model = Streams.everyone(server.model, len(cohort))
+        control = Streams.everyone(server.control, len(cohort))
+        return Downlink({"model": model, "control": control})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
         y = local.sgd(x, self.sgd, drift=c - own)
         if self.option == "I":
@@ -90,11 +106,11 @@ class SCAFFOLD(Algorithm):
         # a control that the server does not add to its own must not change here either
         return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        model = mix(server["model"], ups["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
-        share = np.where(cohort.report, server["share"][cohort.index], 0.0)
-        change = mix(jnp.zeros_like(server["model"]), ups["control"], share[None])
-        return {**server, "model": model, "control": server["control"] + change[0]}
+    def server(self, server: SCAFFOLDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> SCAFFOLDState:
+        model = mix(server.model, answers["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
+        share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
+        change = mix(jnp.zeros_like(server.model), answers["control"], share[None])
+        return server.replace(model=model, control=server.control + change[0])
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        return Down({"model": Sent.everyone(server["model"], len(cohort))})
+    def serve(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})

@@ -16,19 +16,20 @@ from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientUpdate,
     Cohort,
-    Count,
-    Down,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LocalTrainer,
     Population,
     Predictor,
-    Sent,
-    Switch,
-    Up,
+    Streams,
+    TracedInt,
+    ZeroIsStatic,
+    hyperparameters,
     is_off,
-    method,
     require,
 )
 
@@ -38,7 +39,7 @@ _LEAST = 1e-30
 """Sums of variances are not smaller than this, so that their inverses can be added up in single precision."""
 
 
-@method
+@hyperparameters
 class SelfFL(Algorithm):
     """Self-aware personalized federated learning (Chen et al. 2022, algorithm 1).
 
@@ -79,7 +80,7 @@ class SelfFL(Algorithm):
     """Take the number of steps of eq. 8; otherwise that of `sgd`."""
     weights: Literal["variance", "samples", "uniform"] = "variance"
     """Weights of the average: eq. 11, by training samples, or equal."""
-    l_max: Count = 40
+    l_max: TracedInt = 40
     """Largest number of steps in a round (Chen et al.: 40)."""
     curvature: float | Literal["unit", "fisher", "literal", "power"] = "unit"
     """h: a number, 1 (`unit`), 1/(n_m s_m) as for a well-specified likelihood (`fisher`), 1/s_m as printed
@@ -91,7 +92,7 @@ class SelfFL(Algorithm):
     """The share C; None = the share of clients that report (section 4.1)."""
     warm: int = 0
     """Rounds of FedAvg before the first one (section 3.2 suggests some for networks; 20 is a good number)."""
-    forget: Switch = 0.0
+    forget: ZeroIsStatic = 0.0
     """Share of a client's past models that its variance forgets with every new one."""
     inter_variance: float | None = None
     """A known s0, instead of the estimate."""
@@ -131,33 +132,35 @@ class SelfFL(Algorithm):
             "inter": 0.0 if self.inter_variance is None else self.inter_variance,
             "intra": np.array(self.intra_variances, np.float64) if known else np.full(clients, np.nan),
             "took_part": np.zeros(clients, bool),
-            "smoothing": population.reporters / clients if self.smoothing is None else self.smoothing,
+            "smoothing": population.reporters_per_round / clients if self.smoothing is None else self.smoothing,
         }
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         return self._tell(server, cohort, np.zeros(len(cohort), np.int32))
 
-    def _tell(self, server: Any, cohort: Cohort, to: NDArray[np.int32]) -> Down:
+    def _tell(self, server: Any, cohort: Cohort, to: NDArray[np.int32]) -> Downlink:
         """The model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs."""
         precisions, stand_in = self._precisions(server), self._stand_in(server)
-        seen, own = cohort.index >= 0, stand_in
-        others = np.where(seen, _sums_of_others(precisions)[cohort.index], precisions.sum())
-        if self.intra_variances is not None:
-            own = np.where(seen, server["intra"][cohort.index], stand_in)
-        sent = {"model": Sent(server["model"], to[:, None])}
-        return Down(sent, note={"inter": server["inter"], "others": others, "intra": own})
+        others: Any = precisions.sum()
+        own: Any = stand_in
+        if cohort.seen:
+            others = _sums_of_others(precisions)[cohort.position]
+            if self.intra_variances is not None:
+                own = server["intra"][cohort.position]
+        sent = {"model": Streams(server["model"], to[:, None])}
+        return Downlink(sent, scalars={"inter": server["inter"], "others": others, "intra": own})
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        reporters = cohort.index[cohort.report]
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        reporters = cohort.reporters
         server = {**server, "took_part": server["took_part"].copy(), "intra": server["intra"].copy()}
         server["took_part"][reporters] = True
         if self.intra_variances is None:
-            told = np.asarray(ups["intra"], np.float64)[: len(cohort)][cohort.report]
-            server["intra"][reporters] = np.where(told == _UNKNOWN, np.nan, told)
+            intra = answers.reporters("intra").astype(np.float64)
+            server["intra"][reporters] = np.where(intra == _UNKNOWN, np.nan, intra)
         if self.inter_variance is None and len(reporters) > 1:
-            report = np.zeros(len(ups["model"]), bool)
-            report[: len(cohort)] = cohort.report
-            server["inter"] = float(_variance_between(ups["model"], report))
+            models = answers["model"]
+            reporting = models.to_rows(cohort.reporting, fill=False)
+            server["inter"] = float(_variance_between(models.values, reporting))
         if self.dynamic_steps and self.curvature == "literal":
             least = min(_known(server), default=np.inf)
             require(
@@ -166,13 +169,13 @@ class SelfFL(Algorithm):
                 f"{least:.3g}; lower it or choose another curvature",
             )
         weights = server["smoothing"] * self._weights(server, cohort)
-        return {**server, "model": mix(server["model"], ups["model"], weights[None])}
+        return {**server, "model": mix(server["model"], answers["model"], weights[None])}
 
     def _weights(self, server: Any, cohort: Cohort) -> NDArray[np.float64]:
         """Weights [c] of the average over reporters."""
         if self.weights != "variance":
             return reporter_weights(cohort, self.weights)
-        precisions = np.where(cohort.report, self._precisions(server)[cohort.index], 0.0)
+        precisions = np.where(cohort.reporting, self._precisions(server)[cohort.position], 0.0)
         total = precisions.sum()
         return precisions / total if total > 0 else reporter_weights(cohort, "uniform")
 
@@ -186,9 +189,9 @@ class SelfFL(Algorithm):
     def _stand_in(self, server: Any) -> float:
         return float(np.median(_known(server))) if len(_known(server)) else 0.0
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        own = (cohort.index >= 0) & server["took_part"][cohort.index]
-        return Down() if own.all() else self._tell(server, cohort, np.where(own, -1, 0).astype(np.int32))
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        own = server["took_part"][cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
+        return Downlink() if own.all() else self._tell(server, cohort, np.where(own, -1, 0).astype(np.int32))
 
     def personalization_gain(self, server: Any) -> NDArray[np.float64]:
         """GAIN_m [m], in the order of client ids: variance of client m's model learned alone over that of its model
@@ -202,15 +205,15 @@ class SelfFL(Algorithm):
         none = jnp.zeros((), theta.dtype)
         return {"model": theta, "moments": (none, jnp.zeros_like(theta), none)}
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
-        theta, others, moments = inbox["model"][0], inbox.note["others"], state["moments"]
-        s = inbox.note["intra"]
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        theta, others, moments = inbox["model"][0], inbox.scalars["others"], state["moments"]
+        s = inbox.scalars["intra"]
         if estimates := self.intra_variances is None:
             s = jnp.where(moments[0] > 1, variance(moments) / theta.size, s)
         start, steps = theta, local.steps(self.sgd)
         if self.initialisation:
             defined = (others > 0) & (moments[0] > 0)
-            share = 1 / (jnp.maximum(inbox.note["inter"] + s, _LEAST) * jnp.where(defined, others, 1))
+            share = 1 / (jnp.maximum(inbox.scalars["inter"] + s, _LEAST) * jnp.where(defined, others, 1))
             start = theta - jnp.where(defined, share, 0) * (state["model"] - theta)
         if self.dynamic_steps:
             steps = self._steps(s, inbox, local)
@@ -223,9 +226,9 @@ class SelfFL(Algorithm):
         told = jnp.where(moments[0] > 1, variance(moments) / theta.size, _UNKNOWN)
         return {"model": new, "moments": moments}, {"model": new, "intra": told}
 
-    def _steps(self, s: Array, inbox: Inbox, local: Local) -> Array:
+    def _steps(self, s: Array, inbox: Inbox, local: LocalTrainer) -> Array:
         """Eq. 8, solved for the number of steps."""
-        x = s * self._precision_of_others(inbox.note["others"], inbox.note["inter"])  # rho = x / (1 + x)
+        x = s * self._precision_of_others(inbox.scalars["others"], inbox.scalars["inter"])  # rho = x / (1 + x)
         contraction = jnp.log1p(-self.sgd.rate(local.round) * self._curvature(s, inbox["model"][0], local))
         wanted = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -contraction
         rounding = 1e-3
@@ -236,7 +239,7 @@ class SelfFL(Algorithm):
         """What all other clients' models tell about one client's: the inverse of a variance."""
         return others if self.posterior == "paper" else others / (1 + inter * others)
 
-    def _curvature(self, s: Array, theta: Float[Array, " d"], local: Local) -> Any:
+    def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> Any:
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":
@@ -245,12 +248,12 @@ class SelfFL(Algorithm):
             return 1 / jnp.maximum(s * local.size if self.curvature == "fisher" else s, _LEAST)
         return self.curvature
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         if "model" not in inbox.values:
             return state["model"]
-        newcomer, steps = inbox.got["model"][0], local.steps(self.sgd)
+        newcomer, steps = inbox.received["model"][0], local.steps(self.sgd)
         if self.dynamic_steps:
-            steps = self._steps(inbox.note["intra"], inbox, local)
+            steps = self._steps(inbox.scalars["intra"], inbox, local)
         start = jnp.where(newcomer, inbox["model"][0], state["model"])
         return local.sgd(start, self.sgd, steps=jnp.where(newcomer, steps, 0))
 
@@ -265,13 +268,15 @@ def _sums_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(values.sum() - values, 0.0)
 
 
-def _largest_eigenvalue(local: Local, theta: Float[Array, " d"]) -> Array:
+def _largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"]) -> Array:
     """Of the Hessian of the training loss, in absolute value, by ten power iterations."""
 
     def iterate(k: Any, v: Array) -> Array:
         return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
 
-    return jnp.linalg.norm(local.fold(10, iterate, jax.random.normal(local.key("curvature"), theta.shape, theta.dtype)))
+    return jnp.linalg.norm(
+        local.fori_loop(10, iterate, jax.random.normal(local.key("curvature"), theta.shape, theta.dtype))
+    )
 
 
 @jax.jit

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from fedtailor.protocol import Algorithm, method, require
+from fedtailor.protocol import Algorithm, hyperparameters, require
 
 
-@method
+@hyperparameters
 class Then(Algorithm):
     """`first` for some rounds, then `next` from the model that it hands over (warm starts, fine-tuned schedules).
 
@@ -26,10 +26,10 @@ class Then(Algorithm):
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must be 0 or more")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        found, left = [], self.rounds
+        phases, left = [], self.rounds
         for phase, rounds in self.first.phases():
             taken = left if rounds is None else min(rounds, left)
             if taken:
-                found.append((phase, taken))
+                phases.append((phase, taken))
                 left -= taken
-        return [*found, *self.next.phases()]
+        return [*phases, *self.next.phases()]

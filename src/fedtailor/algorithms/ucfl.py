@@ -1,12 +1,12 @@
 """UCFL: user-centric aggregation, with as many downlink streams as one can afford."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
-from numpy.typing import NDArray
+from jaxtyping import Array, Bool, Float, Int, UInt64
 
 from fedtailor.aggregation import (
     Kernel,
@@ -17,24 +17,75 @@ from fedtailor.aggregation import (
     user_centric_weights,
 )
 from fedtailor.aggregation.clusters import choose_streams, k_means
+from fedtailor.algorithms.helpers.last_uploads import LastUploads
 from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
+    Answers,
+    ClientRows,
+    ClientUpdate,
     Cohort,
-    Down,
+    Diagnostic,
+    Downlink,
     Inbox,
     Init,
-    Local,
+    LineDiagnostic,
+    LocalTrainer,
+    MatrixDiagnostic,
     Population,
-    Sent,
-    Up,
-    method,
+    ServerState,
+    Streams,
+    hyperparameters,
     require,
+    server_state,
 )
 
 
-@method
+@server_state
+class BeforeProbe(ServerState):
+    """What the server holds until the clients have answered the probe."""
+
+    initial: Float[Array, " d"]
+    """The common initial model theta^0."""
+    ids: UInt64[np.ndarray, " m"]
+    """The clients' ids."""
+    sizes: Int[np.ndarray, " m"]
+    """Their training samples."""
+
+
+@server_state
+class UCFLState(BeforeProbe):
+    """The streams, and what clients that arrive later are compared with."""
+
+    gradients: Float[np.ndarray, "m d"] | None
+    """g_i, the clients' answers to the probe; None with rows of the user's own."""
+    sigma2: Float[np.ndarray, " m"] | None
+    """sigma_i^2, likewise."""
+    rows: Float[np.ndarray, "m m"]
+    """w_ij, the weights of all clients for each client."""
+    weights: Float[np.ndarray, "s m"]
+    """W_sj, the weights of all clients for each stream."""
+    stream: Int[np.ndarray, " m"]
+    """The stream of each client."""
+    model: Float[Array, "s d"]
+    """theta_s, the streams' models."""
+    mixed: Bool[np.ndarray, " s"]
+    """Which streams have been mixed at all; the models of the others are theta^0."""
+    silhouettes: Float[np.ndarray, "k 2"]
+    """The numbers of streams that "auto" compared, and their silhouettes."""
+    fresh: bool
+    """Whether no round has been done, so that all streams are the model of the probe."""
+    uploads: LastUploads | None = None
+    """The clients' last models, once there are any; kept where each client has a stream of its own."""
+
+    @property
+    def one_for_each(self) -> bool:
+        """Whether each client has a stream of its own."""
+        return len(self.weights) == len(self.rows)
+
+
+@hyperparameters
 class UCFL(Algorithm):
     """User-centric federated learning (Mestoukirdi et al. 2021/2022).
 
@@ -48,11 +99,14 @@ class UCFL(Algorithm):
         theta_s = sum_j W_sj SGD(theta_s(j); D_j)
 
     With one stream a client (`streams=None`) W holds those rows; with fewer, the centroids of their clusters, found by
-    k-means (eq. 11), their number by the silhouette (algorithm 2).
+    k-means (eq. 11), their number by the silhouette (algorithm 2). "auto" compares 2 to m-1 streams and takes one where
+    no silhouette is positive; so two clients always share one.
 
     When only some clients report (the paper assumes all do), rows are renormalised over the reporters, and a stream
     whose row has almost no mass on them stays as it is. A client that arrives later answers the probe too: it is sent
-    the stream whose centroid is nearest to its row, or, with a stream for each client, its own mix of the last models.
+    the stream whose centroid is nearest to its row, or, with a stream for each client, its own mix of the models that
+    clients sent last. Its row weighs only clients that have ever sent one, and only streams that have ever been mixed
+    are compared: the others are still theta^0. Clients whose own stream is, are served in the same way.
     """
 
     about: ClassVar[About] = About(
@@ -102,11 +156,11 @@ class UCFL(Algorithm):
 
     # before training ------------------------------------------------------------------------------------------------
 
-    def init_server(self, init: Init, population: Population) -> Any:
-        server = {"initial": init(0), "sizes": population.sizes}
-        return server if self.rows is None else self._open(server, np.asarray(self.rows, np.float64))
+    def init_server(self, init: Init, population: Population) -> BeforeProbe:
+        server = BeforeProbe(init(0), population.ids, population.sizes)
+        return server if self.rows is None else self._with_streams(server, np.asarray(self.rows, np.float64))
 
-    def probe(self, inbox: Inbox, local: Local) -> Up:
+    def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
         batch = self.sigma_batch if isinstance(self.sigma_batch, int) else jnp.int32(self.sigma_batch * n + rounding)
@@ -115,85 +169,139 @@ class UCFL(Algorithm):
         gradient = local.gradient(theta)
 
         def add(k: Any, total: Any) -> Any:
+            # batches of a random partition: the order of the data may go by label, say
             part = local.gradient(theta, k * batch, (k + 1) * batch, purpose="sigma")
             return total + jnp.sum(jnp.square(part - gradient))
 
-        total = local.fold(batches, add, jnp.zeros((), theta.dtype))
+        total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         return {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
 
-    def absorb(self, server: Any, ups: Up, cohort: Cohort) -> Any:
-        order = np.argsort(cohort.index)
-        probe = _answers(ups, cohort, order)
-        server = {**server, "gradients": probe.gradients, "sigma2": probe.sigma2}
-        return self._open(server, user_centric_weights(probe, self.kernel))
+    def aggregate_probe(self, server: BeforeProbe, answers: Answers, cohort: Cohort) -> UCFLState:
+        probe = _probe_of(answers, cohort)
+        return self._with_streams(server, user_centric_weights(probe, self.kernel), probe)
 
-    def _open(self, server: Any, rows: Float[np.ndarray, "m m"]) -> Any:
-        """Streams for rows of weights: W [s, m], each client's stream [m], and the models, all theta^0."""
+    def _with_streams(
+        self, server: BeforeProbe, rows: Float[np.ndarray, "m m"], probe: Probe | None = None
+    ) -> UCFLState:
+        """The server with the streams that rows of weights ask for; all their models are theta^0."""
         clients, silhouettes = len(rows), {}
         streams = clients if self.streams is None else self.streams
         if streams == "auto":
             streams, silhouettes = choose_streams(rows, self.trade_off)
-        own = streams == clients
-        labels, weights = (np.arange(clients), rows) if own else k_means(rows, int(streams))
-        model = jnp.repeat(server["initial"][None], len(weights), axis=0)
-        return {
-            **server,
-            "rows": rows,
-            "weights": weights,
-            "stream": labels,
-            "model": model,
-            "silhouettes": np.array([[k, s] for k, s in silhouettes.items()]).reshape(-1, 2),
-            "fresh": True,
-            **({"last": model, "place": np.arange(clients)} if own else {}),  # for newcomers: last uploads, and whose
-        }
+        labels, weights = (np.arange(clients), rows) if streams == clients else k_means(rows, int(streams))
+        return UCFLState(
+            initial=server.initial,
+            ids=server.ids,
+            sizes=server.sizes,
+            gradients=None if probe is None else np.asarray(probe.gradients),
+            sigma2=None if probe is None else np.asarray(probe.sigma2),
+            rows=rows,
+            weights=weights,
+            stream=labels,
+            model=jnp.repeat(server.initial[None], len(weights), axis=0),
+            mixed=np.zeros(len(weights), bool),
+            silhouettes=np.array([[k, s] for k, s in silhouettes.items()], np.float64).reshape(-1, 2),
+            fresh=True,
+        )
 
     # rounds ---------------------------------------------------------------------------------------------------------
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        stream = server["stream"][cohort.index].astype(np.int32)
-        return Down({"model": Sent(server["model"], stream[:, None], held=self.probes and server["fresh"])})
+    def broadcast(self, server: UCFLState, cohort: Cohort) -> Downlink:
+        stream = server.stream[cohort.position].astype(np.int32)
+        return Downlink({"model": Streams(server.model, stream[:, None], already_held=self.probes and server.fresh)})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        weights = restrict_to_reporters(server["weights"], server["sizes"], cohort)
-        new = {"model": mix(server["model"], ups["model"], weights), "fresh": False}
-        return {**server, **new, **(_uploads(server, ups["model"], cohort) if "last" in server else {})}
+    def server(self, server: UCFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
+        weights = restrict_to_reporters(server.weights, server.sizes, cohort)
+        uploads = None
+        if server.one_for_each:
+            uploads = (server.uploads or LastUploads.none_yet(server.model)).after(answers["model"], cohort)
+        return server.replace(
+            model=mix(server.model, answers["model"], weights),
+            mixed=server.mixed | weights.any(axis=1),
+            fresh=False,
+            uploads=uploads,
+        )
 
-    # newcomers --------------------------------------------------------------------------------------------------------
+    # after training -------------------------------------------------------------------------------------------------
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            return self.broadcast({**server, "fresh": False}, cohort)
+    def serve(self, server: UCFLState, cohort: Cohort) -> Downlink:
+        if not cohort.seen:
+            return Downlink({"model": self._late(server, cohort)})
+        stream = server.stream[cohort.position].astype(np.int32)
+        started = server.mixed[stream]
+        if started.all() or server.fresh:
+            return Downlink({"model": Streams(server.model, stream[:, None])})
+        # under sampling some streams are still theta^0: their clients are served as if they arrived now
+        waiting = replace(cohort, rows=cohort.rows[~started], reporting=cohort.reporting[~started])
+        late = self._late(server, waiting)
+        stream[~started] = len(server.model) + late.recipients[:, 0]
+        return Downlink({"model": Streams(jnp.concatenate([server.model, late.values]), stream[:, None])})
+
+    def _late(self, server: UCFLState, cohort: Cohort) -> Streams:
+        """Models for clients that have no stream of their own that was ever mixed."""
+        if server.one_for_each:
+            models, usable = self._mixed_for_newcomers(server)
+            rows = self._late_rows(server, cohort, usable)
+            start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
+            return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
+        rows = self._late_rows(server, cohort, np.ones(len(server.rows), bool))
+        distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
+        if server.mixed.any():
+            distances[:, ~server.mixed] = np.inf
+        return Streams(server.model, distances.argmin(axis=1).astype(np.int32)[:, None])
+
+    def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
+        """One model for each client [m, d] that a newcomer's own is mixed of, and which of them were ever trained."""
+        if server.uploads is None:
+            return ClientRows(server.model, np.arange(len(server.rows))), np.zeros(len(server.rows), bool)
+        return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
+
+    def _late_rows(self, server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
+        """Weights of the usable clients for each client of the cohort; zero where no client is.
+
+        Raises:
+            ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
+        """
+        if not usable.any():
+            return np.zeros((len(cohort), len(usable)))
+        if server.gradients is not None and server.sigma2 is not None:
+            seen = Probe(server.gradients, server.sigma2, server.sizes)
+            if cohort.probes is None:
+                own = cohort.position
+                late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
+            else:
+                late = _probe_of(cohort.probes, cohort)
+            return newcomer_weights(late, seen, self.kernel, usable)
         require(
-            cohort.probes is not None,
+            bool(np.isin(cohort.ids, server.ids).all()),
             "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
         )
-        assert cohort.probes is not None
-        seen = Probe(server["gradients"], server["sigma2"], server["sizes"])
-        rows = newcomer_weights(_answers(cohort.probes, cohort, np.arange(len(cohort))), seen, self.kernel)
-        if "last" in server:
-            weights = np.zeros((len(rows), len(server["last"])))
-            weights[:, server["place"]] = rows
-            own = mix(
-                jnp.zeros_like(server["model"], shape=(len(rows), server["model"].shape[1])), server["last"], weights
-            )
-            return Down({"model": Sent(own, np.arange(len(rows), dtype=np.int32)[:, None])})
-        distances = np.square(rows[:, None] - server["weights"][None]).sum(-1)
-        return Down({"model": Sent(server["model"], distances.argmin(axis=1).astype(np.int32)[:, None])})
+        rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
+        mass = rows.sum(axis=1, keepdims=True)
+        return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
+
+    # reports ----------------------------------------------------------------------------------------------------------
+
+    def diagnostics(self, server: UCFLState) -> Sequence[Diagnostic]:
+        weights = MatrixDiagnostic("collaboration", "Weights of all clients for each client", server.rows)
+        if not len(server.silhouettes):
+            return [weights]
+        streams, silhouettes = server.silhouettes.T
+        compared = LineDiagnostic(
+            "silhouette",
+            "Silhouette of each number of streams",
+            streams,
+            silhouettes,
+            "streams",
+            "silhouette",
+            chosen=float(len(server.weights)),
+        )
+        return [weights, compared]
 
 
-def _answers(ups: Up, cohort: Cohort, order: NDArray[np.int64]) -> Probe:
-    """The answers to the probe, in an order of the cohort's clients."""
-    return Probe(np.asarray(ups["gradient"])[order], np.asarray(ups["sigma2"], np.float64)[order], cohort.sizes[order])
-
-
-def _uploads(server: Any, models: Array, cohort: Cohort) -> dict[str, Any]:
-    """The last upload of every client, and its row: copied only if some clients are absent."""
-    reporters = np.flatnonzero(cohort.report)
-    place = server["place"].copy()
-    if len(reporters) == len(place):
-        place[cohort.index] = np.arange(len(cohort))
-        return {"last": models, "place": place}
-    return {"last": server["last"].at[place[cohort.index[reporters]]].set(models[reporters])}
+def _probe_of(answers: Answers, cohort: Cohort) -> Probe:
+    """The answers to the probe, in the order of the cohort."""
+    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)

@@ -4,13 +4,25 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from fedtailor.aggregation import mix, restrict_to_reporters
-from fedtailor.algorithms.ucfl import UCFL
-from fedtailor.protocol import About, Cohort, Down, Inbox, Local, Sent, Up, method
+from fedtailor.algorithms.ucfl import UCFL, UCFLState
+from fedtailor.protocol import (
+    About,
+    Answers,
+    ClientRows,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    LocalTrainer,
+    Streams,
+    hyperparameters,
+)
 
 
-@method
+@hyperparameters
 class UCFLParallel(UCFL):
     """The parallel variant of user-centric federated learning (Mestoukirdi et al. 2022, eq. 12).
 
@@ -30,21 +42,20 @@ class UCFLParallel(UCFL):
         unseen="answers the probe; the nearest stream, or its own mix of the streams",
     )
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
-        held = self.probes and server["fresh"]
-        return Down({"model": Sent.all_to_all(server["model"], len(cohort), held=held)})
+    def broadcast(self, server: UCFLState, cohort: Cohort) -> Downlink:
+        held = self.probes and server.fresh
+        return Downlink({"model": Streams.all_to_all(server.model, len(cohort), already_held=held)})
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
-        return state, {"model": local.each(lambda theta: local.sgd(theta, self.sgd), inbox["model"])}
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])}
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        weights = restrict_to_reporters(server["weights"], server["sizes"], cohort)
-        mixed = [mix(server["model"][s : s + 1], ups["model"][:, s], weights[s : s + 1]) for s in range(len(weights))]
-        model = jnp.concatenate(mixed)
-        return {**server, "model": model, "fresh": False, **({"last": model} if "last" in server else {})}
+    def server(self, server: UCFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
+        weights = restrict_to_reporters(server.weights, server.sizes, cohort)
+        # every stream is mixed of what the clients made of that stream
+        mixed = [
+            mix(server.model[s : s + 1], answers["model"].item(s), weights[s : s + 1]) for s in range(len(weights))
+        ]
+        return server.replace(model=jnp.concatenate(mixed), mixed=server.mixed | weights.any(axis=1), fresh=False)
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
-        if (cohort.index >= 0).all():
-            stream = server["stream"][cohort.index].astype(np.int32)
-            return Down({"model": Sent(server["model"], stream[:, None])})
-        return super().serve(server, cohort)
+    def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
+        return ClientRows(server.model, server.stream), server.mixed

@@ -1,4 +1,4 @@
-"""The command line: `fedtailor algorithms | scenarios | run | demo`."""
+"""The command line: `fedtailor COMMAND`; the commands are the modules of `fedtailor.cli.commands`."""
 
 from fedtailor.cli.main import main
 

@@ -1,61 +1,172 @@
-"""Which command was asked for, and how everything a user can do wrong ends: one line, exit code 2."""
+"""Which command was asked for, and that whatever goes wrong ends in one line on the standard error.
 
+Little is imported before Ctrl-C is taken care of: importing fedtailor takes seconds.
+"""
+
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
-COMMANDS = {
-    "algorithms": ("fedtailor.cli.lists", "all methods, or one with its hyper-parameters"),
-    "scenarios": ("fedtailor.cli.lists", "data, model and settings that belong together"),
-    "run": ("fedtailor.cli.run", "train one method on one scenario"),
-    "compare": ("fedtailor.cli.compare", "an experiment: methods, scenarios, seeds and grids; or a table of your own"),
-    "report": ("fedtailor.cli.report", "tables and figures of what compare ran"),
-    "federation": ("fedtailor.cli.federation", "train over machines that keep their own data"),
-    "demo": ("fedtailor.cli.demo", "compare methods on rotated and relabelled digits, with figures"),
-}
+TRACEBACK = "--traceback"
 INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it; the others are in `failures`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code (0 done, 2 wrong usage, 130 interrupted)."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command line; returns the exit code (see `failures`). Nothing is raised, whatever happens."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_missing_streams()
+    with _interrupts_end_imports():
+        from fedtailor.cli.failures import explain
+
+    try:
+        with _interrupts_arrive():
+            code = _run([argument for argument in given if argument != TRACEBACK])
+        _flush()
+        return code
+    except BaseException as error:
+        if TRACEBACK in given:
+            import traceback
+
+            traceback.print_exc()
+        code, said = explain(error)
+        unwritten = _discard_output()
+        if unwritten and isinstance(error, OSError) and error.filename is None:
+            said = f"the standard output: {unwritten}"
+        # A terminal has shown ^C, or a bar, on the line that the cursor is in.
+        _say(said, "\n" if code == INTERRUPTED and sys.stderr.isatty() else "")
+        return code
+
+
+def _run(arguments: list[str]) -> int:
+    from fedtailor.cli import registry
+
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
+        print(_usage(registry.summaries()))
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         import fedtailor
 
         print(f"fedtailor {fedtailor.__version__}")
         return 0
-    name, *rest = arguments
-    if name not in COMMANDS:
-        return fail(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+    with _interrupts_end_imports():
+        command = registry.find(arguments[0])
     try:
-        command: Callable[[list[str]], int] = getattr(import_module(COMMANDS[name][0]), name)
-        return command(rest)
-    except (ValueError, ArithmeticError) as error:
-        return fail(str(error))
-    except KeyboardInterrupt as stopped:
-        print(f"\nfedtailor: {stopped or 'interrupted'}", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe is gone (fedtailor algorithms | head): nothing left to say
-        return 0
+        return command(arguments[1:])
+    except SystemExit as asked:  # --help
+        return asked.code if isinstance(asked.code, int) else 0
 
 
-def fail(message: str) -> int:
-    """Say what is wrong on stderr, in one line; the exit code of wrong usage."""
-    print(f"fedtailor: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    head = [
+def _usage(summaries: dict[str, str]) -> str:
+    width = max(map(len, summaries))
+    return "\n".join([
         "usage: fedtailor COMMAND [options]",
         "",
         "Personalized federated learning: one fitted model per client.",
         "",
-    ]
-    return "\n".join([*head, *lines, "", "`fedtailor COMMAND --help` says more."])
+        *(f"  {name:<{width}}  {what}" for name, what in summaries.items()),
+        "",
+        f"`fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them.",
+    ])  # fmt: skip
+
+
+def _say(message: str, before: str = "") -> None:
+    """A line on the standard error, if there is one left that takes it."""
+    try:
+        if message:
+            print(f"{before}fedtailor: {message}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        _point_nowhere(sys.stderr)
+
+
+# Ctrl-C ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _interrupts_end_imports() -> Iterator[None]:
+    """Ctrl-C ends the process at once: nothing is lost yet, and half-imported libraries make other errors of it."""
+    usual = threading.current_thread() is threading.main_thread() and \
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler  # fmt: skip
+    if not usual:
+        yield
+        return
+
+    def stop(signum: int, frame: Any) -> None:
+        _say("interrupted")
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _interrupts_arrive() -> Iterator[None]:
+    """A Ctrl-C that falls into a callback of the garbage collector, whose errors Python drops, is sent again."""
+    before = sys.unraisablehook
+
+    def send_again(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):  # from a thread, once this hook is left
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+# the standard streams -------------------------------------------------------------------------------------------------
+
+
+def _open_missing_streams() -> None:
+    """Where the standard output or error is closed (`>&-`), what is written there goes nowhere.
+
+    Otherwise the next file that is opened would take its number, and stray lines of libraries its contents.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
+
+
+def _flush() -> None:
+    """Write what is still to be printed, while a full disk can be reported.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "the standard output") from error
+
+
+def _discard_output() -> str:
+    """Write what is still to be printed; if that fails, drop it, so that Python does not try again at its exit.
+
+    Returns:
+        Why it failed; "" if it did not.
+    """
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        _point_nowhere(sys.stdout)
+        return "" if isinstance(error, BrokenPipeError) else getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+def _point_nowhere(stream: TextIO) -> None:
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

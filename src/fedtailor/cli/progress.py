@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from fedtailor.engine import Training
-from fedtailor.engine.run import Progress
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.training import Training
 
 SECONDS_BETWEEN_LINES = 10.0
+
+Progress = Callable[[Training, bool], None]
+"""Called after every round with the training and whether it was evaluated."""
 
 
 @contextmanager
@@ -65,10 +67,12 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    # Titles hold labels of the user's: square brackets in them are no markup.
+    description, text = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[text]}"))
+    columns = (description, BarColumn(), TaskProgressColumn(), text)
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total, text="compiling")
-        yield lambda done, text: bar.update(task, completed=done, text=text)
+        yield lambda done, said: bar.update(task, completed=done, text=said)
 
 
 def _lines(title: str, rounds: int) -> Progress:

@@ -1,5 +1,1 @@
-"""Scenarios, run directories, comparisons."""
-
-from fedtailor.experiments.store import Interrupted, run_in
-
-__all__ = ["Interrupted", "run_in"]
+"""Scenarios and comparisons."""

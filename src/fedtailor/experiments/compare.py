@@ -12,10 +12,10 @@ import hashlib
 import json
 import os
 import platform
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,23 @@ from typing import Any
 import polars as pl
 
 import fedtailor
-from fedtailor.engine import Diverged, Settings, Training
-from fedtailor.engine.together import Seat, together
-from fedtailor.experiments.checkpoint import write_atomically
+from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
-from fedtailor.experiments.manifest import settings as described
-from fedtailor.experiments.store import METRICS, Interrupted, RunDirectory, interrupts, run_in
 from fedtailor.federation import Federation
-from fedtailor.protocol import require
+from fedtailor.protocol import Diverged, Exchanges, drive, require
+from fedtailor.runs import run_exchanges
+from fedtailor.runs.run import bind, executor_of
+from fedtailor.storage.checkpoint import write_atomically
+from fedtailor.storage.manifest import settings as described
+from fedtailor.storage.run_directory import METRICS, Interrupted, RunDirectory, interrupts
+from fedtailor.training import AfterRound, Training
 
 INDEX = "experiment.json"
 RUNS = "runs"
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
 """Called when a run begins (without a training), after each of its rounds, and for finished runs not at all: the
-comparison (see `done` and `progressed`), what runs, its seed, its training. Seeds that are trained at once call it from
-their own threads."""
+comparison (see `done` and `progressed`), what runs, its seed, its training."""
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Comparison:
         results: the result directory.
         settings: devices and the like.
         at_once: how many seeds of a method are trained at once, as one cohort.
+        source: the file that says what is compared, if there is one.
         cells, candidates: the index so far.
     """
 
@@ -58,6 +60,7 @@ class Comparison:
     settings: Settings
     progress: Progress | None = None
     at_once: int = 1
+    source: Path | None = None
 
     def __post_init__(self) -> None:
         require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
@@ -86,9 +89,11 @@ class Comparison:
         """All runs, in order; the index.
 
         Raises:
-            ValueError: data are missing, a disk is full, a directory cannot be written: what is finished is kept.
+            ValueError: the index belongs to another file of the same name; data are missing, a disk is full, a
+                directory cannot be written: what is finished is kept.
             Interrupted: Ctrl-C; the last finished round is saved.
         """
+        self._require_own_index()
         seeds = self.experiment.file.seeds
         chosen: dict[int, Candidate] = {}
         for column in self.experiment.columns:
@@ -99,6 +104,18 @@ class Comparison:
                 for entry in entries:
                     self._cells(entry, chosen[id(entry)], seeds[start : start + self.at_once])
         return self.index
+
+    def _require_own_index(self) -> None:
+        """Two files of one name, in different directories, would write the same index."""
+        try:
+            before = json.loads(self.index.read_text()).get("file")
+        except (OSError, ValueError, AttributeError):  # there is none, or a damaged one, which is written anew
+            return
+        other = None if before is None else (self.index.parent / before).resolve()
+        same = other is None or self.source is None or not other.exists() or other.samefile(self.source)
+        require(
+            same, f"{self.index.parent} holds the results of {other}; rename {self.source}, or name another directory"
+        )
 
     def _choose(self, entry: Entry, seed: int) -> Candidate:
         """The candidate that is best on the clients' validation data, after the last round, on the first seed."""
@@ -133,36 +150,59 @@ class Comparison:
 
     def _train_at_once(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs that are not over, unless only one is left."""
-        places = {seed: RunDirectory(self.results / self._place(entry, candidate, seed)) for seed in seeds}
-        left = [seed for seed in seeds if places[seed].ended(entry.column.rounds) is None]
+        column, names = entry.column, {seed: self._place(entry, candidate, seed) for seed in seeds}
+        left = [seed for seed in seeds if self._finished(names[seed], column) is None]
         if len(left) < 2:
             return
-        for seed in left:
-            self._data(entry.column, seed)  # nobody's clock runs while another one's data are built
+        federations = [self._data(column, seed) for seed in left]
+        models = [bind(column.scenario.model, federation) for federation in federations]
+        directories = [self.results / names[seed] for seed in left]
+        group = LockstepGroup(federations, models, self.settings, directories)
         with interrupts() as stopped:
-            together([partial(self._train, entry, candidate, seed) for seed in left], stopped)
+            runs = [
+                self._run(entry, candidate, seed, executor, stopped)
+                for seed, executor in zip(left, group.executors, strict=True)
+            ]
+            group.drive(runs, stopped)
             if stopped.is_set():
                 raise Interrupted
 
-    def _train(self, entry: Entry, candidate: Candidate, seed: int, seat: Seat | None = None) -> str:
+    def _train(self, entry: Entry, candidate: Candidate, seed: int) -> str:
         """One run, unless its directory holds it already; where it stands in the result directory."""
         name, column = self._place(entry, candidate, seed), entry.column
-        store = RunDirectory(self.results / name)
-        summary = store.ended(column.rounds)
+        summary = self._finished(name, column)
         if summary is None:
-            if self.progress is not None:
-                self.progress(self, entry, seed, None)
-            with suppress(Diverged):  # the run's directory says so, and the tables will
-                run_in(
-                    store.path, candidate.algorithm, self._data(column, seed), column.scenario.model, column.rounds,
-                    seed=seed, participation=column.participation, evaluate_every=self._every(column),
-                    checkpoint_every=max(column.rounds // 5, 1), settings=self.settings, resume=True,
-                    progress=self._forward(entry, seed, name), seat=seat,
-                )  # fmt: skip
-            summary = store.ended(column.rounds)
+            federation = self._data(column, seed)
+            model = bind(column.scenario.model, federation)
+            executor = executor_of(federation, model, self.settings, self.results / name)
+            drive(self._run(entry, candidate, seed, executor), executor)
+            summary = self._finished(name, column)
             assert summary is not None
         self._seconds[name] = summary.get("seconds", 0.0)
         return name
+
+    def _finished(self, name: str, column: Column) -> dict[str, Any] | None:
+        return RunDirectory(self.results / name).finished_summary(column.rounds)
+
+    def _run(
+        self,
+        entry: Entry,
+        candidate: Candidate,
+        seed: int,
+        executor: DeviceExecutor,
+        stopped: threading.Event | None = None,
+    ) -> Exchanges[None]:
+        """One run as exchanges; one that diverges ends without an error: its directory says so, and the tables will."""
+        name, column = self._place(entry, candidate, seed), entry.column
+        if self.progress is not None:
+            self.progress(self, entry, seed, None)
+        with suppress(Diverged):
+            yield from run_exchanges(
+                candidate.algorithm, executor, column.rounds,
+                seed=seed, participation=column.participation, evaluate_every=self._every(column),
+                callbacks=[AfterRound(self._forward(entry, seed, name))], directory=self.results / name, resume=True,
+                checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
+            )  # fmt: skip
 
     def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
         def forward(training: Training, evaluated: bool) -> None:
@@ -197,11 +237,16 @@ class Comparison:
         fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
         return f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
 
+    def _relative_source(self) -> str | None:
+        """Where the file is, from the index: no path of this machine stands in results that are passed on."""
+        return None if self.source is None else os.path.relpath(self.source, self.index.parent)
+
     def _write(self) -> None:
         """The index, whole or not at all."""
         experiment, file = self.experiment, self.experiment.file
         found = {
-            "name": experiment.name, "size": experiment.size, "title": file.title, "source": file.source,
+            "name": experiment.name, "file": self._relative_source(), "size": experiment.size,
+            "title": file.title, "source": file.source,
             "note": file.note, "seeds": file.seeds, "metrics": file.metrics, "figures": file.figures,
             "scenarios": {column.label: _described(column) for column in experiment.columns},
             "algorithms": experiment.rows, "published": file.published, "sweeps": _sweeps(experiment),

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtailor.protocol import require
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """Where a setting stands: the keys on the way to it."""
 
 QUICK = "quick"
@@ -20,7 +20,7 @@ _HEADER = re.compile(rf"\s*\[\s*({_KEYS})\s*\]")
 _SETTING = re.compile(rf"\s*({_KEYS})\s*=")
 
 
-class Misplaced(ValueError):
+class ConfigError(ValueError):
     """A setting that cannot stand where it does; `place` says where."""
 
     def __init__(self, place: Sequence[Any], message: str) -> None:
@@ -38,9 +38,9 @@ class Document:
     """
 
     content: dict[str, Any]
-    sources: tuple[tuple[str, str, Place], ...]
+    sources: tuple[tuple[str, str, KeyPath], ...]
 
-    def explain(self, error: Misplaced) -> str:
+    def explain(self, error: ConfigError) -> str:
         """The error with file and line: of the setting, or of the table that should hold it."""
         for length in range(len(error.place), 0, -1):
             for name, text, prefix in self.sources:
@@ -70,7 +70,7 @@ def read(path: Path, *, quick: bool = False) -> Document:
         layers.append((following.name, text, content))
         following = None if base is None else following.parent / base
     content: dict[str, Any] = {}
-    sources: list[tuple[str, str, Place]] = [(name, text, ()) for name, text, _ in layers]
+    sources: list[tuple[str, str, KeyPath]] = [(name, text, ()) for name, text, _ in layers]
     sizes = []
     for name, text, layer in reversed(layers):
         size = layer.pop(QUICK, None)
@@ -101,9 +101,9 @@ def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def line_of(text: str, place: Place) -> int | None:
+def line_of(text: str, place: KeyPath) -> int | None:
     """The line (from 1) of a TOML text that sets `place` or opens its table; None if no line does."""
-    table: Place = ()
+    table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), 1):
         if found := _HEADER.match(line):
             table = _split(found[1])
@@ -117,13 +117,13 @@ def line_of(text: str, place: Place) -> int | None:
     return None
 
 
-def _inside(line: str, here: Place, place: Place) -> bool:
+def _inside(line: str, here: KeyPath, place: KeyPath) -> bool:
     """Whether a setting of this line is an inline table that holds `place`."""
     rest = place[len(here) :]
     return here == place[: len(here)] and "{" in line and all(re.search(rf"\b{re.escape(key)}\b", line) for key in rest)
 
 
-def _split(keys: str) -> Place:
+def _split(keys: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(_PART, keys))
 
 
@@ -133,5 +133,7 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
         return text, tomllib.loads(text)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is no TOML file: it is nested too deeply") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} is no TOML file: {error}") from None

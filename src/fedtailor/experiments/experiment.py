@@ -1,5 +1,6 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.engine import Participation
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.document import Document, Misplaced, read
+from fedtailor.experiments.document import ConfigError, Document, read
+from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.settings import allow, architecture, combinations, configure, flatten, reporting
 from fedtailor.protocol import Algorithm, require
+from fedtailor.training import Participation, as_participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -25,6 +26,12 @@ FIGURES = (
 
 Share = Annotated[float, Field(gt=0)]
 """Who reports in a round: a share of the seen clients (up to 1), or a number of them (from 2)."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""Keys are made of a seed's last 32 bits: larger ones would repeat smaller ones."""
+
+NAME = re.compile(r"\w[^/\\]*")
+"""What an experiment's name, from its file, may be: its directory stands below the results, and is not hidden."""
 
 
 def _distinct(seeds: list[int]) -> list[int]:
@@ -64,7 +71,7 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: int | None = Field(None, ge=1)
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: int | None = Field(None, ge=1)
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
@@ -160,12 +167,14 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     Raises:
         ValueError: something in it is wrong, in one line.
     """
+    usable = NAME.fullmatch(name) is not None and name != "runs"
+    require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
     try:
         file = _validated(document.content)
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
         entries = tuple(entry for column in columns for entry in _entries(column, file))
         _check_published(file, entries, quick)
-    except Misplaced as error:
+    except ConfigError as error:
         raise ValueError(document.explain(error)) from None
     return Experiment(f"{name}-quick" if quick else name, "quick" if quick else "full", file, columns, entries)
 
@@ -181,9 +190,9 @@ def _validated(content: Mapping[str, Any]) -> _File:
                 place[-1], [name for name in (*_File.model_fields, "base", "quick") if name != place[-1]], place, "key"
             )
         if first["type"] == "missing":
-            raise Misplaced(place, f"{place[-1]} is missing") from None
+            raise ConfigError(place, f"{place[-1]} is missing") from None
         wrong = first["msg"].lower().removeprefix("value error, ")
-        raise Misplaced(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
+        raise ConfigError(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
 
 
 def _column(label: str, table: _Scenario, file: _File) -> Column:
@@ -197,7 +206,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
         try:
             scenario.sized(**{key: arguments[key]})
         except ValueError as error:
-            raise Misplaced((*place, key), str(error)) from None
+            raise ConfigError((*place, key), str(error)) from None
     scenario = scenario.sized(**arguments)
     if table.model is not None:
         scenario = replace(scenario, model=architecture(table.model, (*place, "model")))
@@ -206,9 +215,9 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = reporting(participation)
+        reporters = as_participation(participation)
     except ValueError as error:
-        raise Misplaced((*place, "participation"), str(error)) from None
+        raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)
 
 
@@ -216,7 +225,10 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
     for label, table in file.algorithms.items():
         place = ("algorithms", label)
         name = table.use or label
-        allow(name, list(Algorithm.registry), (*place, "use") if table.use else place, "algorithm")
+        try:
+            name = find_algorithm(name).about.name
+        except ValueError as error:
+            raise ConfigError((*place, "use") if table.use else place, str(error)) from None
         for other in table.only or ():
             allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
         if table.only is not None and column.label not in table.only:
@@ -229,7 +241,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                 for chosen in combinations(table.grid, (*place, "grid"))
             )
             if len(candidates) > 1 and column.arguments.get("val") == 0:
-                raise Misplaced(
+                raise ConfigError(
                     ("scenarios", column.label),
                     f"{label} has a grid, and grids are chosen on validation data: give scenario {column.label!r} "
                     "some, such as val = 0.1",

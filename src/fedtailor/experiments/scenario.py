@@ -1,6 +1,5 @@
 """`Scenario`: data, a model and settings that belong together, under one name."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,12 +8,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, require
 
 
-def trained(sgd: SGD) -> Callable[[str], Algorithm]:
+def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
     """method name -> the method with its defaults, trained locally as `sgd` says (for `Scenario.default`)."""
 
     def recommended(name: str) -> Algorithm:
@@ -92,12 +92,5 @@ class Scenario:
         Raises:
             ValueError: there is no such method.
         """
-        known(name, Algorithm.registry, "algorithm", "fedtailor algorithms")
-        return self.settings[name] if name in self.settings else self.default(name)
-
-
-def known(name: str, names: Mapping[str, object], what: str, listed_by: str) -> None:
-    """Raise `ValueError` with a suggestion unless `name` is one of `names`."""
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; `{listed_by}` lists them"
-    require(name in names, f"there is no {what} {name!r}{hint}")
+        registered = find_algorithm(name).about.name
+        return self.settings[registered] if registered in self.settings else self.default(registered)

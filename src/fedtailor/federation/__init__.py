@@ -2,6 +2,7 @@
 
 from fedtailor.federation import datasets
 from fedtailor.federation.build import from_arrays, from_partition
+from fedtailor.federation.checks import SPLITS
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.dirichlet import DirichletByClass, DirichletByClient
 from fedtailor.federation.federation import Client, Federation, Ragged, Split
@@ -13,6 +14,7 @@ from fedtailor.federation.transforms import LabelPermutations, Rotations, standa
 
 __all__ = [
     "IID",
+    "SPLITS",
     "ClassesPerClient",
     "Client",
     "Dataset",

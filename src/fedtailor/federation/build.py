@@ -1,14 +1,17 @@
 """Federations from arrays with the client of every row, and from partitioned data sets."""
 
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor.federation.checks import MAX_CLASSES, check_seed, plain_array, plain_text
 from fedtailor.federation.dataset import Dataset, encode
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.partition import Natural, Partitioner
 from fedtailor.federation.splits import Unseen, choose_unseen, draw_splits, follow_splits
+from fedtailor.protocol import check_choice, require
 
 
 def from_arrays(
@@ -38,7 +41,8 @@ def from_arrays(
             validation rows, `val` takes them from the training rows.
         group: [N] the true group of the row's client, the same in all its rows.
         unseen: clients that never train: a count, a fraction or names.
-        classes: number of classes; by default one more than the largest label for integers, None for floats.
+        classes: number of classes; by default one more than the largest label for integers, of which then every one
+            from 0 on must occur; None for floats.
         shift, scale: the model's input is (x - shift) * scale.
         name: what tables call the data.
         seed: of the splits and of the unseen clients.
@@ -46,26 +50,28 @@ def from_arrays(
     Raises:
         ValueError: the data do not fit together; the message names the client and the remedy.
     """
-    x, y, client = np.asanyarray(x), np.asanyarray(y), np.asarray(client)
-    for what, column in (("y", y), ("client", client), ("split", split), ("group", group)):
-        shape = np.shape(column) if column is not None else x.shape
-        if shape[:1] != x.shape[:1]:
-            raise ValueError(f"x has {len(x)} rows and {what} has shape {shape}; give one entry for each row of x")
-    y, found, class_names = _labels(y)
+    columns = {"x": x, "y": y, "client": client, "split": split, "group": group}
+    missing = [what for what in ("x", "y", "client") if columns[what] is None]
+    require(not missing, f"{missing[0] if missing else 'x'} is None; give one entry for each example")
+    arrays = {what: plain_array(column, what) for what, column in columns.items() if column is not None}
+    _check_shapes(arrays)
+    x, client = arrays["x"], arrays["client"]
+    y, found, class_names = _labels(arrays["y"])
     owners, names = _clients(client)
+    classes = _number_of_classes(y, found, class_names) if classes == "infer" else classes
     rows = _by_owner(owners, len(names))
     if split is None:
         splits = draw_splits(rows, y, names, test=test, val=val, seed=seed)
     else:
-        splits = follow_splits(rows, np.asarray(split), y, names, val=val, seed=seed)
+        splits = follow_splits(rows, arrays["split"], y, names, val=val, seed=seed)
     return Federation(
         x,
         y,
         *splits,
         names,
-        groups=None if group is None else _groups(np.asarray(group), rows, names),
+        groups=None if group is None else _groups(arrays["group"], rows, names),
         unseen=choose_unseen(unseen, names, seed),
-        classes=found if classes == "infer" else classes,
+        classes=classes,
         shift=shift,
         scale=scale,
         name=name,
@@ -101,6 +107,7 @@ def from_partition(
         ValueError: the rule cannot be followed with these data; the message names the remedy.
     """
     if isinstance(test, str):
+        check_choice(test, ("published", "common"), "kind of test set")
         names, splits = _published_splits(data, partitioner, test, val, seed)
     else:
         names, parts = _parts(data, partitioner, seed)
@@ -124,29 +131,70 @@ def from_partition(
 
 def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] | None]:
     """Targets, number of classes and names of the classes, where there are any."""
+    if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y.flat):
+        y = np.array(y.tolist())  # numbers that some table held as objects
     if y.dtype.kind in "USO":
-        codes, names = encode(_text(y, "label"))
+        codes, names = encode(plain_text(y, "label"))
         return codes, len(names), names
     if y.dtype.kind == "b":
         return y.astype(np.int64), 2, ("False", "True")
-    if np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind in "iu":
         return y, int(y.max(initial=0)) + 1, None
     return y, None, None
+
+
+def _number_of_classes(y: NDArray[Any], found: int | None, names: tuple[str, ...] | None) -> int | None:
+    """What the labels say; None where they are no labels.
+
+    Raises:
+        ValueError: one class only, labels below 0, or a label that no row has: most often a mistyped one, which would
+            make a model with an output for every number below it.
+    """
+    if found is None or not y.size:
+        return found
+    if names is None:
+        least = int(y.min())
+        if least < 0:
+            advice = "recode -1 as 0" if set(y.flat[:1000]) == {-1, 1} else "recode the labels as 0, 1, ..."
+            row = int(np.argwhere(y == least)[0][0])
+            raise ValueError(f"row {row} has label {least}, and labels count from 0; {advice}, or give them as text")
+        if y.ndim == 1:  # in sequences a symbol of the alphabet may well be missing
+            _refuse_gaps(y, found)
+    if found == 1:
+        what = repr(names[0]) if names else 0
+        raise ValueError(f"every row has the label {what}; with one class there is nothing to learn: check the labels")
+    return found
+
+
+def _refuse_gaps(y: NDArray[Any], found: int) -> None:
+    labels = np.unique(y)
+    if len(labels) == found:
+        return
+    if int(labels[-1] - labels[0]) + 1 == len(labels):
+        raise ValueError(f"the labels are {labels[0]} to {labels[-1]}; labels count from 0: subtract {labels[0]}")
+    present = np.concatenate([[-1], labels])
+    at = int(np.argmax(np.diff(present) > 1))
+    missing, after = int(present[at]) + 1, labels[at]
+    rare = f"; if {missing} is only rare, give classes={found}" if found <= MAX_CLASSES else ""
+    raise ValueError(
+        f"no row has label {missing}, and row {int(np.argmax(y == after))} has {after}: is it mistyped? If labels are "
+        f"numbers to predict, convert y to floats; if they are names, to text{rare}"
+    )
+
+
+def _check_shapes(arrays: dict[str, NDArray[Any]]) -> None:
+    x = arrays["x"]
+    require(x.ndim >= 1, "x has no rows; give one for each example")
+    for what, column in arrays.items():
+        fits = column.shape[:1] == x.shape[:1] and (what in ("x", "y") or column.ndim == 1)
+        require(fits, f"x has {len(x)} rows and {what} has shape {column.shape}; give one entry for each row of x")
 
 
 def _clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The position of each row's client among the sorted clients, and their names."""
     if client.ndim != 1 or client.dtype.kind not in "iuUSO":
         raise ValueError(f"client is {client.dtype} of shape {client.shape}; give one integer or text for each row")
-    return encode(client if client.dtype.kind in "iu" else _text(client, "client"))
-
-
-def _text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
-    if values.dtype.kind == "O":
-        missing = [row for row, value in enumerate(values.flat) if value is None]
-        if missing:
-            raise ValueError(f"row {missing[0]} has no {what}; fill it in or drop the row")
-    return values.astype(np.str_)
+    return encode(client if client.dtype.kind in "iu" else plain_text(client, "client"))
 
 
 def _by_owner(owners: NDArray[np.int64], clients: int) -> Ragged:
@@ -156,7 +204,9 @@ def _by_owner(owners: NDArray[np.int64], clients: int) -> Ragged:
 
 def _groups(group: NDArray[Any], rows: Ragged, names: tuple[str, ...]) -> NDArray[np.int64]:
     """The group of each client [m], from that of each row [N]."""
-    codes, values = encode(group)
+    if group.dtype.kind not in "iubUSO":
+        raise ValueError(f"group is {group.dtype}; give an integer or text for each row")
+    codes, values = encode(group if group.dtype.kind in "iub" else plain_text(group, "group"))
     first = codes[rows.rows[rows.offsets[:-1]]]
     differs = codes[rows.rows] != first[rows.owners]
     if differs.any():
@@ -174,16 +224,26 @@ def _parts(data: Dataset, partitioner: Partitioner, seed: int) -> tuple[tuple[st
     if isinstance(partitioner, Natural):
         named = partitioner.named(data)
         return tuple(named), list(named.values())
-    parts = partitioner(data, seed)
+    parts = partitioner(data, check_seed(seed))
+    _check_parts(data, parts)
     digits = len(str(max(len(parts) - 1, 0)))
     return tuple(f"client-{number:0{digits}d}" for number in range(len(parts))), parts
+
+
+def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
+    """Refuse what a function of the user's own returned, where it names no rows, or one row twice."""
+    rows = Ragged.of(parts).rows
+    require(
+        not len(rows) or rows.max() < len(data),
+        f"the partitioner gives row {rows.max(initial=0)}, and {data.name} has {len(data)} examples, counted from 0",
+    )
+    twice = np.flatnonzero(np.bincount(rows, minlength=1) > 1)
+    require(not len(twice), f"the partitioner gives row {twice[0] if len(twice) else 0} twice; deal every row once")
 
 
 def _published_splits(
     data: Dataset, partitioner: Partitioner, test: str, val: float, seed: int
 ) -> tuple[tuple[str, ...], tuple[Ragged, Ragged, Ragged]]:
-    if test not in ("published", "common"):
-        raise ValueError(f"test is {test!r}; give a fraction, 'published' or 'common'")
     if data.test is None:
         raise ValueError(f"{data.name} has no published test examples; give test as a fraction")
     if test == "common":

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import server_rng
+from fedtailor.federation.checks import check_integer, check_seed, plain_array
+from fedtailor.protocol import require, server_rng
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Dataset:
         class_names: [classes], or None.
 
     Raises:
-        ValueError: the arrays differ in length.
+        ValueError: the arrays differ in length or are masked, or a label is outside the classes.
     """
 
     x: NDArray[Any]
@@ -40,10 +41,32 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for what in ("y", "test", "client"):
-            array = getattr(self, what)
-            if array is not None and len(array) != len(self.x):
-                raise ValueError(f"{self.name}: x has {len(self.x)} rows and {what} has {len(array)}; they must agree")
+        for what in ("x", "y", "test", "client"):
+            if getattr(self, what) is None:
+                continue
+            array = plain_array(getattr(self, what), f"{what} of {self.name}")
+            require(
+                array.ndim >= 1, f"{self.name}: {what} is {array.dtype} without rows; it holds one entry for each row"
+            )
+            require(
+                what == "x" or len(array) == len(self.x),
+                f"{self.name}: x has {len(self.x)} rows and {what} has {len(array)}; they must agree",
+            )
+            object.__setattr__(self, what, array)
+        if self.test is not None:
+            require(
+                self.test.dtype == np.bool_, f"{self.name}: test is {self.test.dtype}; give True or False for each row"
+            )
+        if self.classes is not None:
+            self._check_labels(self.classes)
+
+    def _check_labels(self, classes: int) -> None:
+        check_integer(classes, "classes", 1)
+        y = self.y
+        require(np.issubdtype(y.dtype, np.integer), f"{self.name}: y is {y.dtype}; labels of classes are integers")
+        if y.size and (y.min() < 0 or y.max() >= classes):
+            row = int(np.argwhere((y < 0) | (y >= classes))[0][0])
+            raise ValueError(f"{self.name}: row {row} has a label outside the {classes} classes 0..{classes - 1}")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -59,6 +82,8 @@ class Dataset:
         Raises:
             ValueError: there are fewer.
         """
+        check_integer(size, "size", 1)
+        check_seed(seed)
         if not 1 <= size <= len(self):
             raise ValueError(f"{self.name}: cannot take {size} of {len(self)} examples")
         return self.take(np.sort(server_rng(seed, "sample", 0).permutation(len(self))[:size]))

@@ -6,20 +6,26 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.federation.checks import check_finite, check_integer
 from fedtailor.federation.dataset import Dataset
-from fedtailor.federation.partition import Rows, rng_of, rows_by_class
+from fedtailor.federation.deprecated import renamed
+from fedtailor.federation.partition import Rows, require_examples, rng_of, rows_by_class
 from fedtailor.federation.sizes import SizeLaw, deal
-from fedtailor.protocol import require
+from fedtailor.protocol import check_choice, require
 
 _TRIES = 100
+_MAX_ALPHA = 1e9
 
 
-def _check(clients: int, alpha: float, least: int) -> None:
-    require(clients >= 1, f"clients is {clients}; it must be 1 or more")
-    require(alpha > 0, f"alpha is {alpha}; it must be above 0 (small: few classes a client; large: nearly equal)")
-    require(least >= 1, f"least is {least}; it must be 1 or more")
+def _check(clients: int, alpha: float, min_samples: int) -> None:
+    check_integer(clients, "clients", 1)
+    check_finite(alpha, "alpha")
+    wanted = f"it must be above 0, up to {_MAX_ALPHA:g} (small: few classes a client; large: nearly equal)"
+    require(0 < alpha <= _MAX_ALPHA, f"alpha is {alpha}; {wanted}")
+    check_integer(min_samples, "min_samples", 1)
 
 
+@renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClass:
     """Each CLASS is spread over the clients by a draw from Dirichlet(alpha, ..., alpha); sizes follow from the draws.
@@ -31,27 +37,28 @@ class DirichletByClass:
         clients: how many.
         alpha: concentration.
         capped: a client that already holds its equal share of all data gets nothing of the following classes.
-        least: draw again until every client has this many samples.
+        min_samples: draw again until every client has this many samples.
     """
 
     clients: int
     alpha: float
     capped: bool = False
-    least: int = 2
+    min_samples: int = 2
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.alpha, self.least)
+        _check(self.clients, self.alpha, self.min_samples)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+        require_examples(data, self.clients)
         rng = rng_of(seed)
         stock = rows_by_class(data, rng)
         for _ in range(_TRIES):
             counts = self._counts([len(rows) for rows in stock], rng)
-            if counts.sum(axis=0).min() >= self.least:
+            if counts.sum(axis=0).min() >= self.min_samples:
                 return _dealt(stock, counts)
         raise ValueError(
             f"{data.name}: in {_TRIES} draws of Dirichlet({self.alpha:g}) some of {self.clients} clients always had "
-            f"fewer than {self.least} samples; use fewer clients, a larger alpha or more data"
+            f"fewer than {self.min_samples} samples; use fewer clients, a larger alpha or more data"
         )
 
     def _counts(self, stock: list[int], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -71,6 +78,7 @@ class DirichletByClass:
         return counts
 
 
+@renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClient:
     """Each CLIENT draws its label distribution from Dirichlet(alpha * classes * prior); sizes are given, not drawn.
@@ -84,7 +92,7 @@ class DirichletByClient:
         sizes: law of the clients' sizes; None = equal sizes that use all data.
         prior: mean of the label distributions: "uniform", or "data" = the frequencies in the data set.
         use_all: scale the sizes so that all data are used.
-        least: every client's least size, samples.
+        min_samples: every client's least size, samples.
     """
 
     clients: int
@@ -92,19 +100,20 @@ class DirichletByClient:
     sizes: SizeLaw | None = None
     prior: Literal["uniform", "data"] = "uniform"
     use_all: bool = False
-    least: int = 2
+    min_samples: int = 2
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.alpha, self.least)
-        require(self.prior in ("uniform", "data"), f"prior is {self.prior!r}; choose 'uniform' or 'data'")
+        _check(self.clients, self.alpha, self.min_samples)
+        check_choice(self.prior, ("uniform", "data"), "prior")
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+        require_examples(data, self.clients)
         rng = rng_of(seed)
         stock = rows_by_class(data, rng)
         left = np.array([len(rows) for rows in stock])
         prior = np.full(len(stock), 1 / len(stock)) if self.prior == "uniform" else left / left.sum()
         wanted = np.ones(self.clients) if self.sizes is None else self.sizes.draw(self.clients, rng)
-        sizes = deal(len(data), wanted, least=self.least, use_all=self.use_all or self.sizes is None)
+        sizes = deal(len(data), wanted, min_samples=self.min_samples, use_all=self.use_all or self.sizes is None)
         labels = rng.dirichlet(self.alpha * len(stock) * prior, self.clients)
         counts = np.zeros((len(stock), self.clients), np.int64)
         for client in rng.permutation(self.clients):

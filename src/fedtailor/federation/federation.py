@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.federation.validation import SPLITS, validate
+from fedtailor.federation.checks import SPLITS, plain_array, shown
+from fedtailor.federation.validation import validate
 from fedtailor.protocol import client_ids
 
 
@@ -31,8 +33,9 @@ class Ragged:
         rows, offsets = np.asarray(self.rows), np.asarray(self.offsets)
         if rows.ndim != 1 or offsets.ndim != 1 or not len(offsets):
             raise ValueError(f"rows and offsets must be vectors, not of shapes {rows.shape} and {offsets.shape}")
-        if len(rows) and not np.issubdtype(rows.dtype, np.integer):
-            raise ValueError(f"row numbers are {rows.dtype}; they must be integers")
+        for what, numbers in (("row numbers", rows), ("offsets", offsets)):
+            if len(numbers) and not np.issubdtype(numbers.dtype, np.integer):
+                raise ValueError(f"{what} are {numbers.dtype}; they must be integers")
         if offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
             raise ValueError(f"offsets must rise from 0 to the number of rows, {len(rows)}; build with Ragged.of")
         if len(rows) and (rows.min() < 0 or rows.max() > np.iinfo(np.int32).max):
@@ -51,7 +54,7 @@ class Ragged:
     @classmethod
     def cut(cls, rows: NDArray[Any], sizes: NDArray[np.integer[Any]]) -> "Ragged":
         """From all row numbers, client after client, and the number of each client's [m]."""
-        return cls(rows, np.concatenate([[0], np.cumsum(sizes)]))
+        return cls(rows, np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]))
 
     @classmethod
     def empty(cls, clients: int) -> "Ragged":
@@ -185,13 +188,13 @@ class Federation:
         names = tuple(str(name) for name in self.names)
         unseen = np.asarray(self.unseen)
         normal: dict[str, Any] = {
-            "x": np.asanyarray(self.x),
-            "y": np.asanyarray(self.y),
+            "x": plain_array(self.x, "x"),
+            "y": plain_array(self.y, "y"),
             "names": names,
             "unseen": unseen.astype(np.bool_) if len(unseen) else np.zeros(len(names), np.bool_),
-            "groups": None if self.groups is None else np.asarray(self.groups),
-            "shift": _numbers(self.shift),
-            "scale": _numbers(self.scale),
+            "groups": None if self.groups is None else plain_array(self.groups, "groups"),
+            "shift": _numbers(self.shift, "shift"),
+            "scale": _numbers(self.scale, "scale"),
             "class_names": None if self.class_names is None else tuple(str(name) for name in self.class_names),
         }
         for key, value in normal.items():
@@ -218,6 +221,11 @@ class Federation:
         return np.flatnonzero(~self.unseen)
 
     @property
+    def untested(self) -> NDArray[np.int64]:
+        """Positions of the clients without test rows (one row only trains): no table of results can show them."""
+        return np.flatnonzero(self.test.sizes == 0)
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return self.x.shape[1:]
@@ -232,7 +240,7 @@ class Federation:
             if which not in self.names:
                 raise ValueError(f"no client is called {which!r}; the first one is {self.names[0]!r}")
             return Client(self, self.names.index(which))
-        if not -len(self) <= which < len(self):
+        if not isinstance(which, Integral) or not -len(self) <= int(which) < len(self):
             raise ValueError(f"there is no client {which}; the federation has {len(self)}, counted from 0")
         return Client(self, int(which) % len(self))
 
@@ -248,11 +256,18 @@ class Federation:
             sizes = getattr(self, split).sizes
             spread = f"{sizes.min()} to {sizes.max()} a client, median {np.median(sizes):g}"
             lines.append(f"  {split}: {sizes.sum()} samples, {spread}")
+        if len(self.untested):
+            named = ", ".join(repr(self.names[client]) for client in self.untested[:5])
+            more = f" and {len(self.untested) - 5} more" if len(self.untested) > 5 else ""
+            lines.append(f"  without test samples: {named}{more}; no test result can name them")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"Federation({self.name!r}: {len(self)} clients, {len(self.x)} examples of shape {self.input_shape})"
 
 
-def _numbers(value: Any) -> float | tuple[float, ...]:
-    return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
+def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
+    try:
+        return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {shown(value)}; give one number, or one for each channel") from None

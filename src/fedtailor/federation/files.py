@@ -1,7 +1,9 @@
 """Federations from files and frames of your own: .npz, Parquet, CSV."""
 
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtailor._files import existing_file, reading
 from fedtailor.federation.build import from_arrays
+from fedtailor.federation.checks import check_memory
 from fedtailor.federation.federation import Federation
+
+_NO_NPZ = (
+    *(OSError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError),
+    *(LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What reading other bytes as an .npz may end in: an encrypted or unknown compression, a header of any shape, ..."""
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
@@ -24,19 +34,31 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     Raises:
         ValueError: the file is missing, damaged or lacks an array; or the data do not fit together.
     """
-    path = _existing(path)
+    path = existing_file(path)
+    with reading(path):
+        path.open("rb").close()
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except _NO_NPZ:
+        raise _no_npz(path) from None
+    check_memory(size, 1, str(path))  # compressed, a small file may hold terabytes
+    try:
+        with np.load(path, allow_pickle=False) as archive:
             found = sorted(archive.files)
             arrays = {key: archive[key] for key in ("x", "y", "client", "split", "group") if key in found}
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile):
-        raise ValueError(
-            f"{path} is no readable .npz of plain arrays (pickled objects are refused); write it with numpy.savez"
-        ) from None
+    except _NO_NPZ:
+        raise _no_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]
     if missing:
         raise ValueError(f"{path} has no array {missing[0]!r}, only {', '.join(found)}; it needs x, y and client")
     return from_arrays(**{"name": path.stem, **arrays, **options})
+
+
+def _no_npz(path: Path) -> ValueError:
+    return ValueError(
+        f"{path} is no readable .npz of plain arrays (pickled objects are refused); write it with numpy.savez"
+    )
 
 
 def from_frame(

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.federation.checks import check_integer, check_seed, plain_text
 from fedtailor.federation.dataset import Dataset, encode
+from fedtailor.federation.deprecated import renamed
 from fedtailor.federation.sizes import SizeLaw, deal
 from fedtailor.protocol import require, server_rng
 
@@ -28,7 +30,7 @@ class Partitioner(Protocol):
 
 def rng_of(seed: int) -> np.random.Generator:
     """The random numbers of a partition."""
-    return server_rng(seed, "partition", 0)
+    return server_rng(check_seed(seed), "partition", 0)
 
 
 def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
@@ -45,10 +47,18 @@ def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
     return np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
 
 
-def _require_clients(clients: int) -> None:
-    require(clients >= 1, f"clients is {clients}; it must be 1 or more")
+def require_examples(data: Dataset, clients: int) -> None:
+    """Refuse more clients than examples before anything is allocated for them.
+
+    Raises:
+        ValueError: a client would have nothing.
+    """
+    require(
+        clients <= len(data), f"{data.name}: {len(data)} examples are too few for {clients} clients; use fewer clients"
+    )
 
 
+@renamed(least="min_samples")
 @dataclass(frozen=True)
 class IID:
     """Every client draws from the same distribution.
@@ -57,22 +67,23 @@ class IID:
         clients: how many.
         sizes: law of the clients' sizes; None = equal sizes that use all data.
         use_all: scale the sizes so that all data are used.
-        least: every client's least size, samples.
+        min_samples: every client's least size, samples.
     """
 
     clients: int
     sizes: SizeLaw | None = None
     use_all: bool = False
-    least: int = 1
+    min_samples: int = 1
 
     def __post_init__(self) -> None:
-        _require_clients(self.clients)
-        require(self.least >= 1, f"least is {self.least}; it must be 1 or more")
+        check_integer(self.clients, "clients", 1)
+        check_integer(self.min_samples, "min_samples", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+        require_examples(data, self.clients)
         rng = rng_of(seed)
         wanted = np.ones(self.clients) if self.sizes is None else self.sizes.draw(self.clients, rng)
-        counts = deal(len(data), wanted, least=self.least, use_all=self.use_all or self.sizes is None)
+        counts = deal(len(data), wanted, min_samples=self.min_samples, use_all=self.use_all or self.sizes is None)
         return np.split(rng.permutation(len(data))[: counts.sum()], np.cumsum(counts)[:-1])
 
 
@@ -87,20 +98,21 @@ class Stratified:
     clients: int
 
     def __post_init__(self) -> None:
-        _require_clients(self.clients)
+        check_integer(self.clients, "clients", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+        require_examples(data, self.clients)
         line = np.concatenate(rows_by_class(data, rng_of(seed)))
-        require(len(line) >= self.clients, f"{len(line)} examples are too few for {self.clients} clients")
         return [line[client :: self.clients] for client in range(self.clients)]
 
 
+@renamed(least="min_samples")
 @dataclass(frozen=True)
 class ClassesPerClient:
     """Every client holds a fixed number of classes (the "pathological" split), and sizes follow a law.
 
     Each class is held by nearly the same number of clients. The published splits: FedProx's digits (Chen et al. 2022)
-    are `ClassesPerClient(1000, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, stride=1)`; those
+    are `ClassesPerClient(1000, 2, LogNormal(0, 2), each_class=True, use_all=True, min_samples=5, stride=1)`; those
     of Tang et al. 2021 `ClassesPerClient(40, 3, Uniform(400, 5000))`.
 
     Attributes:
@@ -110,7 +122,7 @@ class ClassesPerClient:
             equally, and all data are used.
         each_class: draw a size for each class of a client instead of one for the client.
         use_all: scale the sizes so that all data are used.
-        least: least number of samples of each class that a client holds.
+        min_samples: least number of samples of each class that a client holds.
         stride: client i holds the classes from stride * i on (modulo their number) instead of a random choice: 1 is the
             rule of FedProx and pFedMe; with stride = classes, clients share all their classes or none (PFLlib).
     """
@@ -120,16 +132,18 @@ class ClassesPerClient:
     sizes: SizeLaw | None = None
     each_class: bool = False
     use_all: bool = False
-    least: int = 1
+    min_samples: int = 1
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        _require_clients(self.clients)
-        require(self.classes >= 1, f"classes is {self.classes}; it must be 1 or more")
-        require(self.stride is None or self.stride >= 1, f"stride is {self.stride}; it must be 1 or more")
-        require(self.least >= 1, f"least is {self.least}; it must be 1 or more")
+        check_integer(self.clients, "clients", 1)
+        check_integer(self.classes, "classes", 1)
+        if self.stride is not None:
+            check_integer(self.stride, "stride", 1)
+        check_integer(self.min_samples, "min_samples", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+        require_examples(data, self.clients)
         rng = rng_of(seed)
         stock = rows_by_class(data, rng)
         if self.classes > len(stock):
@@ -140,9 +154,8 @@ class ClassesPerClient:
             clients, slots = np.nonzero(held == label)
             if not len(clients):
                 continue
-            counts = deal(
-                len(rows), wanted[clients, slots], least=self.least, use_all=self.use_all or self.sizes is None
-            )
+            use_all = self.use_all or self.sizes is None
+            counts = deal(len(rows), wanted[clients, slots], min_samples=self.min_samples, use_all=use_all)
             for client, part in zip(clients, np.split(rows, np.cumsum(counts)), strict=False):
                 parts[client].append(part)
         return [np.concatenate(part) for part in parts]
@@ -150,7 +163,7 @@ class ClassesPerClient:
     def _held(self, total: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The classes of every client [clients, classes]: the least used ones first, ties at random."""
         if self.stride is not None:
-            return (self.stride * np.arange(self.clients)[:, None] + np.arange(self.classes)) % total
+            return (self.stride % total * np.arange(self.clients)[:, None] + np.arange(self.classes)) % total
         used, held = np.zeros(total), np.empty((self.clients, self.classes), np.int64)
         for client in range(self.clients):
             held[client] = np.lexsort((rng.random(total), used))[: self.classes]
@@ -180,8 +193,8 @@ class Shards:
     shards: int = 2
 
     def __post_init__(self) -> None:
-        _require_clients(self.clients)
-        require(self.shards >= 1, f"shards is {self.shards}; it must be 1 or more")
+        check_integer(self.clients, "clients", 1)
+        check_integer(self.shards, "shards", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         rng, total = rng_of(seed), self.clients * self.shards
@@ -192,18 +205,19 @@ class Shards:
         return [np.concatenate([shards[shard] for shard in mine]) for mine in dealt]
 
 
+@renamed(least="min_samples")
 @dataclass(frozen=True)
 class Natural:
     """By the data's own clients: writers, users, devices.
 
     Attributes:
-        least: clients with fewer samples are left out.
+        min_samples: clients with fewer samples are left out.
     """
 
-    least: int = 1
+    min_samples: int = 1
 
     def __post_init__(self) -> None:
-        require(self.least >= 1, f"least is {self.least}; it must be 1 or more")
+        check_integer(self.min_samples, "min_samples", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         return list(self.named(data).values())
@@ -216,9 +230,10 @@ class Natural:
         """
         if data.client is None:
             raise ValueError(f"{data.name} has no clients of its own; use another partitioner")
-        owners, names = encode(data.client)
+        clients = data.client if data.client.dtype.kind in "iu" else plain_text(data.client, "client")
+        owners, names = encode(clients)
         parts = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners, minlength=len(names)))[:-1])
-        kept = {name: part for name, part in zip(names, parts, strict=True) if len(part) >= self.least}
+        kept = {name: part for name, part in zip(names, parts, strict=True) if len(part) >= self.min_samples}
         if not kept:
-            raise ValueError(f"{data.name}: no client has {self.least} samples; lower `least`")
+            raise ValueError(f"{data.name}: no client has {self.min_samples} samples; lower min_samples")
         return kept

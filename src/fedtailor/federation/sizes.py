@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.federation.checks import check_finite
 from fedtailor.protocol import require
 
 
@@ -25,6 +26,7 @@ class Uniform:
     high: float
 
     def __post_init__(self) -> None:
+        _check_finite(self, "low", "high")
         require(0 < self.low <= self.high, f"sizes from {self.low} to {self.high}; need 0 < low <= high")
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -46,6 +48,7 @@ class LogNormal:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
+        _check_finite(self, "mu", "sigma", "offset", "factor")
         require(self.sigma >= 0, f"sigma is {self.sigma}; it must be 0 or more")
         require(self.offset >= 0 and self.factor > 0, "offset must be 0 or more, and factor above 0")
 
@@ -62,6 +65,7 @@ class PowerLaw:
     high: float = 1000.0
 
     def __post_init__(self) -> None:
+        _check_finite(self, "exponent", "low", "high")
         require(self.exponent > 0, f"exponent is {self.exponent}; it must be above 0")
         require(0 < self.low <= self.high, f"sizes from {self.low} to {self.high}; need 0 < low <= high")
 
@@ -73,23 +77,32 @@ class PowerLaw:
         return (low + u * (high - low)) ** (1 / power)
 
 
-def deal(stock: int, wanted: NDArray[np.float64], *, least: int, use_all: bool) -> NDArray[np.int64]:
+def _check_finite(law: SizeLaw, *names: str) -> None:
+    for name in names:
+        check_finite(getattr(law, name), name)
+
+
+def deal(stock: int, wanted: NDArray[np.float64], *, min_samples: int, use_all: bool) -> NDArray[np.int64]:
     """Whole numbers of samples for each holder, in sum at most the stock.
 
-    Everybody gets `least`. With `use_all` the whole stock goes, the rest of it in proportion to `wanted`; without,
-    each gets what it wanted, all scaled down alike where the stock is too small.
+    Everybody gets `min_samples`. With `use_all` the whole stock goes, the rest of it in proportion to `wanted`;
+    without, each gets what it wanted, all scaled down alike where the stock is too small.
 
     Raises:
-        ValueError: the stock does not even hold `least` for everybody.
+        ValueError: the stock does not even hold `min_samples` for everybody, or their sum is no
+            finite number above 0.
     """
-    if stock < least * len(wanted):
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = wanted.sum()
+    require(np.isfinite(total) and total > 0, f"the clients' sizes sum to {total}; choose other ones")
+    if stock < min_samples * len(wanted):
         raise ValueError(
-            f"{stock} samples are not enough for {len(wanted)} clients with at least {least} each; "
+            f"{stock} samples are not enough for {len(wanted)} clients with at least {min_samples} each; "
             f"use fewer clients or more data"
         )
-    rest = stock - least * len(wanted)
+    rest = stock - min_samples * len(wanted)
     if not use_all:
-        more = np.maximum(wanted - least, 0)
-        return least + np.floor(more * min(1.0, rest / max(more.sum(), 1.0))).astype(np.int64)
-    ends = np.floor(np.cumsum(wanted) / wanted.sum() * rest + 1e-9).astype(np.int64)
-    return least + np.diff(np.minimum(ends, rest), prepend=0)
+        more = np.maximum(wanted - min_samples, 0)
+        return min_samples + np.floor(more * min(1.0, rest / max(more.sum(), 1.0))).astype(np.int64)
+    ends = np.floor(np.cumsum(wanted) / total * rest + 1e-9).astype(np.int64)
+    return min_samples + np.diff(np.minimum(ends, rest), prepend=0)

@@ -5,14 +5,14 @@ listed nor the presence of others changes what a client trains and tests on.
 """
 
 from collections.abc import Iterable, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.federation.checks import SPLITS, check_finite, check_seed, shown
 from fedtailor.federation.federation import Ragged
-from fedtailor.federation.validation import SPLITS
 from fedtailor.protocol import client_ids, draw_bits
 
 Unseen = int | float | Sequence[str]
@@ -21,6 +21,9 @@ Unseen = int | float | Sequence[str]
 
 def check_fractions(test: float, val: float) -> None:
     """Raise ValueError unless both fractions, and what they leave for training, make sense."""
+    for what, fraction in (("test", test), ("val", val)):
+        if not isinstance(fraction, Real) or isinstance(fraction, bool):
+            raise ValueError(f"{what} is {shown(fraction)}; it is a fraction of each client's rows, such as 0.2")
     if not (0 <= test < 1 and 0 <= val < 1 and test + val < 1):
         raise ValueError(f"test is {test} and val is {val}; they are fractions, 0 or more, with a sum below 1")
 
@@ -45,6 +48,7 @@ def draw_splits(
         ValueError: fractions that leave nothing for training.
     """
     check_fractions(test, val)
+    check_seed(seed)
     ids, strata = client_ids(names), _strata(y)
     rest, test_rows = divide(rows, _share(rows.sizes, test, rows.sizes), strata, ids, seed, "test split")
     train_rows, val_rows = divide(rest, _share(rows.sizes, val, rest.sizes), strata, ids, seed, "val split")
@@ -62,6 +66,7 @@ def follow_splits(
         ValueError: another word, or validation rows both given and asked for.
     """
     check_fractions(0, val)
+    check_seed(seed)
     words = given.astype(str)
     unknown = ~np.isin(words, SPLITS)
     if unknown.any():
@@ -105,13 +110,15 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
     Raises:
         ValueError: an unknown name, or nobody would be left to train.
     """
-    if isinstance(unseen, Iterable):
+    check_seed(seed)
+    if isinstance(unseen, Iterable) and not (isinstance(unseen, np.ndarray) and unseen.ndim == 0):
         held = {unseen} if isinstance(unseen, str) else {str(name) for name in unseen}
         missing = held - set(names)
         if missing:
             raise ValueError(f"unseen names client {min(missing)!r}, which is not there; the first is {names[0]!r}")
         return np.array([name in held for name in names])
-    count = int(unseen) if isinstance(unseen, Integral) else round(unseen * len(names))
+    check_finite(unseen, "unseen")
+    count = int(unseen) if isinstance(unseen, Integral) else round(float(unseen) * len(names))
     if unseen < 0 or count >= max(len(names), 1):
         raise ValueError(
             f"unseen is {unseen} of {len(names)} clients; give a count or a fraction that leaves somebody to train"
@@ -123,7 +130,7 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
 
 def _strata(y: NDArray[Any]) -> NDArray[np.int64]:
     """A number from 0 on for every row [N]: its class, where the targets are labels."""
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not len(y):
+    if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y):
         return np.zeros(len(y), np.int64)
     return y.astype(np.int64) - int(y.min())
 

@@ -1,8 +1,7 @@
-"""A federation as one file: safetensors (plain arrays and text, nothing that could run code)."""
+"""A federation as one file: safetensors (plain arrays and text, nothing that could run code) with a digest."""
 
+import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,61 +10,77 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from fedtailor._files import AnyPath, existing_file, reading, reason, replacing
+from fedtailor.federation.checks import SPLITS
 from fedtailor.federation.federation import Federation, Ragged
-from fedtailor.federation.validation import SPLITS
 
-_FORMAT = "fedtailor federation 1"
+_FORMAT = "fedtailor federation 2"
+_WITHOUT_DIGEST = "fedtailor federation 1"  # of fedtailor 0.1
 _PLAIN = ("names", "classes", "shift", "scale", "name", "class_names")
 
 
-def save(federation: Federation, path: str | os.PathLike[str]) -> Path:
+def save(federation: Federation, path: AnyPath) -> Path:
     """Write a federation to one file, whole or not at all; an older file of that name is replaced.
 
+    Returns:
+        The path, with `~` expanded.
+
     Raises:
-        OSError: the directory does not exist or cannot be written.
+        ValueError: the file cannot be written; an older one stays as it is.
     """
-    path = Path(path).expanduser()
     arrays: dict[str, NDArray[Any]] = {"x": federation.x, "y": federation.y, "unseen": federation.unseen}
     if federation.groups is not None:
         arrays["groups"] = federation.groups
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}
-    header = {key: getattr(federation, key) for key in _PLAIN}
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    header = json.dumps({key: getattr(federation, key) for key in _PLAIN})
+    metadata = {"format": _FORMAT, "federation": header, "digest": _digest(header, arrays)}
     try:
-        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        save_file(contiguous, partial, {"format": _FORMAT, "federation": json.dumps(header)})
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
-    return path
+        target = Path(path).expanduser()
+        with replacing(target) as temporary:
+            save_file(arrays, temporary, metadata)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"cannot write {path}: {reason(error)}; make room, or name another file") from None
+    return target
 
 
-def load(path: str | os.PathLike[str]) -> Federation:
+def load(path: AnyPath) -> Federation:
     """Read a federation that `save` wrote.
 
     Raises:
-        ValueError: the file is missing, damaged or something else; or what it holds does not fit together.
+        ValueError: the file is missing, cannot be read, is damaged or something else.
     """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; check the path")
+    found = existing_file(path)
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = file.metadata() or {}
-            if about.get("format") != _FORMAT:
-                raise ValueError(f"{path} holds no federation; give a file that fedtailor's save wrote")
-            arrays: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-            header = json.loads(about["federation"])
-            splits: dict[str, Any] = {
-                split: Ragged(arrays[f"{split}.rows"], arrays[f"{split}.offsets"]) for split in SPLITS
-            }
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged or holds no federation ({error}); save it again") from None
-    pool: dict[str, Any] = {key: arrays.get(key) for key in ("x", "y", "groups", "unseen")}
-    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in header.items()}
-    return Federation(**pool, **splits, **plain)
+        with reading(found):
+            found.open("rb").close()  # safetensors calls a file damaged that it may not read
+            header, arrays = _content(found)
+        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header.items()}
+        splits = {split: Ragged(arrays.pop(f"{split}.rows"), arrays.pop(f"{split}.offsets")) for split in SPLITS}
+        pool: Any = {"groups": None, **arrays, **splits, **plain}
+        return Federation(**pool)
+    except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{found} is damaged or holds no federation ({reason(error)}); save it again") from None
+
+
+def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plain fields and the arrays of a file, as they were written."""
+    with safe_open(path, framework="numpy") as file:
+        about = file.metadata() or {}
+        if about.get("format") not in (_FORMAT, _WITHOUT_DIGEST):
+            raise ValueError(f"{path} holds no federation; give a file that fedtailor's save wrote")
+        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    if about["format"] == _FORMAT and _digest(about["federation"], arrays) != about["digest"]:
+        raise ValueError(f"{path} is damaged (its digest is wrong); save the federation again")
+    return json.loads(about["federation"]), arrays
+
+
+def _digest(header: str, arrays: dict[str, NDArray[Any]]) -> str:
+    """SHA-256 of the plain fields and of all arrays with their names, types and shapes."""
+    digest = hashlib.sha256(header.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.federation.checks import SPLITS, check_integer, check_seed
 from fedtailor.federation.federation import Federation
-from fedtailor.federation.validation import SPLITS
 from fedtailor.protocol import draw_bits, require, server_rng
+
+_ROUNDING = 1e-12  # relative to a feature's values
 
 Groups = NDArray[np.integer[Any]]
 Change = Callable[[NDArray[Any], NDArray[Any], int], tuple[NDArray[Any], NDArray[Any]]]
@@ -41,6 +43,7 @@ class Rotations:
         Raises:
             ValueError: inputs that are no square images, [h, h], [h, h, c] or flat with h^2 entries.
         """
+        check_seed(seed)
         side = _side(federation.input_shape)
 
         def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -61,7 +64,7 @@ class LabelPermutations:
     groups: int = 4
 
     def __post_init__(self) -> None:
-        require(self.groups >= 1, f"groups is {self.groups}; it must be 1 or more")
+        check_integer(self.groups, "groups", 1)
 
     def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
         """The federation with permuted labels; `groups` [m] assigns the clients (default: at random, evenly).
@@ -71,7 +74,7 @@ class LabelPermutations:
         """
         if federation.classes is None:
             raise ValueError(f"{federation.name} has no classes, so there are no labels to permute")
-        permutations = self._permutations(federation.classes, seed)
+        permutations = self._permutations(federation.classes, len(federation), check_seed(seed))
 
         def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
             return x, permutations[group][y].astype(y.dtype)
@@ -79,9 +82,13 @@ class LabelPermutations:
         changed = _by_group(federation, _assign(federation, self.groups, seed, groups), change)
         return replace(changed, class_names=None)
 
-    def _permutations(self, classes: int, seed: int) -> list[NDArray[np.int64]]:
+    def _permutations(self, classes: int, clients: int, seed: int) -> list[NDArray[np.int64]]:
         if classes < 10 and self.groups > np.prod(np.arange(1, classes + 1)):
             raise ValueError(f"{classes} classes have fewer than {self.groups} permutations; use fewer groups")
+        require(
+            self.groups <= clients,
+            f"groups is {self.groups}, and there are {clients} clients; use at most one group for each client",
+        )
         rng, found = server_rng(seed, "label permutations", 0), {}
         while len(found) < self.groups:
             permutation = rng.permutation(classes)
@@ -92,8 +99,8 @@ class LabelPermutations:
 def standardize(federation: Federation) -> Federation:
     """Shift and scale every feature (the last axis) to mean 0 and deviation 1 over the seen clients' training rows.
 
-    Constant features are only shifted. The statistics are of all clients together; a real federation would obtain
-    them by secure aggregation.
+    Constant features, and those that vary by rounding only, are shifted and not scaled. The statistics are of all
+    clients together; a real federation would obtain them by secure aggregation.
 
     Raises:
         ValueError: token ids.
@@ -103,9 +110,12 @@ def standardize(federation: Federation) -> Federation:
     used = np.zeros(len(federation.x), np.bool_)
     used[federation.train.take(federation.seen).rows] = True
     values = federation.x[used].reshape(-1, federation.x.shape[-1]).astype(np.float64)
-    deviation = values.std(axis=0)
-    scale = 1 / np.where(deviation > 0, deviation, 1.0)
-    return replace(federation, shift=tuple(values.mean(axis=0).tolist()), scale=tuple(scale.tolist()))
+    mean, deviation = values.mean(axis=0), values.std(axis=0)
+    # the mean of equal numbers is a rounding error away from them, so that their deviation is not exactly 0: a division
+    # by it would blow the error up
+    varies = np.ptp(values, axis=0) > _ROUNDING * np.abs(values).max(axis=0)
+    scale = 1 / np.where(varies, deviation, 1.0)
+    return replace(federation, shift=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 
 
 def _side(shape: tuple[int, ...]) -> int:

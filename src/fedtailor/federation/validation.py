@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.federation.checks import MAX_CLASSES, SPLITS, check_integer
 from fedtailor.protocol import client_ids
 
 if TYPE_CHECKING:
     from fedtailor.federation.federation import Federation
 
-SPLITS = ("train", "val", "test")
+_MAX_INT32 = np.iinfo(np.int32).max
 
 
 def validate(federation: "Federation") -> None:
@@ -32,6 +33,7 @@ def _require(condition: Any, message: str) -> None:
 def _lengths(federation: "Federation") -> None:
     x, y, m = federation.x, federation.y, len(federation.names)
     _require(m, "there are no clients; give at least one")
+    _names(federation.names)
     client_ids(federation.names)
     _require(x.ndim >= 1 and len(x), "there are no examples; x is empty")
     _require(y.ndim >= 1, "y is a single number; it must hold one target for each row of x")
@@ -45,13 +47,22 @@ def _lengths(federation: "Federation") -> None:
         _require(shape == (m,), f"groups has shape {shape} for {m} clients; give one group number for each client")
 
 
+def _names(names: tuple[str, ...]) -> None:
+    for number, name in enumerate(names):
+        _require(name.strip(), f"client {number} (counted from 0) has an empty name; give every client a name")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"client {name!r} has a name that is no Unicode text; rename it") from None
+
+
 def _types(federation: "Federation") -> None:
     x, y, groups = federation.x, federation.y, federation.groups
     _require(
         x.dtype in (np.uint8, np.int32, np.float32, np.float64),
         f"x is {x.dtype}; convert it to uint8 (pixels), float32 or float64 (features), or int32 (token ids)",
     )
-    integer = np.issubdtype(y.dtype, np.integer)
+    integer = y.dtype.kind in "iu"  # NumPy counts spans of time among the integers
     _require(
         integer or np.issubdtype(y.dtype, np.floating),
         f"y is {y.dtype}; convert it to integer labels or floating-point targets",
@@ -61,7 +72,12 @@ def _types(federation: "Federation") -> None:
         "groups must be integers; number the groups 0, 1, ...",
     )
     if federation.classes is not None:
-        _require(federation.classes >= 1, f"classes is {federation.classes}; it must be 1 or more")
+        check_integer(federation.classes, "classes", 1)
+        _require(
+            federation.classes <= MAX_CLASSES,
+            f"classes is {federation.classes}; a model has an output for each, and at most {MAX_CLASSES} are possible: "
+            f"check whether y holds numbers to predict (classes=None, as floats), or merge rare classes",
+        )
         _require(integer, f"y is {y.dtype}, and labels of {federation.classes} classes are integers: convert it")
     if federation.class_names is not None:
         given = len(federation.class_names)
@@ -71,6 +87,12 @@ def _types(federation: "Federation") -> None:
 
 
 def _rows(federation: "Federation") -> None:
+    total = sum(len(getattr(federation, split).rows) for split in SPLITS)
+    _require(
+        total <= _MAX_INT32,
+        f"the clients' splits list {total} rows in sum, and at most 2^31 - 1 can be addressed; use fewer clients or "
+        f"samples",
+    )
     for split in SPLITS:
         ragged = getattr(federation, split)
         if len(ragged.rows) and ragged.rows.max() >= len(federation.x):
@@ -95,6 +117,13 @@ def _inputs(federation: "Federation") -> None:
     bad = _not_finite(federation.x)
     if bad is not None:
         raise ValueError(f"{_owner(federation, bad)}: row {bad} of x holds NaN or inf; drop or impute it")
+    x = federation.x
+    if x.dtype == np.int32 and x.size and x.min() < 0:
+        row = int(np.argwhere(x < 0)[0][0])
+        raise ValueError(
+            f"{_owner(federation, row)}: row {row} of x holds token id {x[row].min()}, and token ids count from 0; if "
+            f"they are features, convert x to float32"
+        )
 
 
 def _targets(federation: "Federation") -> None:
@@ -102,6 +131,10 @@ def _targets(federation: "Federation") -> None:
     bad = _not_finite(y)
     if bad is not None:
         raise ValueError(f"{_owner(federation, bad)}: row {bad} of y is NaN or inf; drop it")
+    if classes is None and np.issubdtype(y.dtype, np.integer) and y.size:
+        wrong = (y > _MAX_INT32) | (y < -_MAX_INT32 - 1)
+        row = int(np.argwhere(wrong)[0][0]) if wrong.any() else 0
+        _require(not wrong.any(), f"{_owner(federation, row)}: row {row} of y is beyond 32 bits; convert y to floats")
     if classes is not None and y.size and (y.min() < 0 or y.max() >= classes):
         wrong = (y < 0) | (y >= classes)
         row = int(np.argmax(wrong.reshape(len(y), -1).any(axis=1)))

@@ -1,8 +1,21 @@
 """What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters."""
 
-from fedtailor.models.adapters import from_equinox, from_function, from_linen
-from fedtailor.models.losses import Classification, Loss, cross_entropy, squared_error
+from fedtailor.models.adapters import from_function
+from fedtailor.models.equinox import from_equinox
+from fedtailor.models.flax import from_linen
+from fedtailor.models.losses import (
+    Classification,
+    Loss,
+    TokenCrossEntropy,
+    cross_entropy,
+    squared_error,
+    token_cross_entropy,
+)
 from fedtailor.models.model import Architecture, Model
+from fedtailor.models.parts import Part
+from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
+from fedtailor.models.registry import builders, register
+from fedtailor.models.resnet import resnet
 from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
 
 __all__ = [
@@ -10,16 +23,25 @@ __all__ = [
     "Classification",
     "Loss",
     "Model",
+    "Part",
+    "TokenCrossEntropy",
+    "builders",
     "cnn",
     "cross_entropy",
     "density",
     "from_equinox",
     "from_function",
     "from_linen",
+    "from_torch",
     "lenet5",
     "logistic",
     "lstm",
     "mlp",
+    "register",
+    "resnet",
+    "save_state_dict",
     "squared_error",
+    "state_dict",
+    "token_cross_entropy",
     "tutorial_cnn",
 ]

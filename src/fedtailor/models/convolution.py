@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedtailor.models.stage import stage
+from fedtailor.models.no_fuse import no_fuse
 
 PoolKind = Literal["average", "max"]
 
@@ -61,13 +61,40 @@ def _convolve_back(saved: Any, g: Array) -> tuple[Array, Array]:
 convolve.defvjp(_convolve, _convolve_back)
 
 
-@partial(stage, static=("shape",))
+def pad(x: Float[Array, "c h w b"], by: int) -> Float[Array, "c h2 w2 b"]:
+    """Planes with so many zeros on every side."""
+    return x if by == 0 else lax.pad(x, jnp.zeros((), x.dtype), (KEEP, (by, by, 0), (by, by, 0), KEEP))
+
+
+def halve(
+    x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]
+) -> tuple[Float[Array, "c4 h2 w2 b"], Float[Array, "k2 k2 c4 o"]]:
+    """Planes and a kernel whose convolution is every second row and column of that of the given ones.
+
+    Blocks of 2x2 pixels become channels, so that a step of one block is a step of two pixels; the kernel is padded to
+    an even size, and becomes half as large on four times the channels.
+    """
+    c, height, width, b = x.shape
+    k, _, _, o = kernel.shape
+    rows, columns, size = height // 2 * 2, width // 2 * 2, -(-k // 2)
+    # Rows and columns that only the kernel's padding would read: one block more where the last step needs it.
+    rows, columns = (max(even, (side - k) // 2 * 2 + 2 * size) for even, side in ((rows, height), (columns, width)))
+    x = lax.pad(x, jnp.zeros((), x.dtype), (KEEP, (0, rows - height, 0), (0, columns - width, 0), KEEP))
+    blocks = x.reshape(c, rows // 2, 2, columns // 2, 2, b).transpose(2, 4, 0, 1, 3, 5)
+    even = lax.pad(kernel, jnp.zeros((), kernel.dtype), ((0, 2 * size - k, 0), (0, 2 * size - k, 0), KEEP, KEEP))
+    small = even.reshape(size, 2, size, 2, c, o).transpose(0, 2, 1, 3, 4, 5).reshape(size, size, 4 * c, o)
+    blocks = blocks.reshape(4 * c, rows // 2, columns // 2, b)
+    h, w = (height - k) // 2 + size, (width - k) // 2 + size
+    return blocks[:, :h, :w], small
+
+
+@partial(no_fuse, static=("shape",))
 def _turned(spaced: Array, shape: tuple[int, int, int]) -> Array:
     """[b, h w c + SPARE] -> [c, h, w b]; width and batch are merged so that memory has this order too."""
     return _images(spaced, shape).transpose(3, 1, 2, 0).reshape(shape[2], shape[0], -1)
 
 
-@partial(stage, static=("k", "b"))
+@partial(no_fuse, static=("k", "b"))
 def _columns(x: Array, k: int, b: int) -> Array:
     """[c, h, w b] -> [k k c, h2, w2 b], copied in runs of w2 b numbers."""
     _, height, row = x.shape
@@ -75,21 +102,21 @@ def _columns(x: Array, k: int, b: int) -> Array:
     return lax.concatenate([x[:, i : i + h, j * b : j * b + run] for i in range(k) for j in range(k)], 0)
 
 
-@stage
+@no_fuse
 def _sum_rows(patches: Array) -> Array:
     """The first half of the transpose of `_columns`: [k, k, c, h2, w2 b] -> [k, c, h, w2 b]."""
     k, zero = len(patches), jnp.zeros((), patches.dtype)
     return reduce(jnp.add, (lax.pad(patches[i], zero, (KEEP, KEEP, (i, k - 1 - i, 0), KEEP)) for i in range(k)))
 
 
-@partial(stage, static=("b",))
+@partial(no_fuse, static=("b",))
 def _sum_columns(patches: Array, b: int) -> Array:
     """The second half: [k, c, h, w2 b] -> [c, h, w b]."""
     k, zero = len(patches), jnp.zeros((), patches.dtype)
     return reduce(jnp.add, (lax.pad(patches[j], zero, (KEEP, KEEP, (j * b, (k - 1 - j) * b, 0))) for j in range(k)))
 
 
-@stage
+@no_fuse
 def _spaced(images: Array) -> Array:
     """[b, h, w, c] -> [b, h w c + SPARE]."""
     return lax.pad(images.reshape(len(images), -1), jnp.zeros((), images.dtype), (KEEP, (0, SPARE, 0)))
@@ -102,7 +129,7 @@ def _images(spaced: Array, shape: tuple[int, int, int]) -> Array:
 # convolution of images, by pooling windows --------------------------------------------------------------------------
 
 
-@stage
+@no_fuse
 def windows(y: Float[Array, "o h w b"]) -> Float[Array, "4 o n"]:
     """The four members of every 2x2 pooling window, n = h/2 w/2 b windows; an odd last row or column is dropped."""
     o, h, w, b = y.shape
@@ -146,7 +173,7 @@ def _convolve_windows_back(saved: Any, g: Array) -> tuple[Array, Array]:
 convolve_windows.defvjp(_convolve_windows, _convolve_windows_back)
 
 
-@partial(stage, static=("shape", "k"))
+@partial(no_fuse, static=("shape", "k"))
 def _parities(spaced: Array, shape: tuple[int, int, int], k: int) -> Array:
     """Pixels by the parity of their row and column: [b, h w c + SPARE] -> [2, 2, c, rows / 2, columns / 2 * b]."""
     rows, columns = (side - (side - k + 1) % 2 for side in shape[:2])
@@ -154,7 +181,7 @@ def _parities(spaced: Array, shape: tuple[int, int, int], k: int) -> Array:
     return even.transpose(2, 4, 5, 1, 3, 0).reshape(2, 2, shape[2], rows // 2, -1)
 
 
-@partial(stage, static=("k", "b"))
+@partial(no_fuse, static=("k", "b"))
 def _window_columns(parities: Array, k: int, b: int) -> Array:
     """[2, 2, c, rows / 2, columns / 2 * b] -> [(k + 1)^2 c, h, w b] for h x w windows."""
     rows, row = parities.shape[3:]
@@ -165,7 +192,7 @@ def _window_columns(parities: Array, k: int, b: int) -> Array:
     )
 
 
-@stage
+@no_fuse
 def _at_four_offsets(kernel: Array) -> Array:
     """[k, k, c, o] -> [(k + 1)^2 c, 4 o]."""
     o, zero = kernel.shape[3], jnp.zeros((), kernel.dtype)
@@ -181,23 +208,23 @@ def pool_relu(y: Float[Array, "4 o n"], bias: Float[Array, " o"], kind: PoolKind
     return (_average_pool_relu if kind == "average" else _max_pool_relu)(y, bias)
 
 
-@stage
+@no_fuse
 def _average(y: Array, bias: Array) -> Array:
     first, second, third, fourth = lax.max(y + bias[:, None], jnp.zeros((), y.dtype))
     return (first + second + third + fourth) * 0.25
 
 
-@stage
+@no_fuse
 def _average_back(y: Array, bias: Array, g: Array) -> Array:
     return lax.select(y > -bias[:, None], jnp.broadcast_to(g * 0.25, y.shape), jnp.zeros_like(y))
 
 
-@stage
+@no_fuse
 def _max(y: Array, bias: Array) -> Array:
     return lax.max(_largest(y) + bias[:, None], jnp.zeros((), y.dtype))
 
 
-@stage
+@no_fuse
 def _max_back(y: Array, bias: Array, g: Array) -> Array:
     largest, parts = _largest(y), []
     free = largest > -bias[:, None]

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,25 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from fedtailor.models.convolution import PoolKind, convolve, convolve_windows, planes, pool_relu, windows
+from fedtailor.models.convolution import PoolKind, convolve, convolve_windows, halve, pad, planes, pool_relu, windows
+from fedtailor.models.normalization import StatefulLayer
 
 Layer = Callable[[Array, Array | None], Array]
 """(x, key) -> output; the key is None in evaluation mode."""
 
 
-class Draw:
+class InitStream:
     """The random numbers of a network, from one call of the generator (each call takes XLA a third of a second).
 
-    A network is built twice: first with `Draw()`, which counts, then with `counting.filled(key)`, which deals out.
+    A network is built twice: first with `InitStream()`, which counts, then with `counting.filled(key)`, which deals
+    out.
     """
 
     def __init__(self, numbers: Float[Array, " n"] | None = None) -> None:
         self._numbers, self._used = numbers, 0
 
-    def filled(self, key: Array) -> "Draw":
+    def filled(self, key: Array) -> "InitStream":
         """Random numbers for as many parameters as this one was asked for."""
         above = float(np.nextafter(np.float32(-1), np.float32(0)))  # normal() maps -1 to minus infinity
-        return Draw(jax.random.uniform(key, (self._used,), jnp.float32, above, 1))
+        return InitStream(jax.random.uniform(key, (self._used,), jnp.float32, above, 1))
 
     def uniform(self, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
         """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch's dense, convolutional and recurrent layers start."""
@@ -55,18 +58,20 @@ class Dense(eqx.Module):
     bias: Float[Array, " outputs"]
     transposed: bool = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, draw: Draw) -> None:
+    def __init__(self, inputs: int, outputs: int, stream: InitStream) -> None:
         self.transposed = outputs < NARROW <= inputs
-        self.weight = draw.uniform((outputs, inputs) if self.transposed else (inputs, outputs), inputs)
-        self.bias = draw.uniform((outputs,), inputs)
+        self.weight = stream.uniform((outputs, inputs) if self.transposed else (inputs, outputs), inputs)
+        self.bias = stream.uniform((outputs,), inputs)
 
     def __call__(self, x: Float[Array, "b inputs"], key: Array | None = None) -> Float[Array, "b outputs"]:
         return x @ (self.weight.T if self.transposed else self.weight) + self.bias
 
 
-def _kernel(inputs: int, outputs: int, size: int, draw: Draw) -> tuple[Float[Array, "k k c o"], Float[Array, " o"]]:
+def _kernel(
+    inputs: int, outputs: int, size: int, stream: InitStream
+) -> tuple[Float[Array, "k k c o"], Float[Array, " o"]]:
     fan_in = size * size * inputs
-    return draw.uniform((size, size, inputs, outputs), fan_in), draw.uniform((outputs,), fan_in)
+    return stream.uniform((size, size, inputs, outputs), fan_in), stream.uniform((outputs,), fan_in)
 
 
 class Conv(eqx.Module):
@@ -75,8 +80,8 @@ class Conv(eqx.Module):
     weight: Float[Array, "k k c o"]
     bias: Float[Array, " o"]
 
-    def __init__(self, inputs: int, outputs: int, size: int, draw: Draw) -> None:
-        self.weight, self.bias = _kernel(inputs, outputs, size, draw)
+    def __init__(self, inputs: int, outputs: int, size: int, stream: InitStream) -> None:
+        self.weight, self.bias = _kernel(inputs, outputs, size, stream)
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
         return jax.nn.relu(convolve(x, self.weight) + self.bias[:, None, None, None])
@@ -89,8 +94,8 @@ class ConvPool(eqx.Module):
     bias: Float[Array, " o"]
     pool: PoolKind = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, size: int, pool: PoolKind, draw: Draw) -> None:
-        self.weight, self.bias = _kernel(inputs, outputs, size, draw)
+    def __init__(self, inputs: int, outputs: int, size: int, pool: PoolKind, stream: InitStream) -> None:
+        self.weight, self.bias = _kernel(inputs, outputs, size, stream)
         self.pool = pool
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
@@ -106,8 +111,8 @@ class ImageConvPool(eqx.Module):
     bias: Float[Array, " o"]
     pool: PoolKind = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, size: int, pool: PoolKind, draw: Draw) -> None:
-        self.weight, self.bias = _kernel(inputs, outputs, size, draw)
+    def __init__(self, inputs: int, outputs: int, size: int, pool: PoolKind, stream: InitStream) -> None:
+        self.weight, self.bias = _kernel(inputs, outputs, size, stream)
         self.pool = pool
 
     def __call__(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
@@ -163,8 +168,8 @@ class Embedding(eqx.Module):
 
     table: Float[Array, "vocabulary width"]
 
-    def __init__(self, vocabulary: int, width: int, draw: Draw) -> None:
-        self.table = draw.normal((vocabulary, width))
+    def __init__(self, vocabulary: int, width: int, stream: InitStream) -> None:
+        self.table = stream.normal((vocabulary, width))
 
     def __call__(self, x: Int[Array, "b t"], key: Array | None = None) -> Float[Array, "b t width"]:
         return self.table.at[x].get(mode="fill", fill_value=jnp.nan)
@@ -180,10 +185,10 @@ class LSTM(eqx.Module):
     state_weight: Float[Array, "hidden gates"]
     bias: Float[Array, " gates"]
 
-    def __init__(self, inputs: int, hidden: int, draw: Draw) -> None:
-        self.input_weight = draw.uniform((inputs, 4 * hidden), hidden)
-        self.state_weight = draw.uniform((hidden, 4 * hidden), hidden)
-        self.bias = draw.uniform((4 * hidden,), hidden)
+    def __init__(self, inputs: int, hidden: int, stream: InitStream) -> None:
+        self.input_weight = stream.uniform((inputs, 4 * hidden), hidden)
+        self.state_weight = stream.uniform((hidden, 4 * hidden), hidden)
+        self.bias = stream.uniform((4 * hidden,), hidden)
 
     def __call__(self, x: Float[Array, "b t inputs"], keep: Shaped[Array, "b t"]) -> Float[Array, "b t hidden"]:
         def step(state: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
@@ -201,7 +206,38 @@ class LSTM(eqx.Module):
         return states.swapaxes(0, 1)
 
 
-class Stack(eqx.Module):
+class Convolution(eqx.Module):
+    """Convolution on planes and nothing else, without bias: what normalisation follows.
+
+    `padding` zeros go around the planes; of a `halved` convolution every second row and column is computed.
+    """
+
+    weight: Float[Array, "k k c o"]
+    padding: int = eqx.field(static=True)
+    halved: bool = eqx.field(static=True)
+
+    def __init__(
+        self, inputs: int, outputs: int, size: int, stream: InitStream, padding: int = 0, halved: bool = False
+    ) -> None:
+        self.weight = stream.uniform((size, size, inputs, outputs), size * size * inputs)
+        self.padding, self.halved = padding, halved
+
+    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
+        x = pad(x, self.padding)
+        return convolve(*halve(x, self.weight)) if self.halved else convolve(x, self.weight)
+
+
+class ReluPool(eqx.Module):
+    """ReLU and 2x2 pooling that drops an odd last row or column, on planes."""
+
+    pool: PoolKind = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h2 w2 b"]:
+        c, h, w, b = x.shape
+        return pool_relu(windows(x), jnp.zeros(c, x.dtype), self.pool).reshape(c, h // 2, w // 2, b)
+
+
+class Stack(StatefulLayer):
     """Layers one after another; a key is split over them."""
 
     layers: tuple[Layer, ...]
@@ -213,3 +249,16 @@ class Stack(eqx.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, None if key is None else jax.random.fold_in(key, index))
         return x
+
+    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Stack"]:
+        trained = []
+        for index, layer in enumerate(self.layers):
+            layer_key = None if key is None else jax.random.fold_in(key, index)
+            x, layer = train_layer(layer, x, layer_key, weight)
+            trained.append(layer)
+        return x, Stack(trained)
+
+
+def train_layer(layer: Any, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, Any]:
+    """A training step through any layer, and the layer with new statistics where it keeps some."""
+    return layer.train(x, key, weight) if isinstance(layer, StatefulLayer) else (layer(x, key), layer)

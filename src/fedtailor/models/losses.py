@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 Loss = Callable[[Array, Array], Array]
 """(outputs [b, ...], targets [b, ...]) -> loss of each example [b]; hashable, so that equal models are one program."""
@@ -35,6 +35,30 @@ def _cross_entropy(outputs: Float[Array, "b classes"], y: Int[Array, " b"]) -> F
 
 cross_entropy = Classification(_cross_entropy)
 """-log softmax(outputs)[y], in nats. For a density model it is the negative log-likelihood of the symbol y."""
+
+
+@dataclass(frozen=True)
+class TokenCrossEntropy:
+    """Cross-entropy of sequences, the mean over an example's tokens: outputs [b, t, vocabulary], targets [b, t].
+
+    Attributes:
+        ignore: the target that stands for no token (padding); a sequence of nothing else has loss 0.
+    """
+
+    ignore: int = -1
+
+    def __call__(self, outputs: Float[Array, "b t vocabulary"], y: Int[Array, "b t"]) -> Float[Array, " b"]:
+        is_token = self.is_token(y)
+        tokens = jnp.maximum(is_token.sum(axis=1), 1).astype(outputs.dtype)
+        return jnp.where(is_token, _cross_entropy(outputs, y), 0).sum(axis=1) / tokens
+
+    def is_token(self, y: Int[Array, "b t"]) -> Bool[Array, "b t"]:
+        """Which targets are tokens, and not padding."""
+        return y != self.ignore
+
+
+token_cross_entropy = TokenCrossEntropy()
+"""-log softmax(outputs)[y] of each token, in nats, as a mean over a sequence's tokens; targets of -1 are padding."""
 
 
 def squared_error(outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.losses import Classification, Loss, cross_entropy
+from fedtailor.models.parts import Anatomy, Outline, Parameter, Part, path_of
 
 
 class Architecture(ABC):
@@ -36,6 +37,44 @@ class Architecture(ABC):
     def is_stochastic(self, network: Any) -> bool:
         """Whether training the network (as `build` makes it) needs random numbers."""
         return False
+
+    # running statistics, such as batch normalisation keeps ------------------------------------------------------
+
+    def statistics(self, network: Any) -> tuple[str, ...]:
+        """Paths of the arrays that hold running statistics (as `fedtailor.models.parts.path_of` writes them)."""
+        return ()
+
+    def train(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        """Outputs in a training step, and the network with new statistics; examples of weight 0 must not enter them.
+
+        Called only where there are `statistics`. The key is None where `is_stochastic` is False.
+        """
+        raise NotImplementedError(f"{type(self).__name__} names statistics and has no method `train`")
+
+    # parts of the network: see `Model.part` ---------------------------------------------------------------------
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        """Which layers are the head and the normalisation layers, and in which order layers are computed.
+
+        Args:
+            network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for arrays).
+            input_shape: shape of one input.
+        """
+        return Anatomy()
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        """What the head is given; called only where `anatomy` names a head."""
+        raise NotImplementedError(f"{type(self).__name__} names a head and has no method `features`")
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b ..."]:
+        """Outputs from features in evaluation mode; called only where `anatomy` names a head."""
+        raise NotImplementedError(f"{type(self).__name__} names a head and has no method `head_outputs`")
 
     def bind(
         self,
@@ -113,12 +152,91 @@ class Model:
         leaves = jax.tree.leaves(params)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if leaves else jnp.zeros(0, self.dtype)
 
+    # parts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The named parts that this model has."""
+        return tuple(_outline(self).parts)
+
+    def part(self, name: str | Part) -> Part:
+        """A fixed set of entries of theta.
+
+        Args:
+            name: "head" (the last dense layer), "body" (the rest), "norm" (all of the normalisation layers), "bias",
+                "last2" (the last two layers that are no normalisation, with all behind them), a path such as
+                "layers.2" or "layers.2.weight", a pattern on paths ("layers.*.weight", or a regular expression after
+                "re:"), several of these with commas between them, "not " and one of these, "everything" or "nothing";
+                or a part that this method has made.
+
+        Raises:
+            ValueError: the model has no such part, or a pattern matches nothing or everything.
+        """
+        if isinstance(name, Part):
+            if name.d != self.size:
+                raise ValueError(f"part {name.name!r} is of a model of {name.d} parameters; this one has {self.size}")
+            return name
+        return _outline(self).find(name)
+
+    def part_mask(self, part: str | Part) -> Any:
+        """A part as a tree of bools with the structure of `params`."""
+        return self.part(part).tree_mask(_shapes(self))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of every array of parameters, in the order of theta."""
+        return _layout(self).paths
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of one example's features.
+
+        Raises:
+            ValueError: the model has no head.
+        """
+        return _feature_shape(self)
+
+    def features(self, params: Any, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+        """The output of the body, which is the input of the head [b, *feature_shape].
+
+        Args:
+            params: the tree that `params` made, or theta [d].
+            x: a batch of inputs.
+            key: randomness of a training step; None = evaluation mode.
+
+        Raises:
+            ValueError: the model has no head.
+        """
+        anatomy = self._anatomy()
+        self._require_inputs(x)
+        return self.architecture.features(self._network(params), anatomy, x, key)
+
+    def head_outputs(self, params: Any, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
+        """What the head makes of features: `logits` = `head_outputs` of `features`. Arguments as for `features`."""
+        return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
+
+    def _anatomy(self) -> Anatomy:
+        outline = _outline(self)
+        if outline.anatomy.head is None:
+            outline.find("head")  # its error says which parts there are
+        return outline.anatomy
+
     # predictions ------------------------------------------------------------------------------------------------
 
     @property
     def micro_batch(self) -> int | None:
-        """Examples to differentiate at a time, or None for whole batches."""
-        return self.architecture.micro_batch
+        """Examples to differentiate at a time, or None for whole batches (over which statistics must be taken)."""
+        return None if self.has_statistics else self.architecture.micro_batch
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether theta holds running statistics: entries that no gradient moves and every training step renews."""
+        return len(_layout(self).statistics) > 0
+
+    @property
+    def statistics(self) -> Part:
+        """The entries that are running statistics (none, for most models)."""
+        return self.part(",".join(_layout(self).statistics) or "nothing")
 
     @property
     def stochastic(self) -> bool:
@@ -146,15 +264,40 @@ class Model:
         Raises:
             ValueError: the inputs have another shape, or the network does not give `outputs` class scores.
         """
-        if x.shape[1:] != self.input_shape:
-            raise ValueError(f"inputs have shape {x.shape[1:]}; this model was bound to {self.input_shape}")
-        outputs = self.architecture.apply(eqx.combine(params, _layout(self).static), x, key)
+        self._require_inputs(x)
+        outputs = self.architecture.apply(self._network(params), x, key)
         if self.classification and outputs.shape != (len(x), self.outputs):
             raise ValueError(
                 f"the network gives {outputs.shape[1:]} outputs for one example, and the data have {self.outputs} "
                 "classes; make its last layer as wide as there are classes"
             )
         return outputs
+
+    def train_outputs(
+        self, params: Any, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        """Outputs in a training step, and the parameters with new running statistics.
+
+        Without statistics the outputs are those of `logits`, and the parameters those given.
+
+        Args:
+            params: the tree that `params` made.
+            x: a batch of inputs.
+            weight: 0 for examples that only fill the batch and must not enter the statistics.
+            key: randomness of the step, for models that are `stochastic`.
+        """
+        if not self.has_statistics:
+            return self.logits(params, x, key), params
+        self._require_inputs(x)
+        outputs, network = self.architecture.train(self._network(params), x, key, weight)
+        return outputs, self.with_statistics(params, eqx.filter(network, _is_parameter))
+
+    def with_statistics(self, params: Any, source: Any) -> Any:
+        """`params` with the running statistics of `source`; both are trees."""
+        held = _layout(self).holds_statistics
+        leaves, structure = jax.tree.flatten(params)
+        pairs = zip(leaves, jax.tree.leaves(source), held, strict=True)
+        return jax.tree.unflatten(structure, [b.astype(a.dtype) if kept else a for a, b, kept in pairs])
 
     def losses(self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         """Loss of each example."""
@@ -168,6 +311,19 @@ class Model:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
 
+    def _network(self, params: Any) -> Any:
+        """The network with the parameters of a tree, or of theta [d]."""
+        layout, whole = _layout(self), (self.size,)
+        if getattr(params, "shape", None) == whole and layout.shapes != (whole,):
+            params = self.params(params)
+        if self.has_statistics:
+            params = self.with_statistics(params, jax.lax.stop_gradient(params))
+        return eqx.combine(params, layout.static)
+
+    def _require_inputs(self, x: Shaped[Array, "b ..."]) -> None:
+        if x.shape[1:] != self.input_shape:
+            raise ValueError(f"inputs have shape {x.shape[1:]}; this model was bound to {self.input_shape}")
+
     def _require_precision(self) -> None:
         if self.dtype == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
             raise ValueError("a float64 model needs 64-bit JAX; work inside `with jax.enable_x64(True):`")
@@ -178,10 +334,17 @@ class _Layout:
     """Where the parameters of a model lie in theta, and the rest of its network."""
 
     structure: Any
+    paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
     static: Any
     stochastic: bool
+    statistics: tuple[str, ...]
+
+    @property
+    def holds_statistics(self) -> tuple[bool, ...]:
+        """Of each array of parameters, whether it is a running statistic."""
+        return tuple(path in self.statistics for path in self.paths)
 
 
 @lru_cache(maxsize=256)
@@ -196,9 +359,32 @@ def _layout(model: Model) -> _Layout:
             where = jax.tree_util.keystr(path)
             raise ValueError(f"the network's array {where} is {leaf.dtype}; only floating-point arrays can be trained")
     leaves, structure = jax.tree.flatten(params)
+    paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
-    return _Layout(structure, shapes, ends or (0,), static, model.architecture.is_stochastic(network))
+    stochastic, statistics = model.architecture.is_stochastic(network), model.architecture.statistics(network)
+    return _Layout(structure, paths, shapes, ends or (0,), static, stochastic, statistics)
+
+
+def _shapes(model: Model) -> Any:
+    """The tree that `Model.params` makes, of shapes."""
+    layout = _layout(model)
+    leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
+    return jax.tree.unflatten(layout.structure, leaves)
+
+
+@lru_cache(maxsize=256)
+def _outline(model: Model) -> Outline:
+    layout = _layout(model)
+    parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
+    network = eqx.combine(_shapes(model), layout.static)
+    return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
+
+
+@lru_cache(maxsize=256)
+def _feature_shape(model: Model) -> tuple[int, ...]:
+    x = jax.ShapeDtypeStruct((2, *model.input_shape), _outline(model).anatomy.input_dtype)
+    return jax.eval_shape(model.features, _shapes(model), x).shape[1:]
 
 
 @partial(jax.jit, static_argnums=0)

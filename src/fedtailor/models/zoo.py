@@ -1,7 +1,6 @@
 """The models of the papers, as published. Weights and biases start as PyTorch's do: U(+-1/sqrt(fan in))."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,46 +9,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.convolution import PoolKind
+from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,
     Conv,
+    Convolution,
     ConvPool,
     Dense,
-    Draw,
     Dropout,
     Embedding,
     FlattenPlanes,
     ImageConvPool,
+    InitStream,
     Layer,
     Planes,
     Relu,
+    ReluPool,
     Reshape,
     Stack,
 )
 from fedtailor.models.model import Architecture
-
-
-class Drawn(Architecture):
-    """An architecture whose parameters are drawn in one call."""
-
-    @abstractmethod
-    def network(self, input_shape: tuple[int, ...], outputs: int, draw: Draw) -> Any:
-        """The network, with parameters from `draw`."""
-
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
-        counting = Draw()
-        self.network(input_shape, outputs, counting)
-        return self.network(input_shape, outputs, counting.filled(key))
-
-
-class Layered(Drawn):
-    """An architecture whose network is a `Stack` of layers."""
-
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
-        return network(x, key)
-
-    def is_stochastic(self, network: Any) -> bool:
-        return any(isinstance(layer, Dropout) for layer in network.layers)
+from fedtailor.models.normalization import NormKind, norm_layer
+from fedtailor.models.parts import Anatomy
+from fedtailor.models.registry import register
+from fedtailor.models.resnet import ResNet as ResNet  # where exported models look for their architecture
 
 
 @dataclass(frozen=True)
@@ -58,16 +41,18 @@ class MLP(Layered):
 
     hidden: tuple[int, ...]
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, draw: Draw) -> Stack:
+    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         inputs = math.prod(input_shape)
-        return Stack([Reshape((inputs,)), *_dense(inputs, (*self.hidden, outputs), draw)])
+        return Stack([Reshape((inputs,)), *dense_layers(inputs, (*self.hidden, outputs), stream)])
 
 
+@register
 def logistic() -> MLP:
     """Multinomial logistic regression (its l2 term is the weight decay of `SGD`)."""
     return MLP(())
 
 
+@register
 def mlp(hidden: int | Sequence[int] = 64) -> MLP:
     """A multilayer perceptron with ReLU; `hidden` is the width of its hidden layer, or of each of several.
 
@@ -87,23 +72,31 @@ class LeNet5(Layered):
 
     pool: PoolKind = "average"
     image_shape: tuple[int, ...] | None = None
+    norm: NormKind | None = None
     micro_batch = 20
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, draw: Draw) -> Stack:
-        h, w, c = _image(input_shape, self.image_shape, "LeNet-5", smallest=16)
+    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+        h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
         flat = ((h - 4) // 2 - 4) // 2 * (((w - 4) // 2 - 4) // 2) * 16
-        return Stack(
-            [
-                Reshape((h, w, c)),
-                ImageConvPool(c, 6, 5, self.pool, draw),
-                ConvPool(6, 16, 5, self.pool, draw),
-                FlattenPlanes(),
-                *_dense(flat, (120, 84, outputs), draw),
-            ]
-        )
+        convolutions: list[Layer] = [
+            ImageConvPool(c, 6, 5, self.pool, stream),
+            ConvPool(6, 16, 5, self.pool, stream),
+        ] if self.norm is None else [
+            Planes(),
+            *self._normalized(c, 6, self.norm, stream),
+            *self._normalized(6, 16, self.norm, stream),
+        ]  # fmt: skip
+        dense = dense_layers(flat, (120, 84, outputs), stream)
+        return Stack([Reshape((h, w, c)), *convolutions, FlattenPlanes(), *dense])
+
+    def _normalized(self, inputs: int, outputs: int, norm: NormKind, stream: InitStream) -> list[Layer]:
+        return [Convolution(inputs, outputs, 5, stream), norm_layer(norm, outputs), ReluPool(self.pool)]
 
 
-def lenet5(pool: PoolKind = "average", image_shape: Sequence[int] | None = None) -> LeNet5:
+@register
+def lenet5(
+    pool: PoolKind = "average", image_shape: Sequence[int] | None = None, norm: NormKind | None = None
+) -> LeNet5:
     """LeNet-5 with ReLU and unpadded convolutions, as in the experiments of Mestoukirdi et al. 2021.
 
     Two convolutions (6 and 16 channels, 5x5), each followed by 2x2 pooling, and dense layers of 120, 84 and the
@@ -113,21 +106,26 @@ def lenet5(pool: PoolKind = "average", image_shape: Sequence[int] | None = None)
         pool: "average" (the paper's) or "max".
         image_shape: (height, width) or (height, width, channels) of inputs that are stored flat; a flat input of
             square length is taken for a square gray image.
+        norm: "group" or "batch" normalisation between each convolution and its ReLU (in place of its bias), or None.
 
     Raises:
-        ValueError: the pooling is unknown, or (when bound) the inputs are no images of 16x16 or more.
+        ValueError: the pooling or the normalisation is unknown, or (when bound) the inputs are no images of 16x16 or
+            more.
     """
     if pool not in ("average", "max"):
         raise ValueError(f"pool is {pool!r}; choose 'average' or 'max'")
-    return LeNet5(pool, None if image_shape is None else tuple(image_shape))
+    if norm not in (None, "group", "batch"):
+        raise ValueError(f"norm is {norm!r}; choose 'group', 'batch' or None")
+    return LeNet5(pool, None if image_shape is None else tuple(image_shape), norm)
 
 
-def tutorial_cnn(image_shape: Sequence[int] | None = None) -> LeNet5:
+@register
+def tutorial_cnn(image_shape: Sequence[int] | None = None, norm: NormKind | None = None) -> LeNet5:
     """The CNN of PyTorch's CIFAR-10 tutorial (Chen et al. 2022; pFedMe): LeNet-5 with max-pooling.
 
     62,006 parameters for 32x32 colour images and ten classes. Arguments and errors as for `lenet5`.
     """
-    return lenet5("max", image_shape)
+    return lenet5("max", image_shape, norm)
 
 
 @dataclass(frozen=True)
@@ -138,24 +136,25 @@ class CNN(Layered):
     image_shape: tuple[int, ...] | None = None
     micro_batch = 20
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, draw: Draw) -> Stack:
-        h, w, c = _image(input_shape, self.image_shape, "the CNN", smallest=6)
+    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+        h, w, c = image_of(input_shape, self.image_shape, "the CNN", smallest=6)
         flat = (h - 4) // 2 * ((w - 4) // 2) * 64
         layers: list[Layer] = [
             Reshape((h, w, c)),
             Planes(),
-            Conv(c, 32, 3, draw),
-            ConvPool(32, 64, 3, "max", draw),
+            Conv(c, 32, 3, stream),
+            ConvPool(32, 64, 3, "max", stream),
             Dropout(0.25),
             FlattenPlanes(),
-            Dense(flat, 128, draw),
+            Dense(flat, 128, stream),
             Relu(),
             Dropout(0.5),
-            Dense(128, outputs, draw),
+            Dense(128, outputs, stream),
         ]
         return Stack([layer for layer in layers if self.dropout or not isinstance(layer, Dropout)])
 
 
+@register
 def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
     """The CNN of the EMNIST experiments of Mansour et al. 2020: 1,206,590 parameters for 28x28 images and 62 classes.
 
@@ -180,25 +179,44 @@ class SequenceLSTM(Drawn):
     hidden: int
     layers: int
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, draw: Draw) -> dict[str, Any]:
+    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> dict[str, Any]:
         if len(input_shape) != 1:
             raise ValueError(f"the LSTM takes token ids of shape [length], not inputs of shape {input_shape}")
         widths = (self.embedding, *[self.hidden] * self.layers)
         return {
-            "embedding": Embedding(self.vocabulary, self.embedding, draw),
-            "recurrent": [LSTM(width, self.hidden, draw) for width in widths[:-1]],
-            "classifier": Dense(self.hidden, outputs, draw),
+            "embedding": Embedding(self.vocabulary, self.embedding, stream),
+            "recurrent": [LSTM(width, self.hidden, stream) for width in widths[:-1]],
+            "classifier": Dense(self.hidden, outputs, stream),
         }
 
     def apply(self, network: Any, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"the LSTM takes token ids (int32), not inputs of type {x.dtype}")
+        return network["classifier"](self._states(network, x))
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        recurrent = [f"recurrent.{index}" for index in range(self.layers)]
+        return Anatomy("classifier", order=("embedding", *recurrent, "classifier"), input_dtype="int32")
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
+    ) -> Float[Array, "b hidden"]:
+        return self._states(network, x)
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b outputs"]:
+        return network["classifier"](features)
+
+    def _states(self, network: Any, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
+        """The last layer's last state."""
         states = network["embedding"](x)
         for layer in network["recurrent"]:
             states = layer(states, x != 0)
-        return network["classifier"](states[:, -1])
+        return states[:, -1]
 
 
+@register
 def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1) -> SequenceLSTM:
     """An embedding and LSTM layers over token ids [length], for Sent140 and other text; the last state is classified.
 
@@ -230,6 +248,7 @@ class Density(Architecture):
         return jnp.broadcast_to(network, (len(x), len(network)))
 
 
+@register
 def density() -> Density:
     """A density over symbols, uniform at first (the synthetic task of Mansour et al. 2020, section 6.1).
 
@@ -237,33 +256,3 @@ def density() -> Density:
     log-likelihood in nats.
     """
     return Density()
-
-
-def _dense(inputs: int, widths: Sequence[int], draw: Draw) -> list[Layer]:
-    """Dense layers of these widths, with ReLU between them."""
-    layers: list[Layer] = []
-    for width in widths:
-        layers += [Dense(inputs, width, draw), Relu()]
-        inputs = width
-    return layers[:-1]
-
-
-def _image(
-    input_shape: tuple[int, ...], image_shape: tuple[int, ...] | None, model: str, smallest: int
-) -> tuple[int, int, int]:
-    """(height, width, channels) of inputs that may be stored without channels, or flat."""
-    shape, side = image_shape or input_shape, math.isqrt(math.prod(input_shape))
-    if len(shape) == 1 and side * side == shape[0]:
-        shape = (side, side)
-    if len(shape) == 2:
-        shape = (*shape, 1)
-    if len(shape) != 3 or math.prod(shape) != math.prod(input_shape):
-        raise ValueError(
-            f"{model} takes images [height, width(, channels)], not inputs of shape {input_shape} as images of shape "
-            f"{shape}; give image_shape=(height, width, channels)"
-        )
-    if min(shape[:2]) < smallest:
-        raise ValueError(
-            f"{model} takes images of {smallest}x{smallest} or more, not {shape[0]}x{shape[1]}; use models.mlp instead"
-        )
-    return shape[0], shape[1], shape[2]

@@ -1,41 +1,79 @@
 """The words of the design: what an algorithm is written in. Imports nothing else of fedtailor."""
 
-from fedtailor.protocol.algorithm import About, Algorithm, Init
-from fedtailor.protocol.cohort import Cohort, Examples, Population
+from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
+from fedtailor.protocol.choice import check_choice
+from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
+from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.protocol.errors import Diverged
+from fedtailor.protocol.exchange import Answers, ClientRows, Exchange, Exchanges, Executor, Task, drive, on_host
+from fedtailor.protocol.hyperparameters import (
+    TracedInt,
+    ZeroIsStatic,
+    hyperparameters,
+    is_hyperparameters,
+    is_off,
+    require,
+)
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
-from fedtailor.protocol.local import Batch, Local, Params, StepGradient
-from fedtailor.protocol.messages import Down, Inbox, Sent, Up
-from fedtailor.protocol.method import Count, Switch, is_method, is_off, method, require
+from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGradient
+from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
+from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline
 from fedtailor.protocol.predictor import Mixture, Predictor
 from fedtailor.protocol.sgd import SGD
+from fedtailor.protocol.state import ServerState, server_state, state_name
 
 __all__ = [
+    "MODEL_KINDS",
     "SGD",
     "About",
     "Algorithm",
+    "Answers",
     "Batch",
+    "ClientRows",
+    "ClientUpdate",
+    "Clients",
     "Cohort",
-    "Count",
-    "Down",
+    "Diagnostic",
+    "Diverged",
+    "Downlink",
     "Examples",
+    "Exchange",
+    "Exchanges",
+    "Executor",
+    "GlobalModel",
     "Inbox",
     "Init",
-    "Local",
+    "LineDiagnostic",
+    "LocalTrainer",
+    "MatrixDiagnostic",
     "Mixture",
     "Params",
+    "Pipeline",
     "Population",
     "Predictor",
-    "Sent",
+    "ServerState",
     "StepGradient",
-    "Switch",
-    "Up",
+    "Streams",
+    "Task",
+    "TracedInt",
+    "Transform",
+    "TreeDiagnostic",
+    "ZeroIsStatic",
+    "check_choice",
     "client_ids",
     "client_keys",
+    "decode",
     "draw_bits",
     "draw_uniform",
-    "is_method",
+    "drive",
+    "encode",
+    "hyperparameters",
+    "init_pipeline",
+    "is_hyperparameters",
     "is_off",
-    "method",
+    "on_host",
     "require",
     "server_rng",
+    "server_state",
+    "state_name",
 ]

@@ -7,10 +7,13 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Array, Float
 
 from fedtailor.protocol.cohort import Cohort, Population
-from fedtailor.protocol.local import Local
-from fedtailor.protocol.messages import Down, Inbox, Sent, Up
-from fedtailor.protocol.method import require
+from fedtailor.protocol.diagnostics import Diagnostic
+from fedtailor.protocol.exchange import Answers
+from fedtailor.protocol.hyperparameters import require
+from fedtailor.protocol.local_trainer import LocalTrainer
+from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.predictor import Predictor
+from fedtailor.protocol.state import ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
 """init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of all methods."""
@@ -37,18 +40,25 @@ class About:
     unseen: str
 
 
-class Algorithm:
-    """Base of all methods: subclass it, decorate with `@method`, set `about`, write `client` and `server`.
+@server_state
+class GlobalModel(ServerState):
+    """One model for everybody."""
 
-    `init_server`, `broadcast`, `server`, `serve` and `absorb` are host code; `init_client`, `client`, `personal`,
-    `enroll` and `probe` are traced and mapped over the cohort by the engine. A server state is made of dicts, lists,
-    tuples, numbers, strings and arrays, so that it can be written to a checkpoint; by convention its models stand
-    under "model", [s, d].
+    model: Float[Array, "1 d"]
+    """The model that clients train."""
+
+
+class Algorithm:
+    """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`, write `client` and `server`.
+
+    `init_server`, `broadcast`, `server`, `serve` and `aggregate_probe` are host code; `init_client`, `client`,
+    `personal`, `init_unseen` and `probe` are traced and run by each client of the cohort. A server state is a
+    `ServerState` of the method's own, so that it can be written to a checkpoint; its models stand under `model` [s, d].
     """
 
     about: ClassVar[About]
     registry: ClassVar[dict[str, type["Algorithm"]]] = {}
-    trains: ClassVar[Literal["reporters", "all"]] = "reporters"
+    participants: ClassVar[Literal["reporters", "all"]] = "reporters"
     """Who takes part in a round: the clients that report, or all clients (Local, pFedMe, L2GD)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -67,19 +77,18 @@ class Algorithm:
         """Raise `ValueError` where this method is not defined for this population (before anything is computed)."""
 
     def init_server(self, init: Init, population: Population) -> Any:
-        """The server's state before the first round."""
-        return {"model": init(0)[None]}
+        """The server's state before the first round (a `ServerState`)."""
+        return GlobalModel(init(0)[None])
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Down:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         """What travels down in a training round."""
         raise NotImplementedError
 
-    def server(self, server: Any, down: Down, ups: Up, cohort: Cohort) -> Any:
-        """The state after a round; `ups` are stacked over the cohort ([c', ...] with c' >= c: rows past the cohort are
-        padding; rows of clients that do not report must not be used)."""
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        """The state after a round. What clients sent that do not report (`cohort.reporting`) must not be used."""
         raise NotImplementedError
 
-    def serve(self, server: Any, cohort: Cohort) -> Down:
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
         """What a client needs to be served after training."""
         return self.broadcast(server, cohort)
 
@@ -89,31 +98,37 @@ class Algorithm:
         """The state that never leaves the client; theta is the common initial model."""
         return ()
 
-    def client(self, state: Any, inbox: Inbox, local: Local) -> tuple[Any, Up]:
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         """One client's part of a round: its new state and what it sends."""
         raise NotImplementedError
 
-    def personal(self, state: Any, inbox: Inbox, local: Local) -> Predictor:
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         """What this client would predict with now, given what `serve` sent; may train on train and val."""
         return inbox["model"][0]
 
-    def enroll(self, inbox: Inbox, local: Local) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         """The state of a client that never took part, from what `serve` sent it."""
         return self.init_client(inbox["model"][0])
 
     # the optional round before training ---------------------------------------------------------------------------
 
-    def ask(self, server: Any, cohort: Cohort) -> Down:
-        """What travels down in the probe round (default: the common initial model, server["initial"] [d])."""
-        return Down({"model": Sent.everyone(server["initial"], len(cohort))})
+    def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
+        """What travels down in the probe round (default: the common initial model, `server.initial` [d])."""
+        return Downlink({"model": Streams.everyone(_field(server, "initial"), len(cohort))})
 
-    def probe(self, inbox: Inbox, local: Local) -> Up:
+    def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         """One client's answer to the probe."""
         raise NotImplementedError
 
-    def absorb(self, server: Any, ups: Up, cohort: Cohort) -> Any:
+    def aggregate_probe(self, server: Any, answers: Answers, cohort: Cohort) -> Any:
         """The server's state after the probe; `cohort` is the whole population."""
         raise NotImplementedError
+
+    # what the method can tell about itself -----------------------------------------------------------------------
+
+    def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
+        """What reports draw of the server's state: weights between clients, silhouettes, a tree of splits, ..."""
+        return ()
 
     # schedules --------------------------------------------------------------------------------------------------
 
@@ -121,11 +136,21 @@ class Algorithm:
         """(method, rounds) to run one after another; None = the rounds that are left."""
         return [(self, None)]
 
-    def handover(self, server: Any) -> Float[Array, " d"]:
+    def global_model(self, server: Any) -> Float[Array, " d"]:
         """The model that the next phase of a schedule starts from.
+
+        Returns:
+            By default the first of `server.model`.
 
         Raises:
             ValueError: the method's server holds no model.
         """
-        require("model" in server, f"{self.about.name} has no global model that another method could start from")
-        return server["model"][0]
+        model = _field(server, "model")
+        require(model is not None, f"{self.about.name} has no global model that another method could start from")
+        return model[0]
+
+
+def _field(server: Any, name: str) -> Any:
+    """A field of a server state; None where it has none."""
+    # states of methods that are not typed yet are dicts
+    return server.get(name) if isinstance(server, dict) else getattr(server, name, None)

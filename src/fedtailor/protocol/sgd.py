@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fedtailor.protocol.method import Count, Switch, is_off, method, require
+from fedtailor.protocol.hyperparameters import TracedInt, ZeroIsStatic, hyperparameters, is_off, require
 
 
-@method
+@hyperparameters
 class SGD:
     """Mini-batch SGD on one client; the optimiser state starts anew in every round.
 
@@ -14,19 +14,19 @@ class SGD:
 
     lr: float = 0.1
     """Learning rate of the local steps (per step)."""
-    momentum: Switch = 0.0
+    momentum: ZeroIsStatic = 0.0
     """Heavy-ball momentum without dampening, in [0, 1)."""
-    weight_decay: Switch = 0.0
+    weight_decay: ZeroIsStatic = 0.0
     """L2 coefficient, added to the gradient."""
-    epochs: Count = 1
+    epochs: TracedInt = 1
     """Passes over the client's training samples in one round (used when `steps` is None)."""
-    steps: Count | None = None
+    steps: TracedInt | None = None
     """Mini-batch updates in one round, instead of epochs; they continue over fresh permutations."""
     batch_size: int = 32
     """Samples in a mini-batch. A client's last partial batch is kept and averaged over its own samples."""
     drop_last: bool = False
     """Drop the last partial batch of an epoch (as some public code does); it changes fixed points."""
-    lr_decay: Switch = 0.0
+    lr_decay: ZeroIsStatic = 0.0
     """Relative decrease of the rate a round: the rate in round t is lr * (1 - lr_decay)^t (0.01 for CFL's x 0.99)."""
     optimizer: Any = None
     """An `optax.GradientTransformation` instead of momentum SGD; then `lr` and `momentum` are not used."""
@@ -39,6 +39,8 @@ class SGD:
         require(self.steps is None or self.steps >= 0, f"steps is {self.steps}; it must be 0 or more")
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be 1 or more")
         require(0 <= self.lr_decay < 1, f"lr_decay is {self.lr_decay}; it must be in [0, 1)")
+        usable = self.optimizer is None or hasattr(self.optimizer, "update")
+        require(usable, f"optimizer is {self.optimizer!r}; it must be an optax.GradientTransformation, set in Python")
 
     def rate(self, round: Any) -> Any:
         """The learning rate in a round (traced or a number)."""

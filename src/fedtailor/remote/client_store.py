@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from fedtailor.experiments.checkpoint import load_tree, save_tree
+from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.protocol import require
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.experiments.document import Document, Misplaced, read
-from fedtailor.experiments.settings import allow, architecture, configure
+from fedtailor.experiments.document import Document, ConfigError, read
+from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, require
 
@@ -175,7 +175,7 @@ def read_job(path: Path) -> Job:
     document = read(path)
     try:
         return _job(document)
-    except Misplaced as error:
+    except ConfigError as error:
         raise ValueError(document.explain(error)) from None
 
 
@@ -206,16 +206,16 @@ def _job(document: Document) -> Job:
         allow(name, tables, (name,), "table")
     for name in tables[1:-1]:
         if not isinstance(content.get(name), Mapping):
-            raise Misplaced((name,), f"the table [{name}] is missing")
+            raise ConfigError((name,), f"the table [{name}] is missing")
     title = content.get("title", "federation")
     if not isinstance(title, str):
-        raise Misplaced(("title",), f"title is {title!r}; it must be a text")
+        raise ConfigError(("title",), f"title is {title!r}; it must be a text")
     try:
         host, port = split_address(_table(_Coordinator, content, "coordinator").address)
-    except Misplaced:
+    except ConfigError:
         raise
     except ValueError as error:
-        raise Misplaced(("coordinator", "address"), str(error)) from None
+        raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
     return Job(
         title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
@@ -226,18 +226,18 @@ def _job(document: Document) -> Job:
 
 def _schema(data: _Data) -> Schema:
     if data.classes is not None and (len(data.classes) < 2 or len(set(data.classes)) < len(data.classes)):
-        raise Misplaced(("data", "classes"), f"classes is {data.classes}; it needs two or more, each once")
+        raise ConfigError(("data", "classes"), f"classes is {data.classes}; it needs two or more, each once")
     if not data.columns:
-        raise Misplaced(("data", "columns"), "there are no columns; name the inputs")
+        raise ConfigError(("data", "columns"), "there are no columns; name the inputs")
     if data.target in data.columns:
-        raise Misplaced(("data", "columns", data.target), f"{data.target!r} is the target; it cannot be an input")
+        raise ConfigError(("data", "columns", data.target), f"{data.target!r} is the target; it cannot be an input")
     if data.validation + data.test >= 1:
-        raise Misplaced(("data", "test"), f"validation and test take {data.validation + data.test:g} of all rows")
+        raise ConfigError(("data", "test"), f"validation and test take {data.validation + data.test:g} of all rows")
     columns: dict[str, tuple[str, ...] | None] = {}
     for name, kind in data.columns.items():
         if kind != NUMBER and len(set(kind)) < max(2, len(kind)):
             said = f"{name} has the categories {kind}; it needs two or more, each once"
-            raise Misplaced(("data", "columns", name), said)
+            raise ConfigError(("data", "columns", name), said)
         columns[name] = None if kind == NUMBER else tuple(kind)
     classes = None if data.classes is None else tuple(data.classes)
     return Schema(data.target, classes, columns, data.validation, data.test)
@@ -247,12 +247,12 @@ def _algorithm(given: Mapping[str, Any]) -> Algorithm:
     settings = dict(given)
     name = settings.pop("use", None)
     if not isinstance(name, str):
-        raise Misplaced(("method",), "the method needs a name: use = NAME; `fedtailor algorithms` lists them")
+        raise ConfigError(("method",), "the method needs a name: use = NAME; `fedtailor algorithms` lists them")
     allow(name, sorted(Algorithm.registry), ("method", "use"), "algorithm")
     try:
         return configure(Algorithm.registry[name](), settings, ("method",))
     except TypeError:
-        raise Misplaced(("method", "use"), f"{name} cannot be made from a file") from None
+        raise ConfigError(("method", "use"), f"{name} cannot be made from a file") from None
 
 
 def _uplink(entries: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -266,10 +266,10 @@ def _uplink(entries: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
             allow(name, tuple(wanted), here, f"setting of {entry['use']}")
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or (wanted[name] is int and not isinstance(value, int)) or value <= 0:
-                raise Misplaced(here, f"{name} of {entry['use']} is {value!r}; it must be a number above 0")
+                raise ConfigError(here, f"{name} of {entry['use']} is {value!r}; it must be a number above 0")
         for name in wanted:
             if name not in entry:
-                raise Misplaced(here, f"{entry['use']} needs {name}")
+                raise ConfigError(here, f"{entry['use']} needs {name}")
     return tuple(entries)
 
 
@@ -286,8 +286,8 @@ def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
         if first["type"] == "extra_forbidden":
             allow(key, tuple(kind.model_fields), place, f"setting of [{name}]")
         if first["type"] == "missing":
-            raise Misplaced((name,), f"{key} is missing in [{name}]") from None
+            raise ConfigError((name,), f"{key} is missing in [{name}]") from None
         if kind is _Data and loc[:1] == ["columns"]:
             wrong = f'{key} is {first["input"]!r}; a column is "{NUMBER}" or a list of categories'
-            raise Misplaced(place, wrong) from None
-        raise Misplaced(place, f"{key} is {first['input']!r}; {first['msg'].lower()}") from None
+            raise ConfigError(place, wrong) from None
+        raise ConfigError(place, f"{key} is {first['input']!r}; {first['msg'].lower()}") from None

@@ -29,7 +29,7 @@ DTYPES = {
 
 _ENVELOPE = "fedtailor"
 
-Count = Annotated[int, Field(ge=0, lt=2**31)]
+TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
 E = TypeVar("E", bound="_Envelope")
 
 
@@ -117,8 +117,8 @@ class _Envelope(BaseModel):
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     experiment: Annotated[str, Field(max_length=128)]
-    round: Count
-    exchange: Count
+    round: TracedInt
+    exchange: TracedInt
     task: Annotated[str, Field(max_length=64)]
     client: Annotated[str, Field(max_length=128)]
     nonce: Annotated[str, Field(max_length=64)]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -10,11 +11,14 @@ import numpy as np
 from fedtailor.report import costs
 from fedtailor.report.experiment import Candidate, Experiment
 from fedtailor.report.measures import MEASURES, Measure
-from fedtailor.report.tables import Table
+from fedtailor.report.tables import Cell, Number, Table, published
 from fedtailor.report.units import Unit
 
 SPREAD = ("mean", "worst", "worst10", "std", "unseen")
 """The measures of the table of a single scenario."""
+
+JUDGED = frozenset({"mean", "weighted", "worst", "worst10", "largest10", "unseen", "best_val"})
+"""The measures whose best row is marked. Not the deviation, and not what was chosen on test data."""
 
 NOTHING = "-"
 
@@ -25,62 +29,71 @@ def tables(experiment: Experiment) -> dict[str, Table]:
     by_unit = sorted(experiment.index.scenarios, key=lambda scenario: experiment.unit(scenario).label)
     for name in experiment.index.metrics:
         for unit, scenarios in groupby(by_unit, key=experiment.unit):
-            found[name if name not in found else slug(f"{name} {unit.label}")] = main(experiment, name, [*scenarios])
+            _add(
+                found, name if name not in found else slug(f"{name} {unit.label}"), main(experiment, name, [*scenarios])
+            )
     for scenario in experiment.index.scenarios:
-        found[f"{slug(scenario)}-clients"] = over_clients(experiment, scenario)
-        found[f"{slug(scenario)}-costs"] = traffic_and_time(experiment, scenario)
+        _add(found, f"{slug(scenario)}-clients", over_clients(experiment, scenario))
+        _add(found, f"{slug(scenario)}-costs", traffic_and_time(experiment, scenario))
     if experiment.index.candidates:
-        found["chosen"] = chosen(experiment)
+        _add(found, "chosen", chosen(experiment))
     return found
 
 
 def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
     """One measure: algorithms x scenarios (of one unit), the published figures beside ours."""
-    measure, published = MEASURES[name], experiment.index.published.get(name, {})
-    columns, rows = ["algorithm"], [[label] for label in experiment.index.algorithms]
+    measure, theirs = MEASURES[name], experiment.index.published.get(name, {})
+    unit, better = experiment.unit(scenarios[0]), {}
+    columns, labels = ["algorithm"], experiment.index.algorithms
+    rows: list[list[Cell]] = [[label] for label in labels]
     for scenario in scenarios:
+        better[len(columns)] = unit.higher_is_better
         columns.append(f"{scenario},\n{measure.warning}" if measure.warning else scenario)
-        for row in rows:
-            row.append(cell(experiment, scenario, row[0], measure))
-        if scenario in published:
+        for label, row in zip(labels, rows, strict=True):
+            row.append(cell(experiment, scenario, label, measure))
+        if scenario in theirs:
             columns.append(f"{scenario},\npublished" if len(scenarios) > 1 else "published")
-            for row in rows:
-                row.append(str(published[scenario].get(row[0], NOTHING)))
-    unit = experiment.unit(scenarios[0])
-    return Table(f"Test {unit.label}: {measure.title}", columns, rows)
+            for label, row in zip(labels, rows, strict=True):
+                row.append(published(theirs[scenario].get(label, NOTHING)))
+    judged = better if name in JUDGED else {}
+    return Table(f"Test {unit.label}: {measure.title}", columns, rows, higher_is_better=judged)
 
 
 def over_clients(experiment: Experiment, scenario: str) -> Table:
     """How one scenario's clients fare: mean, worst, worst 10 %, deviation, and unseen ones where there are any."""
-    runs = experiment.runs[scenario]
+    runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     newcomers = any(run.clients["unseen"].any() for found in runs.values() for run in found)
-    measures = [MEASURES[name] for name in SPREAD if name != "unseen" or newcomers]
+    names = [name for name in SPREAD if name != "unseen" or newcomers]
     rows = [
-        [label, *(cell(experiment, scenario, label, measure) for measure in measures)]
+        [label, *(cell(experiment, scenario, label, MEASURES[name]) for name in names)]
         for label in _present(experiment, scenario)
     ]
-    columns = ["algorithm", *(measure.header for measure in measures)]
-    return Table(f"{scenario}: test {experiment.unit(scenario).label}, over clients", columns, rows)
+    columns = ["algorithm", *(MEASURES[name].header for name in names)]
+    better = {place: unit.higher_is_better for place, name in enumerate(names, 1) if name in JUDGED}
+    return Table(f"{scenario}: test {unit.label}, over clients", columns, rows, higher_is_better=better)
 
 
 def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
     """What one scenario's methods cost: streams, models and megabytes, seconds a round, and time to FedAvg's best."""
     runs = experiment.runs[scenario]
-    references = runs.get(costs.REFERENCE, [])
+    reference = costs.reference(runs)
+    references = [] if reference is None else runs[reference]
     times = costs.TIME_HEADERS if references else []
     columns = ["algorithm", "streams", "models\ndown", "models\nup", "MB\ndown", "MB\nup", "s a\nround", *times]
-    rows = []
+    rows: list[list[Cell]] = []
     for label in _present(experiment, scenario):
         found = runs[label]
         if not found:
             rows.append([label, *[NOTHING] * (len(columns) - 1)])
             continue
-        row = [label, f"{np.mean([run.ledger.last_streams() for run in found]):.3g}"]
+        streams = float(np.mean([run.ledger.last_streams() for run in found]))
+        row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
         row += [*costs.models(found), *costs.megabytes(found)]
-        row.append(costs.average([run.summary["seconds_per_round"] for run in found], digits=3))
+        row.append(costs.average([run.seconds_per_round for run in found], digits=3))
         rows.append(row + (costs.times(found, references) if references else []))
-    time = f"; {costs.TIME_TITLE.format(metric=references[0].metric)}" if references else ""
-    return Table(f"{scenario}: traffic (down: multicast){time}", columns, rows)
+    time = "" if reference is None else f"; {costs.time_title(reference, references)}"
+    title = f"{scenario}: traffic (down: multicast){time}"
+    return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
 
 
 def chosen(experiment: Experiment) -> Table:
@@ -101,14 +114,16 @@ def chosen(experiment: Experiment) -> Table:
     )
 
 
-def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> str:
+def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> Cell:
     """Mean ± deviation over seeds; where a seed is missing, over how many, and how many diverged."""
     runs, diverged = experiment.runs[scenario][label], experiment.diverged[scenario, label]
     values = [value for run in runs if (value := measure.of(run)) is not None]
     if not values:
-        return "diverged" if diverged and not runs else NOTHING
+        return Number(float("nan"), "diverged", runs=0, diverged=diverged) if diverged and not runs else NOTHING
+    number = experiment.unit(scenario).number(values)
     fewer = f" [{len(values)}]" if len(values) < len(experiment.index.seeds) else ""
-    return experiment.unit(scenario).text(values) + fewer + (f", {diverged} diverged" if diverged else "")
+    text = number.text + fewer + (f", {diverged} diverged" if diverged else "")
+    return replace(number, text=text, diverged=diverged)
 
 
 def settings(parameters: Mapping[str, Any]) -> str:
@@ -119,6 +134,15 @@ def settings(parameters: Mapping[str, Any]) -> str:
 def slug(text: str) -> str:
     """A file name of a label."""
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
+
+
+def _add(found: dict[str, Table], name: str, table: Table) -> None:
+    """Put a table under a name that no other table has: labels may differ in characters only that no name holds."""
+    number, free = 1, name.strip("-")
+    while free in found:
+        number += 1
+        free = f"{name.strip('-')}-{number}"
+    found[free] = table
 
 
 def _present(experiment: Experiment, scenario: str) -> list[str]:

@@ -1,49 +1,61 @@
-"""What a method's models cost: traffic, and time to what FedAvg reaches at best."""
+"""What a method's models cost: traffic, and time to what FedAvg, whatever its row is called, reaches at best."""
 
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from fedtailor.accounting import SYSTEMS, time_to_reach
 from fedtailor.report.measures import best_on_test
 from fedtailor.report.stored import StoredRun
+from fedtailor.report.tables import Cell, Number, mean_of
 
-REFERENCE = "FedAvg"
-"""The row whose best accuracy is the target."""
+REFERENCE = "fedavg"
+"""The method whose best accuracy is the target."""
 
 TIME_HEADERS = [f"time\nrho={system.rho:g}" + (",\nrandom" if system.inverse_mu else "") for system in SYSTEMS.values()]
 """One column for each of the `SYSTEMS`."""
 
-TIME_TITLE = f"time to {REFERENCE}'s best {{metric}}, in model downlinks"
-"""What a table with these columns says, the metric to be filled in."""
+TIME_NOTE = (
+    "Times are in units of one model's downlink. rho: how much longer a model's uplink takes; random: computing takes "
+    "every client 1 unit and a random delay of 1 on average, elsewhere 1 unit."
+)
+"""What must stand by these columns."""
 
 
-def models(runs: Sequence[StoredRun]) -> list[str]:
+def reference(found: Mapping[str, Sequence[StoredRun]]) -> str | None:
+    """The first row that is FedAvg and has a run; None if there is none."""
+    return next((label for label, runs in found.items() if runs and runs[0].method == REFERENCE), None)
+
+
+def time_title(label: str, runs: Sequence[StoredRun]) -> str:
+    """What a table with these columns says in its title, where `label` is the reference's row."""
+    return f"time to {label}'s best {runs[0].metric}"
+
+
+def models(runs: Sequence[StoredRun]) -> list[Cell]:
     """Models down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
     return [average([total.models_down for total in totals]), average([total.models_up for total in totals])]
 
 
-def megabytes(runs: Sequence[StoredRun]) -> list[str]:
+def megabytes(runs: Sequence[StoredRun]) -> list[Cell]:
     """Megabytes down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
     return [average([count / 1e6 for count in counts], digits=1) for counts in
             ([total.bytes_down for total in totals], [total.bytes_up for total in totals])]  # fmt: skip
 
 
-def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[str]:
+def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
     """Time to the best test mean of the reference's run with the same seed, in each of the `SYSTEMS`; means over
     runs, "-" where a run does not get there or has no reference."""
     targets = {run.seed: best_on_test(run) for run in references}
     return [_time(runs, targets, name) for name in SYSTEMS]
 
 
-def average(values: Sequence[float], digits: int = 0) -> str:
-    """The mean as text."""
-    return f"{np.mean(values):.{digits}f}"
+def average(values: Sequence[float], digits: int = 0) -> Number:
+    """The mean."""
+    return mean_of(values, digits, deviation=False)
 
 
-def _time(runs: Sequence[StoredRun], targets: Mapping[int, float], system: str) -> str:
+def _time(runs: Sequence[StoredRun], targets: Mapping[int, float], system: str) -> Cell:
     reached = [_reached(run, targets.get(run.seed), system) for run in runs]
     found = [time for time in reached if time is not None]
     return average(found) if len(found) == len(reached) else "-"

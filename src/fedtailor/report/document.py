@@ -1,18 +1,19 @@
 """A report of an experiment: as text, or as a directory with tables and figures."""
 
+import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedtailor.report import drawing, overview
 from fedtailor.report.comparison import tables
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.tables import Table
 
-Format = Literal["terminal", "markdown", "csv", "latex"]
+Format = Literal["terminal", "markdown", "csv", "latex", "json"]
 REPORT = "report.md"
 
 
@@ -26,6 +27,8 @@ def show(experiment: Experiment, form: Format) -> None:
             table.show()
     elif form == "markdown":
         print(markdown(experiment, found))
+    elif form == "json":
+        print(json.dumps(as_dict(experiment, found), indent=2, allow_nan=False))
     elif form == "csv":
         print("\n".join(f"# {table.title}\n{table.csv()}" for table in found.values()))
     else:
@@ -57,6 +60,18 @@ def markdown(experiment: Experiment, found: Mapping[str, Table], paragraphs: Seq
     facts = "\n".join(f"- {fact}" for fact in overview.facts(experiment))
     parts = [f"# {overview.title(experiment)}", facts, *(table.markdown().rstrip() for table in found.values())]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
+
+
+def as_dict(experiment: Experiment, found: Mapping[str, Table]) -> dict[str, Any]:
+    """What was run and all tables, for JSON."""
+    return {
+        "experiment": experiment.index.name,
+        "title": experiment.index.title,
+        "facts": overview.facts(experiment),
+        "runs": experiment.index.runs,
+        "done": experiment.done,
+        "tables": {name: table.as_dict() for name, table in found.items()},
+    }
 
 
 def _show_facts(experiment: Experiment) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtailor.accounting import SYSTEMS
 from fedtailor.protocol import require
-from fedtailor.report import figures
+from fedtailor.report import costs, figures
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.figures import Curve
 from fedtailor.report.stored import Runs, StoredRun
@@ -30,11 +30,14 @@ def by_bytes(runs: Runs, path: Path) -> list[Path]:
 def by_time(runs: Runs, path: Path) -> list[Path]:
     """The same by time over each of the `SYSTEMS`, a row of panels for each scenario."""
     panels = {
-        f"{name}\n{system}": (_talking(found), lambda run, wireless=wireless: run.by_time(wireless))
+        f"{name}\n{system}: rho={network.rho:g}": (
+            _talking(found),
+            lambda run, network=network: run.by_time(network),
+        )
         for name, found in runs.items()
-        for system, wireless in SYSTEMS.items()
+        for system, network in SYSTEMS.items()
     }
-    return _lines(panels, runs, "time (model downlinks)", path, columns=len(SYSTEMS), x_scale="log")
+    return _lines(panels, runs, "time (in units of one model's downlink)", path, columns=len(SYSTEMS), x_scale="log")
 
 
 def histogram(runs: Runs, path: Path) -> list[Path]:
@@ -44,7 +47,7 @@ def histogram(runs: Runs, path: Path) -> list[Path]:
         for name, found in runs.items()
         if _drawn(found)
     }
-    x_labels = [f"test {_unit(runs[name]).label}, of a client (line: mean)" for name in panels]
+    x_labels = [f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels]
     return figures.histograms(panels, x_labels, path, labels=_labels(runs)) if panels else []
 
 
@@ -77,7 +80,7 @@ def fairness(runs: Runs, path: Path) -> list[Path]:
             panels[name] = {
                 label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds] for label, seeds in spreads.items()
             }
-    x_labels, y_labels = ([f"test {unit.label}: {what}" for unit in units] for what in ("mean", "worst 10 %"))
+    x_labels, y_labels = ([f"{what}: test {unit.axis}" for unit in units] for what in ("mean", "worst 10 %"))
     return figures.scatter(panels, x_labels, y_labels, path, labels=_labels(runs)) if panels else []
 
 
@@ -102,7 +105,7 @@ def sweep(experiment: Experiment, path: Path) -> list[Path]:
             ]
             panels[f"{algorithm}, {scenario}"] = {"here": ours, **({"published": printed} if printed else {})}
             x_labels.append(varied.parameter)
-            y_labels.append(f"test {unit.label}")
+            y_labels.append(f"test {unit.axis}")
     columns = min(len(index.scenarios), len(panels))
     return figures.error_bars(panels, x_labels, y_labels, path, columns=columns) if panels else []
 
@@ -165,14 +168,31 @@ def _lines(
     for title, (found, curve) in panels.items():
         if drawn := _drawn(found):
             unit = _unit(found)
-            y_labels.append(f"test {unit.label}")
+            y_labels.append(f"test {unit.axis}")
             curves[title] = {
                 label: [{x: unit.scale * y for x, y in curve(run).items()} for run in seeds]
                 for label, seeds in drawn.items()
             }
     if not curves:
         return []
-    return figures.lines(curves, x_label, y_labels, path, columns=columns, labels=_labels(runs), x_scale=x_scale)
+    return figures.lines(
+        curves, x_label, y_labels, path, columns=columns, labels=_labels(runs), featured=featured(runs), x_scale=x_scale
+    )
+
+
+def featured(runs: Runs) -> list[str]:
+    """The rows that a figure draws with bands: FedAvg, to compare with, and those that end best on test, on average
+    over scenarios; in the order of all rows."""
+    ranks: dict[str, list[float]] = {}
+    for found in map(_drawn, runs.values()):
+        ends = {label: float(np.mean([run.spread()["mean"] for run in seeds])) for label, seeds in found.items()}
+        ordered = sorted(ends, key=ends.__getitem__, reverse=bool(found) and _unit(found).higher_is_better)
+        for rank, label in enumerate(ordered):
+            ranks.setdefault(label, []).append(rank / len(ordered))
+    kept = [label for found in runs.values() if (label := costs.reference(found)) is not None][:1]
+    best = sorted(set(ranks) - set(kept), key=lambda label: (float(np.mean(ranks[label])), label))
+    kept += best[: figures.MOST_BANDS - len(kept)]
+    return [label for label in _labels(runs) if label in kept]
 
 
 def _labels(runs: Runs) -> list[str]:

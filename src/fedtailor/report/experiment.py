@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedtailor.experiments.scenario import known
-from fedtailor.protocol import require
+from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredRun
 from fedtailor.report.units import UNITS, Unit
@@ -134,11 +133,14 @@ class Experiment:
         """
         path = results / name / INDEX
         try:
+            require(path.is_file(), f"{path} is no file")
             index = TypeAdapter(Index).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
             why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
             raise ValueError(f"{path} is no index of an experiment ({why})") from None
+        plain = index.name not in ("", ".", "..") and Path(index.name).name == index.name
+        require(plain, f"{path} has the name {index.name!r}; it must be one that a directory can have")
         for name in index.metrics:
             require(name in MEASURES, f"{path} has the metric {name!r}; it must be one of {', '.join(MEASURES)}")
         for cell in index.cells:
@@ -189,5 +191,5 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
         bool(there), f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor compare` makes them"
     )
     for name in names:
-        known(name, dict.fromkeys(there), "experiment", f"ls {results}")
+        check_choice(name, there, "experiment", f"ls {results}")
     return [Experiment.read(results, name) for name in (names or there)]

@@ -14,6 +14,9 @@ MARKERS = "osD^vP*X"
 LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 """One for every round through the palette."""
 
+MOST_BANDS = 6
+"""How many curves of a figure have bands: more cannot be told apart."""
+
 Curve = Mapping[Any, float]
 """x (a number) -> y."""
 
@@ -41,20 +44,26 @@ def lines(
     *,
     columns: int | None = None,
     labels: Sequence[str] | None = None,
+    featured: Sequence[str] | None = None,
     x_scale: Scale = "linear",
 ) -> list[Path]:
     """One panel for each entry: the mean over seeds of every curve, and the range of the seeds as a band.
 
     `y_label` is one for all panels, or one each. A label's place in `labels` (default: the order of appearance) is its
-    colour, marker and line, so that several figures can agree on them.
+    colour, marker and line, so that several figures can agree on them. Only those that are `featured` (default: the
+    first `MOST_BANDS`) have bands and markers; the others are thin lines behind them.
     """
     columns = columns or len(panels)
     labels = labels or _labels(panels)
+    featured = labels[:MOST_BANDS] if featured is None else featured
     with _figure(len(panels), columns, path) as (axes, written):
         for axis, y, (title, curves) in zip(axes, _each(y_label, panels), panels.items(), strict=True):
             for label, seeds in curves.items():
                 x, low, mean, high = _band(seeds)
                 looks = style(labels.index(label))
+                if label not in featured:
+                    axis.plot(x, mean, label=label, linewidth=0.8, alpha=0.6, zorder=1, **looks | {"marker": ""})
+                    continue
                 axis.fill_between(x, low, high, color=looks["color"], alpha=0.15, linewidth=0)
                 axis.plot(x, mean, label=label, linewidth=1.6, markevery=max(len(x) // 8, 1), markersize=4, **looks)
             axis.set(title=title, xlabel=x_label, ylabel=y)

@@ -1,5 +1,7 @@
 """The first part of a report: what was run."""
 
+import polars as pl
+
 from fedtailor.report.experiment import Experiment, ScenarioUse
 from fedtailor.report.stored import StoredRun
 
@@ -40,13 +42,18 @@ def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
     arguments = ", ".join(f"{name}={value}" for name, value in used.arguments.items())
     parts = [f"{used.use}({arguments})"]
     if run is not None:
-        clients = run.clients
-        newcomers = clients["unseen"].sum()
-        parts.append(f"{len(clients) - newcomers} clients" + (f" and {newcomers} unseen ones" if newcomers else ""))
-        sizes = {split: clients[split].sum() for split in ("train", "val", "test")}
-        parts.append("samples: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size))
+        seen, unseen = (run.clients.filter(pl.col("unseen") == newcomer) for newcomer in (False, True))
+        parts.append(f"{len(seen)} clients with {_samples(seen)}")
+        if len(unseen):
+            parts.append(f"{len(unseen)} unseen clients with {_samples(unseen)}")
     parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used.participation)} report in a round"]
     return f"Scenario {label}: {'; '.join(parts)}"
+
+
+def _samples(clients: pl.DataFrame) -> str:
+    """The samples of some clients together, by split."""
+    sizes = {split: clients[split].sum() for split in ("train", "val", "test")}
+    return ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size) + " samples"
 
 
 def _reporters(participation: int | float) -> str:

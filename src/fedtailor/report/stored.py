@@ -13,11 +13,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Wireless
-from fedtailor.engine.run import spread
-from fedtailor.experiments.checkpoint import load_tree
-from fedtailor.experiments.store import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
 from fedtailor.protocol import client_ids, require
 from fedtailor.report.units import UNITS, Unit
+from fedtailor.runs.summary import spread
+from fedtailor.storage.checkpoint import load_tree
+from fedtailor.storage.run_directory import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,18 @@ class StoredRun:
     path: Path
 
     def __post_init__(self) -> None:
-        require((self.path / SUMMARY).exists(), f"{self.path} holds no finished run: {SUMMARY} is missing")
+        require((self.path / SUMMARY).is_file(), f"{self.path} holds no finished run: {SUMMARY} is missing")
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run in numbers, or why it diverged."""
         try:
-            return json.loads((self.path / SUMMARY).read_text())
-        except ValueError as error:
-            raise ValueError(f"{self.path / SUMMARY} is damaged ({error}); repeat the run") from None
+            found = json.loads((self.path / SUMMARY).read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise _unreadable(self.path / SUMMARY, error) from None
+        ended = isinstance(found, dict) and ("diverged" in found or found.get("metric") in UNITS)
+        require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
+        return found
 
     @property
     def diverged(self) -> bool:
@@ -54,13 +57,18 @@ class StoredRun:
         """Settings, data and versions."""
         try:
             return tomllib.loads((self.path / MANIFEST).read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path / MANIFEST} is missing or damaged ({error}); repeat the run") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise _unreadable(self.path / MANIFEST, error) from None
 
     @property
     def seed(self) -> int:
         """The seed of everything random."""
-        return self.manifest["run"]["seed"]
+        return self._setting("run", "seed")
+
+    @property
+    def method(self) -> str:
+        """The name of the method ("fedavg"), whatever its row is called."""
+        return self._setting("algorithm", "name")
 
     @cached_property
     def clients(self) -> pl.DataFrame:
@@ -87,6 +95,14 @@ class StoredRun:
     def metric(self) -> str:
         """What the run is judged by: "accuracy", in [0, 1], or "loss" where there is none."""
         return self.summary["metric"]
+
+    @property
+    def seconds_per_round(self) -> float:
+        """Median wall time of a round."""
+        found = self.summary.get("seconds_per_round")
+        if not isinstance(found, int | float):
+            raise ValueError(f"{self.path / SUMMARY} has no seconds_per_round; repeat the run")
+        return float(found)
 
     @property
     def unit(self) -> Unit:
@@ -139,12 +155,30 @@ class StoredRun:
         require(not missing, f"{self.path} has no {self.metric} on test; a report needs clients with test data")
         return found
 
+    def _setting(self, table: str, name: str) -> Any:
+        """A value of the manifest."""
+        try:
+            return self.manifest[table][name]
+        except (KeyError, TypeError):
+            raise ValueError(f"{self.path / MANIFEST} has no {name} in [{table}]; repeat the run") from None
+
     def _table(self, name: str) -> pl.DataFrame:
         try:
+            (self.path / name).open("rb").close()  # polars says of a file that may not be read that it is no Parquet
             return pl.read_parquet(self.path / name)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            why = str(error).splitlines()[0]
-            raise ValueError(f"{self.path / name} is missing or damaged ({why}); repeat the run") from None
+        except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise _unreadable(self.path / name, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    """What to say of a file of a run: only one that is there, and can be read, may be damaged."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return ValueError(
+            f"{path} is damaged ({(str(error).splitlines() or [type(error).__name__])[0]}); repeat the run"
+        )
+    if isinstance(error, FileNotFoundError):
+        return ValueError(f"{path} is missing; repeat the run")
+    return ValueError(f"cannot read {path}: {error.strerror}")
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]

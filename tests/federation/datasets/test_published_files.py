@@ -87,6 +87,6 @@ def test_sent140():
     assert data.client is not None and len(data) == 59_493 and set(data.y) == {0, 1}
     users = np.unique(data.client, return_counts=True)[1]
     assert ((users >= 3).sum(), (users >= 5).sum()) == (1281, 194)
-    tokens = at_hand(sent140, "tokens", least=5)
+    tokens = at_hand(sent140, "tokens", min_samples=5)
     federation = from_partition(tokens, Natural())
     assert len(federation) == 194 and federation.x.dtype == np.int32

@@ -3,8 +3,11 @@
 import gzip
 import importlib
 import json
+import os
 import pickle
 import struct
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -42,7 +45,10 @@ def test_idx_files_of_every_kind(tmp_path, kind):
         (gzip.compress(idx(np.zeros((9, 5), np.uint8)))[:-9], "truncated or no gzip"),
         (b"no gzip", "truncated or no gzip"),
         (gzip.compress(idx(np.zeros((9, 5), np.uint8))[:-1]), "holds 44 bytes where its header, shape .9, 5."),
-        (gzip.compress(idx(np.zeros((9, 5), np.uint8)) + b"0"), "holds 46 bytes"),
+        (
+            gzip.compress(idx(np.zeros((9, 5), np.uint8)) + b"0"),
+            "holds more bytes where its header, shape .9, 5., promises 45",
+        ),
         (gzip.compress(idx(np.zeros(9, np.uint8))), "no idx file with 2 axes"),
         (gzip.compress(b"\0\0"), "no idx file"),
         (gzip.compress(b"text, not an array"), "no idx file"),
@@ -56,6 +62,30 @@ def test_damaged_idx_files_are_refused(tmp_path, content, message):
     assert "\n" not in str(raised.value)
 
 
+def test_no_more_is_decompressed_than_the_header_promises(tmp_path):
+    (tmp_path / "x.gz").write_bytes(gzip.compress(idx(np.zeros((9, 5), np.uint8)) + bytes(2**26)))  # 64 MiB in 64 kB
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="holds more bytes where its header"):
+        read_idx(tmp_path / "x.gz", 2)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**24
+
+
+def test_a_header_that_promises_more_than_the_memory_is_refused_at_once(tmp_path):
+    header = struct.pack(">BBBB2I", 0, 0, 0x0E, 2, 2**32 - 1, 2**32 - 1)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(header))
+    with pytest.raises(ValueError, match=r"x.gz, of shape .4294967295, 4294967295. by its header, needs .* GiB"):
+        read_idx(tmp_path / "x.gz", 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_an_unreadable_idx_file_is_not_called_damaged(tmp_path):
+    (tmp_path / "x.gz").symlink_to("/proc/self/mem")
+    with pytest.raises(ValueError, match=r"x.gz cannot be read: Input/output error"):
+        read_idx(tmp_path / "x.gz", 2)
+
+
 def test_images_and_labels_must_belong_together(tmp_path):
     images = write_idx(tmp_path / "x.gz", np.zeros((3, 28, 28), np.uint8))
     labels = write_idx(tmp_path / "y.gz", np.array([0, 1, 9], np.uint8))
@@ -65,6 +95,8 @@ def test_images_and_labels_must_belong_together(tmp_path):
         read_labelled(images, labels, range(1, 27))
     with pytest.raises(ValueError, match=r"3 images and y\.gz 2 labels"):
         read_labelled(images, write_idx(tmp_path / "y.gz", np.zeros(2, np.uint8)), range(10))
+    with pytest.raises(ValueError, match="labels of float32, not bytes"):
+        read_labelled(images, write_idx(tmp_path / "y.gz", np.full(3, 1.5, np.float32)), range(10))
     with pytest.raises(ValueError, match="not bytes of"):
         read_labelled(write_idx(tmp_path / "x.gz", np.zeros((3, 14, 28), np.uint8)), labels, range(10))
 
@@ -98,9 +130,11 @@ def test_emnist_letters_count_from_zero(data_dir):
 
 
 def test_emnist_refuses_unknown_splits_and_other_files(data_dir):
-    with pytest.raises(ValueError, match="no split 'byletter'; choose one of byclass"):
+    with pytest.raises(
+        ValueError, match=r"no split of EMNIST 'byletter'; did you mean 'letters'. choose one of byclass"
+    ):
         emnist("byletter")
-    with pytest.raises(ValueError, match="no part 'val'"):
+    with pytest.raises(ValueError, match="no part of EMNIST 'val'"):
         emnist("letters", "val")
     write_emnist(data_dir / "emnist", "byclass", "test", 62, classes=62)
     with pytest.raises(ValueError, match="is not the published file"):
@@ -191,6 +225,12 @@ class Evil:
         (pickle.dumps({"data": np.zeros((19, 3072), np.uint8), "labels": [0] * 19}, 2), "no batch of CIFAR-10"),
         (pickle.dumps({"data": np.zeros((20, 3072)), "labels": [0] * 20}, 2), "float64 pixels"),
         (pickle.dumps([1, 2], 2), "no batch of CIFAR-10"),
+        (
+            pickle.dumps({"data": np.zeros((20, 3072), np.uint8), "labels": [0.5] * 20}, 2),
+            "float64 labels, not integers",
+        ),
+        (pickle.dumps({"data": np.zeros((20, 3072), np.uint8), "labels": ["a"] * 20}, 2), "<U1 labels, not integers"),
+        (b"\x80\x02]q\x00(X\xff\xff\xff\x7f", "no batch of CIFAR-10"),
     ],
 )
 def test_other_pickles_are_refused_unread(data_dir, batches, capsys, content, message):
@@ -239,6 +279,9 @@ def test_femnist_from_leafs_own_files(data_dir, below):
         (lambda content: content["user_data"]["f1"]["y"].__setitem__(0, 62), "a label is outside 0..61"),
         (lambda content: content["user_data"]["f1"]["x"][1].__setitem__(0, 255.0), "pixels outside"),
         (lambda content: content.pop("users"), "no FEMNIST file of LEAF"),
+        (lambda content: content["user_data"]["f1"]["x"][1].__setitem__(0, float("nan")), "pixels outside"),
+        (lambda content: content["user_data"]["f1"]["y"].__setitem__(0, 1.5), "the labels are float64, not whole"),
+        (lambda content: content["user_data"]["f1"]["y"].__setitem__(0, 2**70), "no FEMNIST file of LEAF"),
     ],
 )
 def test_damaged_leaf_files_are_refused(data_dir, change, message):
@@ -249,6 +292,24 @@ def test_damaged_leaf_files_are_refused(data_dir, change, message):
     with pytest.raises(ValueError, match=message) as raised:
         femnist()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\xfa", b"[" * 100_000, b"[1, 2]", b'"text"', b"{", b""], ids=range(6))
+def test_files_in_leafs_place_are_refused_in_one_line(data_dir, content):
+    write_leaf(data_dir / "femnist", "test", 0, leaf({"f1": 3}))
+    (data_dir / "femnist/train").mkdir()
+    (data_dir / "femnist/train/a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json is no FEMNIST file of LEAF") as raised:
+        femnist()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_pipe_in_leafs_place_is_not_waited_for(data_dir):
+    write_leaf(data_dir / "femnist", "test", 0, leaf({"f1": 3}))
+    (data_dir / "femnist/train").mkdir()
+    os.mkfifo(data_dir / "femnist/train/a.json")
+    with pytest.raises(ValueError, match=r"a\.json is no regular file"):
+        femnist()
 
 
 def test_a_truncated_femnist_subset_is_refused(data_dir):
@@ -283,7 +344,7 @@ def test_tweets_become_bags_of_words(data_dir):
     assert first.sum() == 5 and second.sum() == 7 and third.sum() == 6
     assert (np.minimum(first, second)).sum() == 3, "is, a link and a mention, whichever they are"
     assert second.max() == 2 and third[second.argmax()] == 1, "glad, glad"
-    assert len(sent140(least=2)) == 2
+    assert len(sent140(min_samples=2)) == 2
 
 
 def test_tweets_become_token_ids(data_dir):
@@ -298,15 +359,39 @@ def test_tweets_become_token_ids(data_dir):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": "letters"}, "features is 'letters'; choose"),
-        ({"buckets": 0}, "must be 1 or more"),
-        ({"least": 9}, "no user has 9 tweets"),
+        ({"features": "letters"}, "no kind of features 'letters'; choose one of words, tokens"),
+        ({"buckets": 0}, "buckets is 0; it must be 1 or more"),
+        ({"buckets": 10**12}, "buckets is 1000000000000; token ids have 32 bits"),
+        ({"buckets": 2.5}, "buckets is 2.5; it must be a whole number"),
+        ({"buckets": 2 * 10**9, "features": "words"}, "3 bags of 2000000000 buckets needs 6 GiB of memory"),
+        ({"length": 10**15, "features": "tokens"}, "3 sequences of 1000000000000000 words needs .* GiB of memory"),
+        ({"min_samples": 9}, "no user has 9 tweets"),
     ],
 )
-def test_impossible_settings_for_tweets(data_dir, options, message):
+def test_impossible_settings_for_tweets(data_dir, monkeypatch, options, message):
     write_tweets(data_dir)
+    monkeypatch.setattr("fedtailor.federation.checks._memory", lambda: 2**30)
     with pytest.raises(ValueError, match=message):
         sent140(**options)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'"0","id","d","q","ann","text"\n"3","id","d","q","ann","text"\n',
+        b'"0","id","d","q","ann","text"\n"","id","d","q","ann","text"\n',
+        b'"0","id","d","q","ann","text"\n"4","id","d","q",,"text"\n',
+        b"x" * 500,
+        b"\0" * 500,
+        b"",
+    ],
+    ids=["polarity", "empty polarity", "no user", "text", "zeros", "empty"],
+)
+def test_tweets_of_other_content_are_refused_in_one_line(data_dir, content):
+    write_tweets(data_dir).write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged or something else") as raised:
+        sent140()
+    assert "\n" not in str(raised.value)
 
 
 def test_damaged_tweets_are_refused(data_dir):

@@ -3,7 +3,7 @@
 Every scenario's builder is a function of this package too: `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
-from fedtailor.experiments.scenario import Scenario, known
+from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.scenarios import cgpfl, digits, self_fl, standard, three_approaches, user_centric
 from fedtailor.experiments.scenarios import table as own
 from fedtailor.experiments.scenarios.cgpfl import cgpfl_cifar, cgpfl_fashion, cgpfl_mnist
@@ -26,6 +26,7 @@ from fedtailor.experiments.scenarios.standard import (
 from fedtailor.experiments.scenarios.table import table
 from fedtailor.experiments.scenarios.three_approaches import density, emnist_writers, mnist_writers
 from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
+from fedtailor.protocol import check_choice
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -70,5 +71,5 @@ def find(name: str) -> Scenario:
     Raises:
         ValueError: there is none of that name.
     """
-    known(name, SCENARIOS, "scenario", "fedtailor scenarios")
+    check_choice(name, SCENARIOS, "scenario", "fedtailor scenarios")
     return SCENARIOS[name]

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
-from fedtailor.experiments.scenarios.common import some
+from fedtailor.experiments.scenario import Scenario, defaults_with
+from fedtailor.experiments.scenarios.common import subsample
 from fedtailor.federation import ClassesPerClient, Dataset, Federation, Uniform, datasets, from_partition
 from fedtailor.models import Architecture, cnn, logistic
 from fedtailor.protocol import SGD
@@ -47,7 +47,7 @@ def three_classes(
     Raises:
         ValueError: sizes that cannot be met, or the data set is not at hand.
     """
-    data = some(read(), points, seed)
+    data = subsample(read(), points, seed)
     partition = ClassesPerClient(clients, classes, Uniform(low, high))
     return from_partition(data, partition, test=test, val=val, name=f"cgpfl ({data.name})", seed=seed)
 
@@ -69,7 +69,7 @@ def _scenario(
         model,
         rounds,
         {"pfedme": methods.PFedMe(sgd=sgd, lam=12.0, outer_lr=sgd.lr)},
-        trained(sgd),
+        defaults_with(sgd),
         source="Tang et al. 2022, section 5",
         data=data,
     )

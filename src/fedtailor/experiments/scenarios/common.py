@@ -11,7 +11,7 @@ PFEDME_SIZES = LogNormal(0, 2, offset=3)
 """
 
 
-def some(data: Dataset, points: int | None, seed: int) -> Dataset:
+def subsample(data: Dataset, points: int | None, seed: int) -> Dataset:
     """`points` examples at random; all where it is None.
 
     Raises:
@@ -20,7 +20,7 @@ def some(data: Dataset, points: int | None, seed: int) -> Dataset:
     return data if points is None else data.sample(points, seed)
 
 
-def some_clients(data: Dataset, clients: int | None, seed: int) -> Dataset:
+def sample_clients(data: Dataset, clients: int | None, seed: int) -> Dataset:
     """The examples of `clients` of the data's own clients, at random; of all where it is None.
 
     Raises:

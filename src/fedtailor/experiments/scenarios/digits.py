@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import fedtailor.algorithms as methods
 from fedtailor.aggregation import ServerOptimizer
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.federation import (
     DirichletByClass,
     Federation,
@@ -47,7 +47,7 @@ def digits_label_shift(
     Raises:
         ValueError: too many clients for the data.
     """
-    partition = DirichletByClass(clients, alpha, least=10)
+    partition = DirichletByClass(clients, alpha, min_samples=10)
     federation = from_partition(datasets.digits(), partition, test=test, val=val, seed=seed)
     return _finish(federation, "digits-label-shift")
 
@@ -119,7 +119,7 @@ SETTINGS: dict[str, Algorithm] = {
 
 SOURCE = "Mestoukirdi et al. 2022, section V (in small)"
 SCENARIOS = tuple(
-    Scenario(name, description, build, mlp(64), 40, SETTINGS, trained(LOCAL), source=SOURCE)
+    Scenario(name, description, build, mlp(64), 40, SETTINGS, defaults_with(LOCAL), source=SOURCE)
     for name, description, build in (
         ("digits-label-shift", "20 clients, labels in Dirichlet(0.4) proportions", digits_label_shift),
         ("digits-rotated", "20 clients in 4 groups that see digits turned by 0, 90, 180, 270 degrees", digits_rotated),

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
-from fedtailor.experiments.scenarios.common import PFEDME_SIZES, some
+from fedtailor.experiments.scenario import Scenario, defaults_with
+from fedtailor.experiments.scenarios.common import PFEDME_SIZES, subsample
 from fedtailor.federation import (
     ClassesPerClient,
     Federation,
@@ -43,8 +43,8 @@ def mnist_two_digits(
     Raises:
         ValueError: sizes that cannot be met, or MNIST is not at hand.
     """
-    data = some(datasets.mnist(), points, seed)
-    partition = ClassesPerClient(clients, 2, LogNormal(0, 2), each_class=True, use_all=True, least=5, stride=1)
+    data = subsample(datasets.mnist(), points, seed)
+    partition = ClassesPerClient(clients, 2, LogNormal(0, 2), each_class=True, use_all=True, min_samples=5, stride=1)
     return from_partition(data, partition, test=test, val=val, name="mnist-two-digits", seed=seed)
 
 
@@ -66,8 +66,8 @@ def femnist_letters(
     Raises:
         ValueError: sizes that cannot be met, or EMNIST is not at hand.
     """
-    data = some(datasets.emnist("byclass", "test").only(LETTERS), points, seed)
-    partition = ClassesPerClient(clients, 5, LogNormal(4, 1, offset=5), least=2, stride=1)
+    data = subsample(datasets.emnist("byclass", "test").only(LETTERS), points, seed)
+    partition = ClassesPerClient(clients, 5, LogNormal(4, 1, offset=5), min_samples=2, stride=1)
     return from_partition(data, partition, test=test, val=val, name="femnist-letters", seed=seed)
 
 
@@ -87,7 +87,7 @@ def cifar_three_classes(
     Raises:
         ValueError: sizes that cannot be met, or CIFAR-10 is not at hand.
     """
-    data = some(datasets.cifar10(), points, seed)
+    data = subsample(datasets.cifar10(), points, seed)
     partition = ClassesPerClient(clients, 3, PFEDME_SIZES, each_class=True, use_all=True, stride=1)
     return from_partition(data, partition, test=test, val=val, name="cifar-three-classes", seed=seed)
 
@@ -179,7 +179,7 @@ SCENARIOS = (
         logistic(),
         200,
         _settings(MNIST),
-        trained(MNIST),
+        defaults_with(MNIST),
         participation=0.1,
         source=SOURCE,
         data="MNIST",
@@ -191,7 +191,7 @@ SCENARIOS = (
         logistic(),
         200,
         _settings(LETTER),
-        trained(LETTER),
+        defaults_with(LETTER),
         participation=0.1,
         source=SOURCE,
         data="EMNIST",
@@ -203,7 +203,7 @@ SCENARIOS = (
         tutorial_cnn(),
         200,
         _settings(CIFAR, warm=20),
-        trained(CIFAR),
+        defaults_with(CIFAR),
         participation=0.25,
         source=SOURCE,
         data="CIFAR-10",
@@ -215,7 +215,7 @@ SCENARIOS = (
         lstm(BUCKETS + 1, layers=2),
         200,
         _settings(TWEETS, warm=20),
-        trained(TWEETS),
+        defaults_with(TWEETS),
         participation=0.1,
         source=SOURCE,
         data="Sent140",
@@ -227,7 +227,7 @@ SCENARIOS = (
         logistic(),
         200,
         _settings(TWEETS),
-        trained(TWEETS),
+        defaults_with(TWEETS),
         participation=0.1,
         source=SOURCE,
         data="Sent140",
@@ -239,7 +239,7 @@ SCENARIOS = (
         density(),
         50,
         {"self-fl": methods.SelfFL(sgd=SCALARS, l_max=40, curvature=2.0)},
-        trained(SCALARS),
+        defaults_with(SCALARS),
         source=SOURCE,
     ),
 )

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Literal
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
-from fedtailor.experiments.scenarios.common import PFEDME_SIZES, some
+from fedtailor.experiments.scenario import Scenario, defaults_with
+from fedtailor.experiments.scenarios.common import PFEDME_SIZES, subsample
 from fedtailor.federation import (
     ClassesPerClient,
     Dataset,
@@ -38,7 +38,7 @@ def pfedme_mnist(
     Raises:
         ValueError: sizes that cannot be met, or MNIST is not at hand.
     """
-    data = some(datasets.mnist(), points, seed)
+    data = subsample(datasets.mnist(), points, seed)
     partition = ClassesPerClient(clients, 2, PFEDME_SIZES, each_class=True, use_all=True, stride=1)
     return from_partition(data, partition, test=test, val=val, name="pfedme-mnist", seed=seed)
 
@@ -96,7 +96,7 @@ def pfllib(
     Raises:
         ValueError: sizes that cannot be met, or the data set is not at hand.
     """
-    data = some(read(), points, seed)
+    data = subsample(read(), points, seed)
     if split == "pathological":
         partition = ClassesPerClient(clients, classes, Uniform(0.1, 1), each_class=True, use_all=True, stride=classes)
     else:
@@ -125,7 +125,7 @@ SCENARIOS = (
         logistic(),
         800,
         _pfedme(replace(PFEDME, lr=0.1), 15.0, replace(PFEDME, lr=0.003), 0.03),
-        trained(PFEDME),
+        defaults_with(PFEDME),
         participation=0.25,
         source="Dinh et al. 2020, section 5",
         data="MNIST",
@@ -137,7 +137,7 @@ SCENARIOS = (
         logistic(),
         600,
         _pfedme(replace(PFEDME, lr=0.01), 20.0, replace(PFEDME, lr=0.002), 0.02),
-        trained(PFEDME),
+        defaults_with(PFEDME),
         participation=0.1,
         source="Dinh et al. 2020, section 5",
     ),
@@ -149,7 +149,7 @@ SCENARIOS = (
             cnn(),
             2000,
             {},
-            trained(PFLLIB),
+            defaults_with(PFLLIB),
             source="PFLlib, Zhang et al. 2025",
             data=data,
         )

@@ -1,9 +1,11 @@
-"""A federation from a file of your own: one row for each example, a column that names its client."""
+"""A table of your own: one row for each example, a column that names its client."""
 
-from fedtailor.experiments.scenario import Scenario, trained
-from fedtailor.federation import Federation, from_frame, standardize
+from typing import Literal
+
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.models import logistic
 from fedtailor.protocol import SGD, require
+from fedtailor.tables import Table, from_table
 
 
 def table(
@@ -13,27 +15,81 @@ def table(
     client: str = "client",
     target: str = "label",
     features: tuple[str, ...] | None = None,
+    drop: tuple[str, ...] = (),
+    categories: tuple[str, ...] = (),
+    task: Literal["classification", "regression"] | None = None,
+    positive: str | int | float | tuple[str | int | float, ...] = (),
     test: float = 0.2,
     val: float = 0.1,
-) -> Federation:
-    """The rows of a CSV or Parquet file, by client; every feature is standardised over all clients' training rows.
+    split: str | None = None,
+    time: str | None = None,
+    group: str | None = None,
+    folds: int | None = None,
+    unseen: int | float | tuple[str, ...] = 0,
+    missing: tuple[str, ...] = (),
+    skip_unlabelled: bool = False,
+    separator: str | None = None,
+    decimal: Literal[".", ","] | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+) -> Table:
+    """The rows of a CSV, TSV, Parquet or Excel file, by client, as `fedtailor.tables.from_table` encodes them.
 
-    A client with one row only trains; one with two has no validation row.
+    Missing cells, text and dates are encoded, numbers standardised, constants, duplicates and ids left out; all that is
+    learned for this comes from the training rows of seen clients. A client with one row only trains; one with two has
+    no validation row.
 
     Args:
-        seed: of the splits.
-        path: the file (.csv, .tsv, .parquet, also .csv.gz).
+        seed: of the splits; with `folds` it says which part is the test.
+        path: the file (.csv, .tsv, .txt, also .gz of these; .parquet; .xlsx with the extra `excel`).
         client: column that names the row's client.
-        target: column to predict: whole numbers or text for classes, other numbers for a regression.
-        features: numeric columns; None = all others.
-        test, val: fractions of each client's rows.
+        target: column to predict: text and few whole numbers are classes, other numbers a regression.
+        features: input columns; None = all others.
+        drop: columns to leave out.
+        categories: columns of numbers that are codes: one input for each value.
+        task: what is predicted, where the target leaves it open.
+        positive: labels that count as positive, the others being negative; or a comparison such as ">0".
+        test, val: shares of each client's rows.
+        split: column that says train, val or test; one called `split` that does is used without asking.
+        time: column of times or dates: each client is tested on its last rows.
+        group: column whose rows of one value stay on one side, such as the patient of a visit.
+        folds: cross-validation: seed s tests on part s of this many.
+        unseen: clients that never train: how many, which share, or their names.
+        missing: further words for a missing cell.
+        skip_unlabelled: leave out rows without target or client, instead of refusing them.
+        separator: what stands between cells; None = recognised.
+        decimal: the decimal sign; None = recognised.
+        encoding: of the text; None = recognised.
+        sheet: of an Excel file; None = the first.
 
     Raises:
-        ValueError: the file or a column is missing, of no known kind, has gaps or is no number.
+        ValueError: the file cannot be read, or all that is wrong with its columns, in one list.
     """
     require(path != "", "the scenario `table` needs your file: set its parameters path, client and target")
-    chosen = None if features is None else list(features)
-    return standardize(from_frame(path, client=client, label=target, features=chosen, test=test, val=val, seed=seed))
+    return from_table(
+        path,
+        seed=seed,
+        client=client,
+        target=target,
+        features=features,
+        drop=drop,
+        categories=categories,
+        task=task,
+        positive=positive,
+        test=test,
+        val=val,
+        split=split,
+        time=time,
+        group=group,
+        folds=folds,
+        unseen=unseen,
+        missing=missing,
+        skip_unlabelled=skip_unlabelled,
+        separator=separator,
+        decimal=decimal,
+        encoding=encoding,
+        sheet=sheet,
+    )
 
 
 LOCAL = SGD(lr=0.02, epochs=5, batch_size=32)
@@ -41,12 +97,12 @@ LOCAL = SGD(lr=0.02, epochs=5, batch_size=32)
 SCENARIOS = (
     Scenario(
         "table",
-        "a file of your own, CSV or Parquet, with a column that names the client",
+        "a file of your own, CSV, Parquet or Excel, with a column that names the client",
         table,
         logistic(),
         50,
         {},
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source="Your own data",
         data="your file",
     ),

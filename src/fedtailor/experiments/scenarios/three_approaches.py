@@ -9,8 +9,8 @@ import numpy as np
 
 import fedtailor.algorithms as methods
 from fedtailor.aggregation import ServerOptimizer
-from fedtailor.experiments.scenario import Scenario, trained
-from fedtailor.experiments.scenarios.common import some_clients
+from fedtailor.experiments.scenario import Scenario, defaults_with
+from fedtailor.experiments.scenarios.common import sample_clients
 from fedtailor.federation import Federation, Natural, datasets, from_partition
 from fedtailor.models import cnn
 from fedtailor.models import density as density_model
@@ -53,7 +53,7 @@ def emnist_writers(
     Raises:
         ValueError: sizes that cannot be met, or FEMNIST is not at hand.
     """
-    data = some_clients(datasets.femnist(), clients, seed)
+    data = sample_clients(datasets.femnist(), clients, seed)
     names = list(Natural().named(data))
     require(0 <= unseen < 1, f"unseen is {unseen}; it is a share of the writers, from 0 to below 1")
     held = unseen if shuffled else names[len(names) - round(unseen * len(names)) :]
@@ -82,7 +82,7 @@ def mnist_writers(
     Raises:
         ValueError: sizes that cannot be met, or the files of MNIST or QMNIST are not at hand.
     """
-    data = some_clients(datasets.mnist_writers(), clients, seed)
+    data = sample_clients(datasets.mnist_writers(), clients, seed)
     assert data.client is not None and data.test is not None
     held = unseen if shuffled else np.unique(data.client[data.test]).tolist()
     return from_partition(data, Natural(), test=test, val=val, unseen=held, name="mnist-writers", seed=seed)
@@ -116,7 +116,7 @@ SCENARIOS = (
         density_model(),
         80,
         DENSITY_SETTINGS,
-        trained(SYMBOLS),
+        defaults_with(SYMBOLS),
         source=SOURCE,
     ),
     Scenario(
@@ -126,7 +126,7 @@ SCENARIOS = (
         cnn(),
         1000,
         SETTINGS,
-        trained(LOCAL),
+        defaults_with(LOCAL),
         participation=0.0935,
         source=SOURCE,
         data="FEMNIST",
@@ -138,7 +138,7 @@ SCENARIOS = (
         cnn(),
         1000,
         SETTINGS,
-        trained(LOCAL),
+        defaults_with(LOCAL),
         participation=0.0372,
         source=SOURCE,
         data="MNIST, QMNIST",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedtailor.algorithms as methods
-from fedtailor.experiments.scenario import Scenario, trained
+from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.federation import (
     IID,
     DirichletByClass,
@@ -49,7 +49,7 @@ def emnist_label_shift(
         ValueError: sizes that cannot be met, or EMNIST is not at hand.
     """
     data = datasets.emnist("byclass", "test").sample(points, seed)
-    partition = DirichletByClass(clients, alpha, least=5)
+    partition = DirichletByClass(clients, alpha, min_samples=5)
     return from_partition(data, partition, test=test, val=val, name="emnist-label-shift", seed=seed)
 
 
@@ -141,7 +141,7 @@ SCENARIOS = (
         lenet5(),
         300,
         _settings(None, 100),
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source=SOURCE,
         data="EMNIST",
     ),
@@ -152,7 +152,7 @@ SCENARIOS = (
         lenet5(),
         300,
         _settings(4, 1 / 3),
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source=SOURCE,
         data="EMNIST",
     ),
@@ -163,7 +163,7 @@ SCENARIOS = (
         lenet5(),
         300,
         _settings(4, 1 / 3),
-        trained(LOCAL),
+        defaults_with(LOCAL),
         source=SOURCE,
         data="CIFAR-10",
     ),

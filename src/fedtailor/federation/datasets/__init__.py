@@ -1,17 +1,28 @@
-"""Data sets: readers of public files (`Dataset`: examples to deal), and synthetic tasks (`Federation`: dealt)."""
+"""Data sets: readers of public files (`Dataset`: examples to deal), and synthetic tasks (`Federation`: dealt).
+
+Every module of this folder that registers a data set is found; the imports below only tell type checkers and editors
+of those that come with fedtailor.
+"""
+
+import sys
 
 from fedtailor.federation.datasets.cifar10 import cifar10
 from fedtailor.federation.datasets.density import density
 from fedtailor.federation.datasets.digits import digits
+from fedtailor.federation.datasets.download import is_offline, set_offline
 from fedtailor.federation.datasets.emnist import emnist
 from fedtailor.federation.datasets.femnist import femnist
 from fedtailor.federation.datasets.gaussian import gaussian
 from fedtailor.federation.datasets.mnist import fashion_mnist, mnist, mnist_writers
+from fedtailor.federation.datasets.registry import DATASETS, discover, register
 from fedtailor.federation.datasets.sent140 import sent140
 from fedtailor.federation.datasets.store import MissingData, data_home
 from fedtailor.federation.datasets.synthetic import synthetic
 
+discover(sys.modules[__name__])
+
 __all__ = [
+    "DATASETS",
     "MissingData",
     "cifar10",
     "data_home",
@@ -21,8 +32,11 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "gaussian",
+    "is_offline",
     "mnist",
     "mnist_writers",
+    "register",
     "sent140",
+    "set_offline",
     "synthetic",
 ]

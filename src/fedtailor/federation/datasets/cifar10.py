@@ -2,19 +2,22 @@
 
 Expected in the data directory: cifar-10-batches-bin/ with data_batch_1..5.bin and test_batch.bin, or
 cifar-10-batches-py/ with data_batch_1..5 and test_batch. The address of the download (binary version, 170 MB, checked
-by its published MD5) has not been tried. Pickles are read by an unpickler that can build arrays and nothing else.
+by SHA-256) has not been tried. Pickles are read by an unpickler that can build arrays and nothing else.
 """
 
 import io
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._files import reason
 from fedtailor.federation.dataset import Dataset
-from fedtailor.federation.datasets.store import Arrays, DataDir, Source, data_home, read
+from fedtailor.federation.datasets.registry import register
+from fedtailor.federation.datasets.store import Arrays, DataDir, Source, data_home, is_at_hand, read
 
 _BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 _BINARY = Source(
@@ -22,14 +25,23 @@ _BINARY = Source(
     ("cifar-10-batches-bin",),
     tuple(f"{batch}.bin" for batch in _BATCHES),
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+    {
+        "cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    },
+    inside="cifar-10-batches-bin",
 )
 _PYTHON = Source("CIFAR-10", ("cifar-10-batches-py",), _BATCHES, None)
 _PER_BATCH, _PIXELS = 10_000, 3 * 32 * 32
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, ImportError, MemoryError, OverflowError),
+    *(LookupError, ValueError, TypeError, AttributeError, AssertionError, struct.error),
+)
+"""What unpickling other bytes may end in."""
 _MEAN, _DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
+@register(_BINARY, _PYTHON)
 def cifar10(data_dir: DataDir = None) -> Dataset:
     """60,000 colour images, uint8 [N, 32, 32, 3]; the last 10,000 are the published test set.
 
@@ -37,7 +49,7 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: a file is damaged or not CIFAR-10's.
     """
-    pickled = all((data_home(data_dir) / _PYTHON.folders[0] / name).is_file() for name in _PYTHON.files)
+    pickled = all([is_at_hand(data_home(data_dir) / _PYTHON.folders[0] / name) for name in _PYTHON.files])
     arrays = read(_PYTHON, _decode_python, data_dir) if pickled else read(_BINARY, _decode_binary, data_dir)
     return Dataset(
         arrays["x"],
@@ -64,14 +76,19 @@ def _decode_binary(paths: list[Path]) -> Arrays:
 def _decode_python(paths: list[Path]) -> Arrays:
     pixels, labels = [], []
     for path in paths:
+        content = io.BytesIO(path.read_bytes())
         try:
-            batch = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+            batch = _ArraysOnly(content, encoding="latin1").load()
             pixels.append(np.asarray(batch["data"]).reshape(_PER_BATCH, _PIXELS))
             labels.append(np.asarray(batch["labels"]).reshape(_PER_BATCH))
-        except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} is no batch of CIFAR-10 ({error}); replace it by the published one") from None
+        except _DAMAGED as error:
+            raise ValueError(
+                f"{path} is no batch of CIFAR-10 ({reason(error)}); replace it by the published one"
+            ) from None
         if pixels[-1].dtype != np.uint8:
             raise ValueError(f"{path} holds {pixels[-1].dtype} pixels, not bytes; replace it by the published one")
+        if labels[-1].dtype.kind not in "iu":
+            raise ValueError(f"{path} holds {labels[-1].dtype} labels, not integers; replace it by the published one")
     return _arranged(pixels, labels, paths)
 
 

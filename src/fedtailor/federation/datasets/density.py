@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedtailor.federation.checks import check_integer, check_memory, check_seed
+from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.splits import Unseen, choose_unseen, draw_splits
 from fedtailor.protocol import require, server_rng
@@ -9,6 +11,7 @@ from fedtailor.protocol import require, server_rng
 _CLUSTERS = 4
 
 
+@register()
 def density(
     samples: int = 100,
     *,
@@ -35,11 +38,15 @@ def density(
     Raises:
         ValueError: impossible settings.
     """
-    require(samples >= 1 and clients >= 1, f"samples is {samples} and clients {clients}; they must be 1 or more")
+    for what, value in (("samples", samples), ("clients", clients), ("symbols", symbols)):
+        check_integer(value, what, 1)
+    check_memory(
+        clients * (samples + 4 * symbols), 4 * 8, f"{clients} clients with {samples} samples of {symbols} symbols"
+    )
     require(symbols > _CLUSTERS, f"symbols is {symbols}; it must be above {_CLUSTERS}")
     client = np.arange(clients)
     cluster, own = client % _CLUSTERS, client % (symbols - _CLUSTERS)
-    rng = server_rng(seed, "density", 0)
+    rng = server_rng(check_seed(seed), "density", 0)
     component = rng.choice(3, (clients, samples), p=[0.5, 0.25, 0.25])
     drawn = np.select(
         [component == 0, component == 1], [cluster[:, None], rng.integers(0, symbols, component.shape)], own[:, None]

@@ -3,8 +3,10 @@
 import numpy as np
 
 from fedtailor.federation.dataset import Dataset
+from fedtailor.federation.datasets.registry import register
 
 
+@register()
 def digits() -> Dataset:
     """1,797 handwritten digits, uint8 [N, 8, 8], values 0 to 16 (UCI, Alpaydin and Kaynak 1998).
 

@@ -1,91 +1,113 @@
-"""Downloads: files and archives from public addresses, with checksums and a progress bar."""
+"""Downloads: files and archives from public addresses, checked by SHA-256, announced, and prevented when offline."""
 
-import shutil
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedtailor._files import private_folder, publish, reason
+
+OFFLINE = "FEDTAILOR_OFFLINE"
+"""The environment variable that forbids downloads (1, yes, true, on)."""
+
+ARCHIVES = (".zip", ".tar.gz", ".tgz")
 _TIMEOUT = 30  # seconds without an answer
-_ARCHIVES = (".zip", ".tar.gz", ".tgz")
 
 
-def download(url: str, files: Sequence[str], folder: Path, hashes: Mapping[str, str]) -> None:
+def set_offline(offline: bool = True) -> None:
+    """Forbid downloads, or allow them again, for this process and those that it starts."""
+    os.environ[OFFLINE] = "1" if offline else "0"
+
+
+def is_offline() -> bool:
+    """Whether downloads are forbidden."""
+    return os.environ.get(OFFLINE, "").strip().lower() not in ("", "0", "no", "false", "off")
+
+
+def download(url: str, files: Sequence[str], folder: Path, hashes: Mapping[str, str], inside: str = "") -> None:
     """Bring files to a folder: from the address of a folder, or out of an archive.
 
+    Args:
+        url: of a folder that holds the files, or of an archive (.zip, .tar.gz).
+        files: their names.
+        folder: where they go, whole or not at all; it is made if need be. An archive is kept there.
+        hashes: "sha256:..." of each file, or of the archive.
+        inside: the folder of the archive that holds the files.
+
     Raises:
-        OSError: no network, or the folder cannot be written.
+        OSError: downloads are forbidden, there is no network, or the folder cannot be written.
         ValueError: what came is not what was published.
     """
+    if is_offline():
+        raise OSError(f"{OFFLINE} is set")
+    archive = url.rsplit("/", 1)[1] if url.endswith(ARCHIVES) else None
+    wanted = files if archive is None else [archive]
+    unknown = [name for name in wanted if not hashes.get(name, "").startswith("sha256:")]
+    if unknown:
+        raise ValueError(f"no SHA-256 of {unknown[0]} is known, and nothing is downloaded unchecked")
     folder.mkdir(parents=True, exist_ok=True)
-    if not url.endswith(_ARCHIVES):
+    if archive is None:
         for name in files:
-            _retrieve(f"{url}/{name}", folder, hashes.get(name))
+            _fetch(url, name, folder, hashes[name])
         return
-    archive = _retrieve(url, folder, hashes.get(url.rsplit("/", 1)[1]))
-    extract(archive, files, folder)
+    if not is_published(folder / archive, hashes[archive]):
+        _fetch(url.rsplit("/", 1)[0], archive, folder, hashes[archive])
+    _unpack(folder / archive, hashes[archive], files, inside)
 
 
-def extract(archive: Path, files: Sequence[str], folder: Path) -> None:
-    """Take files, by their names without folders, out of an archive.
+def is_published(path: Path, known: str) -> bool:
+    """Whether a file is there and has the SHA-256 that is known ("sha256:...")."""
+    return path.is_file() and known == sha256(path)
+
+
+def sha256(path: Path) -> str:
+    """ "sha256:..." of a file.
 
     Raises:
-        ValueError: the archive is damaged or lacks one.
+        OSError: it cannot be read.
     """
-    try:
-        with _members(archive) as members:
-            for name in files:
-                stream = members[name]() if name in members else None
-                if stream is None:
-                    raise ValueError(f"{archive} holds no {name}; delete it, and it is downloaded again")
-                _write(stream, folder / name)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError):
-        raise ValueError(f"{archive} is damaged; delete it, and it is downloaded again") from None
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _retrieve(url: str, folder: Path, known_hash: str | None) -> Path:
-    # here, because a run without downloads needs no HTTP client; requests is the one that pooch brings
-    import pooch
-    import requests
+def _fetch(address: str, name: str, folder: Path, known: str) -> None:
+    """One file of a public folder."""
+    import pooch  # here, because a run without downloads needs no HTTP client
 
+    print(f"fedtailor downloads {address}/{name} to {folder} ({OFFLINE}=1 forbids it)", file=sys.stderr, flush=True)
     pooch.get_logger().setLevel("ERROR")
-    name = url.rsplit("/", 1)[1]
     bar: Any = _Bar(name)
     downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=_TIMEOUT)
-    try:
-        return Path(pooch.retrieve(url, known_hash, fname=name, path=folder, downloader=downloader))
-    except (requests.ConnectionError, requests.Timeout):
-        raise OSError(f"no connection to {url.split('/')[2]}") from None
+    with private_folder(folder, name) as part:
+        try:
+            pooch.create(part, f"{address}/", registry={name: known}).fetch(name, downloader=downloader)
+        except OSError as error:
+            # the client's errors are OSErrors too: with an answer of the server, or else without a number of the system
+            if error.errno is not None or getattr(error, "response", None) is not None:
+                raise OSError(f"{name}: {reason(error)}") from None
+            raise OSError(f"no connection to {address.split('/')[2]}") from None
+        publish(part / name, folder / name)
 
 
-@contextmanager
-def _members(path: Path) -> Iterator[dict[str, Callable[[], IO[bytes] | None]]]:
-    """The files of an archive by their names without folders; each is opened by a call."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            yield {name.rsplit("/", 1)[-1]: partial(archive.open, name) for name in archive.namelist()}
-    else:
-        with tarfile.open(path) as archive:
-            files = [member for member in archive.getmembers() if member.isfile()]
-            yield {member.name.rsplit("/", 1)[-1]: partial(archive.extractfile, member) for member in files}
+def _unpack(archive: Path, known: str, files: Sequence[str], inside: str) -> None:
+    """Take files out of an archive that has been checked."""
+    import pooch
 
-
-def _write(source: IO[bytes], target: Path) -> None:
-    """Copy a stream to a file, whole or not at all."""
-    part = target.with_name(f".{target.name}.part")
-    try:
-        with source, part.open("wb") as copy:
-            shutil.copyfileobj(source, copy)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    kind = pooch.Unzip if archive.suffix == ".zip" else pooch.Untar
+    members = [f"{inside}/{name}" if inside else name for name in files]
+    with private_folder(archive.parent, archive.name) as part:
+        store = pooch.create(archive.parent, "", registry={archive.name: known})
+        store.fetch(archive.name, processor=kind(members, str(part.resolve())))
+        missing = [name for name, member in zip(files, members, strict=True) if not (part / member).is_file()]
+        if missing:
+            raise ValueError(f"{archive} holds no {missing[0]}")
+        for name, member in zip(files, members, strict=True):
+            publish(part / member, archive.parent / name)
 
 
 class _Bar:

@@ -2,24 +2,26 @@
 
 Expected in the data directory: emnist/ (or emnist-SPLIT-test/, or torchvision's EMNIST/raw) with the original files
 emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz. The address of the download (gzip.zip, 560 MB, checked by
-its published MD5) has not been tried.
+SHA-256) has not been tried.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.datasets.idx import read_labelled
+from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.datasets.store import Arrays, DataDir, Source, read
+from fedtailor.protocol import check_choice
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 Part = Literal["all", "train", "test"]
 
 _URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 _HASHES = {
-    "gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+    "gzip.zip": "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
     "emnist-byclass-test-images-idx3-ubyte.gz": (
         "sha256:5ec835bd5d5b1a66378a132e727fef20fe994b3cc666899befcca5ac766f50cd"
     ),
@@ -38,6 +40,19 @@ _CLASSES: dict[str, str] = {
 }
 
 
+def _source(split: Split, part: Part) -> Source:
+    """The files of a part of a split."""
+    parts = _parts(part)
+    files = tuple(f"emnist-{split}-{name}-{kind}-ubyte.gz" for name in parts for kind in ("images-idx3", "labels-idx1"))
+    folders = ("emnist", *(f"emnist-{split}-{name}" for name in parts if part != "all"), "EMNIST/raw")
+    return Source(f"EMNIST {split}", folders, files, _URL, _HASHES, inside="gzip")
+
+
+def _parts(part: Part) -> list[str]:
+    return [name for name in ("train", "test") if part in ("all", name)]
+
+
+@register(*(_source(split, "all") for split in get_args(Split)))
 def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = None) -> Dataset:
     """Upright characters, uint8 [N, 28, 28], ink = 255 (the published files hold them transposed).
 
@@ -51,24 +66,18 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: an unknown split or part; or a file is not the published one.
     """
-    if split not in _CLASSES:
-        raise ValueError(f"EMNIST has no split {split!r}; choose one of {', '.join(_CLASSES)}")
-    if part not in ("all", "train", "test"):
-        raise ValueError(f"EMNIST has no part {part!r}; choose 'all', 'train' or 'test'")
-    parts = [name for name in ("train", "test") if part in ("all", name)]
-    files = tuple(f"emnist-{split}-{name}-{kind}-ubyte.gz" for name in parts for kind in ("images-idx3", "labels-idx1"))
-    folders = ("emnist", *(f"emnist-{split}-{name}" for name in parts if part != "all"), "EMNIST/raw")
-    source = Source(f"EMNIST {split}", folders, files, _URL, _HASHES)
+    check_choice(split, _CLASSES, "split of EMNIST")
+    check_choice(part, get_args(Part), "part of EMNIST")
     first = 1 if split == "letters" else 0
     labels = range(first, first + len(_CLASSES[split]))
 
     def decode(paths: list[Path]) -> Arrays:
         pairs = [read_labelled(paths[at], paths[at + 1], labels) for at in range(0, len(paths), 2)]
         x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-        test = np.repeat([name == "test" for name in parts], [len(pair[1]) for pair in pairs])
+        test = np.repeat([name == "test" for name in _parts(part)], [len(pair[1]) for pair in pairs])
         return {"x": np.ascontiguousarray(x.transpose(0, 2, 1)), "y": (y - first).astype(np.uint8), "test": test}
 
-    arrays = read(source, decode, data_dir, f"-{split}-{part}")
+    arrays = read(_source(split, part), decode, data_dir, f"-{split}-{part}")
     return Dataset(
         arrays["x"],
         arrays["y"],

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor._files import existing_file, reading, reason
 from fedtailor.federation.dataset import Dataset
+from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.datasets.store import Arrays, DataDir, Source, cached, data_home, read
 
 _SUBSET = Source(
@@ -24,6 +26,7 @@ _SUBSET = Source(
 _CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
+@register(_SUBSET)
 def femnist(data_dir: DataDir = None) -> Dataset:
     """Characters by writer, uint8 [N, 28, 28] as LEAF has them: paper = 255, so the model's input is (255 - x) / 255.
 
@@ -62,6 +65,8 @@ def _leaf(data_dir: DataDir) -> Arrays | None:
     for folder in (home, home / "data"):
         train, test = sorted((folder / "train").glob("*.json")), sorted((folder / "test").glob("*.json"))
         if train and test:
+            for path in (*train, *test):
+                existing_file(path)  # a pipe of that name would never end
             return cached("femnist-leaf", [*train, *test], lambda train=train, test=test: _decode_leaf(train, test))
     return None
 
@@ -79,17 +84,23 @@ def _decode_leaf(train: list[Path], test: list[Path]) -> Arrays:
 
 def _writers(path: Path) -> list[tuple[str, Any, Any]]:
     """(writer, images as bytes, labels) from one of LEAF's files."""
+    with reading(path):
+        text = path.read_bytes()
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(text)
         found = []
         for writer in content["users"]:
             held = content["user_data"][writer]
-            x, y = np.asarray(held["x"], np.float64).reshape(-1, 28, 28), np.asarray(held["y"], np.int64)
-            if len(x) != len(y) or x.min(initial=0) < 0 or x.max(initial=0) > 1:
+            x, y = np.asarray(held["x"], np.float64).reshape(-1, 28, 28), np.asarray(held["y"]).reshape(-1)
+            if len(x) != len(y) or not ((x >= 0) & (x <= 1)).all():
                 raise ValueError(f"writer {writer}: {len(x)} images, {len(y)} labels, or pixels outside [0, 1]")
+            if len(y) and not np.issubdtype(y.dtype, np.integer):
+                raise ValueError(f"writer {writer}: the labels are {y.dtype}, not whole numbers")
             if y.min(initial=0) < 0 or y.max(initial=0) >= len(_CLASSES):
                 raise ValueError(f"writer {writer}: a label is outside 0..{len(_CLASSES) - 1}")
             found.append((writer, np.rint(255 * x).astype(np.uint8), y.astype(np.uint8)))
         return found
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no FEMNIST file of LEAF ({error}); make it again with LEAF's scripts") from None
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no FEMNIST file of LEAF ({reason(error)}); make it again with LEAF's scripts"
+        ) from None

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedtailor.federation.checks import check_finite, check_integer, check_memory, check_seed
+from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.sizes import SizeLaw, Uniform
 from fedtailor.federation.splits import Unseen, choose_unseen, draw_splits
@@ -10,6 +12,7 @@ from fedtailor.protocol import require, server_rng
 _SIZES = Uniform(10, 100)
 
 
+@register()
 def gaussian(
     *,
     clients: int = 20,
@@ -40,11 +43,16 @@ def gaussian(
     Raises:
         ValueError: impossible settings.
     """
-    require(clients >= 1, f"clients is {clients}; it must be 1 or more")
+    check_integer(clients, "clients", 1)
+    check_memory(clients, 3 * 8, f"{clients} clients")
+    for what, value in (("sigma_0", sigma_0), ("sigma", sigma), ("theta_0", theta_0)):
+        check_finite(value, what)
     require(sigma_0 >= 0 and sigma > 0, f"sigma_0 is {sigma_0} and sigma {sigma}; need sigma_0 >= 0 and sigma > 0")
-    rng = server_rng(seed, "gaussian", 0)
+    rng = server_rng(check_seed(seed), "gaussian", 0)
     theta = theta_0 + sigma_0 * rng.normal(size=clients)
-    counts = np.maximum(np.floor(sizes.draw(clients, rng)), 1).astype(np.int64)
+    wanted = np.maximum(np.floor(sizes.draw(clients, rng)), 1)
+    check_memory(wanted.sum(), 3 * 8, f"{wanted.sum():g} samples")
+    counts = wanted.astype(np.int64)
     drawn = np.repeat(theta, counts) + sigma * rng.normal(size=counts.sum())
     exact = np.stack([theta - sigma, theta + sigma], axis=1).reshape(-1)
     y = np.concatenate([drawn, exact])[:, None]

@@ -1,12 +1,16 @@
 """The idx format of MNIST and its relatives: big-endian arrays with a small header, compressed by gzip."""
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedtailor._files import reading, reason
+from fedtailor.federation.checks import check_memory
 
 _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -15,22 +19,41 @@ def read_idx(path: Path, axes: int) -> NDArray[Any]:
     """An array with the given number of axes from an idx .gz file.
 
     Raises:
-        ValueError: the file is truncated, longer than its header says, or something else.
+        ValueError: the file cannot be read, is truncated, longer than its header says, or something else.
     """
-    try:
-        content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or no gzip file ({error}); replace it by the published one") from None
     start = 4 + 4 * axes
-    if len(content) < start or content[:2] != b"\0\0" or content[2] not in _KINDS or content[3] != axes:
-        raise ValueError(f"{path} is no idx file with {axes} axes; replace it by the published one")
-    shape, kind = tuple(np.frombuffer(content, ">u4", axes, 4).tolist()), np.dtype(_KINDS[content[2]])
-    if len(content) - start != kind.itemsize * int(np.prod(shape, dtype=np.int64)):
+    try:
+        with reading(path), path.open("rb") as compressed:
+            return _array(path, compressed, start, axes)
+    except (EOFError, zlib.error) as error:
+        raise _no_gzip(path, error) from None
+
+
+def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
+    """What an open file holds. No more is decompressed than the header promises: a small file may hide terabytes."""
+    try:
+        with gzip.GzipFile(fileobj=compressed) as content:
+            header = content.read(start)
+            if len(header) < start or header[:2] != b"\0\0" or header[2] not in _KINDS or header[3] != axes:
+                raise ValueError(f"{path} is no idx file with {axes} axes; replace it by the published one")
+            shape, kind = tuple(np.frombuffer(header, ">u4", axes, 4).tolist()), np.dtype(_KINDS[header[2]])
+            size = kind.itemsize * math.prod(shape)
+            check_memory(size, 1, f"{path}, of shape {shape} by its header,")
+            found = content.read(size)
+            more = content.read(1)
+    except gzip.BadGzipFile as error:  # an OSError that is none of the disk's
+        raise _no_gzip(path, error) from None
+    if len(found) != size or more:
+        number = "more" if more else str(len(found))
         raise ValueError(
-            f"{path} holds {len(content) - start} bytes where its header, shape {shape}, promises another number; "
-            f"replace it by the published one"
+            f"{path} holds {number} bytes where its header, shape {shape}, promises {size}; replace it by the "
+            f"published one"
         )
-    return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
+    return np.frombuffer(found, kind).reshape(shape).astype(kind.newbyteorder("="))
+
+
+def _no_gzip(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is truncated or no gzip file ({reason(error)}); replace it by the published one")
 
 
 def read_labelled(images: Path, labels: Path, classes: range) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -42,6 +65,8 @@ def read_labelled(images: Path, labels: Path, classes: range) -> tuple[NDArray[n
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
         raise ValueError(f"{images} holds {x.dtype} images of {x.shape[1:]} pixels, not bytes of (28, 28)")
+    if y.dtype != np.uint8:
+        raise ValueError(f"{labels} holds labels of {y.dtype}, not bytes; replace it by the published one")
     if len(x) != len(y):
         raise ValueError(f"{images} holds {len(x)} images and {labels.name} {len(y)} labels; they are not of one set")
     if len(y) and (y.min() < classes[0] or y.max() > classes[-1]):

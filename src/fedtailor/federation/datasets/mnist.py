@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.datasets.idx import read_idx, read_labelled
+from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.datasets.store import Arrays, DataDir, Source, read
 
 _FILES = tuple(f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
@@ -31,7 +32,7 @@ _FASHION = Source(
     "Fashion-MNIST",
     ("fashion-mnist", "FashionMNIST/raw"),
     _FILES,
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
     {
         "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
         "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
@@ -52,6 +53,7 @@ _WRITERS = Source(
 _CLOTHES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
+@register(_MNIST)
 def mnist(data_dir: DataDir = None) -> Dataset:
     """70,000 handwritten digits, uint8 [N, 28, 28], ink = 255; the last 10,000 are the published test set.
 
@@ -62,6 +64,7 @@ def mnist(data_dir: DataDir = None) -> Dataset:
     return _pictures(_MNIST, "MNIST", 0.1307, 0.3081, tuple("0123456789"), data_dir)
 
 
+@register(_FASHION)
 def fashion_mnist(data_dir: DataDir = None) -> Dataset:
     """70,000 pictures of clothes, uint8 [N, 28, 28]; the last 10,000 are the published test set.
 
@@ -72,6 +75,7 @@ def fashion_mnist(data_dir: DataDir = None) -> Dataset:
     return _pictures(_FASHION, "Fashion-MNIST", 0.2860, 0.3530, _CLOTHES, data_dir)
 
 
+@register(_MNIST, _WRITERS)
 def mnist_writers(data_dir: DataDir = None) -> Dataset:
     """MNIST with its 836 writers as natural clients: 539 wrote the training set, 297 others the test set.
 

@@ -2,7 +2,7 @@
 
 Expected in the data directory: sent140/ with training.1600000.processed.noemoticon.csv (the original, 1.6 million
 tweets), or with sent140_subset.csv.gz (columns user, tweet_id, date, label, split, text), checked by SHA-256. The
-address of the original has not been tried.
+address of the original (81 MB, checked by SHA-256) has not been tried.
 """
 
 import io
@@ -16,8 +16,13 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from fedtailor._files import reason
+from fedtailor.federation.checks import check_integer, check_memory
 from fedtailor.federation.dataset import Dataset
-from fedtailor.federation.datasets.store import Arrays, DataDir, Source, data_home, read
+from fedtailor.federation.datasets.registry import register
+from fedtailor.federation.datasets.store import Arrays, DataDir, Source, data_home, is_at_hand, read
+from fedtailor.federation.deprecated import renamed
+from fedtailor.protocol import check_choice, require
 
 _SUBSET = Source(
     "Sentiment140",
@@ -30,17 +35,23 @@ _ORIGINAL = Source(
     "Sentiment140",
     ("sent140",),
     ("training.1600000.processed.noemoticon.csv",),
-    "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
+    "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
+    {
+        "trainingandtestdata.zip": "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+    },
 )
+_MAX_BUCKETS = 2**31 - 2
 _TOKEN = re.compile(r"https?://\S+|@\w+|[#]?\w+(?:'\w+)?|[^\w\s]+")
 
 
+@register(_SUBSET, _ORIGINAL)
+@renamed(least="min_samples")
 def sent140(
     features: Literal["words", "tokens"] = "words",
     *,
     buckets: int = 1024,
     length: int = 25,
-    least: int = 1,
+    min_samples: int = 1,
     data_dir: DataDir = None,
 ) -> Dataset:
     """Tweets with their users as natural clients; label 1 is positive.
@@ -52,21 +63,22 @@ def sent140(
             [N, length], the bucket of each word plus 1, cut or padded with 0 at the end.
         buckets: number of hash buckets.
         length: words of a tweet that are kept ("tokens" only).
-        least: users with fewer tweets are left out.
+        min_samples: users with fewer tweets are left out.
         data_dir: the data directory.
 
     Raises:
         MissingData: no file is at hand and none can be downloaded.
         ValueError: impossible settings; or a file is damaged or something else.
     """
-    if features not in ("words", "tokens"):
-        raise ValueError(f"features is {features!r}; choose 'words' or 'tokens'")
-    if min(buckets, length, least) < 1:
-        raise ValueError(f"buckets {buckets}, length {length} and least {least} must be 1 or more")
-    subset = (data_home(data_dir) / "sent140" / _SUBSET.files[0]).is_file()
+    check_choice(features, ("words", "tokens"), "kind of features")
+    for what, value in (("buckets", buckets), ("length", length), ("min_samples", min_samples)):
+        check_integer(value, what, 1)
+    require(buckets <= _MAX_BUCKETS, f"buckets is {buckets}; token ids have 32 bits: at most {_MAX_BUCKETS}")
+    subset = is_at_hand(data_home(data_dir) / "sent140" / _SUBSET.files[0])
     embed = partial(_bag, buckets=buckets) if features == "words" else partial(_ids, buckets=buckets, length=length)
-    variant = f"-{features}-{buckets}-{least}" + (f"-{length}" if features == "tokens" else "")
-    decode = partial(_decode, load=_load_subset if subset else _load_original, embed=embed, least=least)
+    variant = f"-{features}-{buckets}-{min_samples}" + (f"-{length}" if features == "tokens" else "")
+    load = _load_subset if subset else _load_original
+    decode = partial(_decode, load=load, embed=embed, min_samples=min_samples)
     arrays = read(_SUBSET if subset else _ORIGINAL, decode, data_dir, variant)
     return Dataset(
         arrays["x"],
@@ -80,31 +92,35 @@ def sent140(
 
 
 def _decode(
-    paths: list[Path], load: Callable[[Path], pl.DataFrame], embed: Callable[[list[str]], np.ndarray], least: int
+    paths: list[Path], load: Callable[[bytes], pl.DataFrame], embed: Callable[[list[str]], np.ndarray], min_samples: int
 ) -> Arrays:
+    content = paths[0].read_bytes()
     try:
-        frame = load(paths[0])
-    except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{paths[0]} is damaged or something else ({str(error).splitlines()[0]})") from None
-    frame = frame.filter(pl.len().over("user") >= least)
+        frame = load(content)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, OSError) as error:
+        raise ValueError(f"{paths[0]} is damaged or something else ({reason(error)[:200]})") from None
+    whole = all(frame[column].null_count() == 0 for column in ("user", "text", "label"))
+    if not whole or not np.isin(frame["label"].to_numpy(), (0, 1)).all():
+        raise ValueError(f"{paths[0]} is damaged or something else (an empty cell, or a label that is not published)")
+    frame = frame.filter(pl.len().over("user") >= min_samples)
     if frame.is_empty():
-        raise ValueError(f"Sentiment140: no user has {least} tweets; lower `least`")
+        raise ValueError(f"Sentiment140: no user has {min_samples} tweets; lower min_samples")
     arrays = {"x": embed(frame["text"].to_list()), "y": frame["label"].cast(pl.UInt8).to_numpy()}
     if "split" in frame.columns:
         arrays["test"] = (frame["split"] == "test").to_numpy()
     return {**arrays, "user": np.array(frame["user"].cast(pl.String).to_list())}
 
 
-def _load_subset(path: Path) -> pl.DataFrame:
-    return pl.read_csv(path, columns=["user", "label", "split", "text"])
+def _load_subset(content: bytes) -> pl.DataFrame:
+    return pl.read_csv(content, columns=["user", "label", "split", "text"])
 
 
-def _load_original(path: Path) -> pl.DataFrame:
+def _load_original(content: bytes) -> pl.DataFrame:
     """No header; Latin-1; the polarity is 0 or 4."""
     columns = ["polarity", "id", "date", "query", "user", "text"]
-    text = io.BytesIO(path.read_bytes().decode("latin-1").encode())
+    text = io.BytesIO(content.decode("latin-1").encode())
     frame = pl.read_csv(text, has_header=False, new_columns=columns)
-    return frame.select("user", "text", label=pl.col("polarity") // 4)
+    return frame.select("user", "text", label=pl.col("polarity") / 4)
 
 
 def _words(text: str) -> Iterator[int]:
@@ -115,6 +131,7 @@ def _words(text: str) -> Iterator[int]:
 
 
 def _bag(texts: list[str], buckets: int) -> np.ndarray:
+    check_memory(len(texts) * buckets, 1, f"{len(texts)} bags of {buckets} buckets")
     x = np.zeros((len(texts), buckets), np.uint8)
     for row, text in enumerate(texts):
         np.add.at(x[row], [word % buckets for word in _words(text)], 1)
@@ -122,6 +139,7 @@ def _bag(texts: list[str], buckets: int) -> np.ndarray:
 
 
 def _ids(texts: list[str], buckets: int, length: int) -> np.ndarray:
+    check_memory(len(texts) * length, 4, f"{len(texts)} sequences of {length} words")
     x = np.zeros((len(texts), length), np.int32)
     for row, text in enumerate(texts):
         ids = [1 + word % buckets for word in _words(text)][:length]

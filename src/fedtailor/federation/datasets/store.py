@@ -1,14 +1,15 @@
 """Where the files of public data sets are, how they get there, and their decoded copies.
 
 The data directory is the argument `data_dir`, else the environment variable FEDTAILOR_DATA, else `data` in the user's
-cache directory (XDG_CACHE_HOME is honoured). Files that are not there are downloaded to it. Decoded arrays are kept in
-the user's cache directory, as memory-mapped .npy files, until the files they came from change.
+cache directory (XDG_CACHE_HOME is honoured). Files that are not there are downloaded to it, unless FEDTAILOR_OFFLINE
+forbids it. Decoded arrays are kept in the user's cache directory, as memory-mapped .npy files with their checksums,
+until the files they came from change.
 """
 
 import hashlib
+import json
 import os
-import shutil
-import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,15 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
-from fedtailor.federation.datasets.download import download
+from fedtailor._files import AnyPath, existing_file, reading, reason, replacing
+from fedtailor.federation.datasets.download import ARCHIVES, download, sha256
+from fedtailor.protocol import require
 
-DataDir = str | os.PathLike[str] | None
+DataDir = AnyPath | None
 Arrays = dict[str, NDArray[Any]]
 _VERSION = "1"  # of the decoded arrays: raise it when a decoder changes what it returns
+_DIGESTS = "digests.json"
+_CHUNK = 2**20
 
 
 class MissingData(FileNotFoundError, ValueError):
@@ -37,9 +42,13 @@ class Source:
         title: what messages call it.
         folders: where the files may lie in the data directory; downloads go to the first.
         files: their names.
-        url: address of the folder that holds the files, or of an archive (.zip, .tar.gz) with them; None: no public
-            address has them in this form.
-        hashes: "sha256:..." or "md5:..." of files and of the archive, where known.
+        url: https address of the folder that holds the files, or of an archive (.zip, .tar.gz) with them; None: no
+            public address has them in this form.
+        hashes: "sha256:..." of files and of the archive. What is downloaded has one.
+        inside: the folder of the archive that holds the files.
+
+    Raises:
+        ValueError: an address that is not https, or something to download without SHA-256.
     """
 
     title: str
@@ -47,12 +56,29 @@ class Source:
     files: tuple[str, ...]
     url: str | None
     hashes: Mapping[str, str] = field(default_factory=dict)
+    inside: str = ""
+
+    def __post_init__(self) -> None:
+        if self.url is None:
+            return
+        require(self.url.startswith("https://"), f"{self.title}: {self.url} is no https address")
+        wanted = [self.url.rsplit("/", 1)[1]] if self.url.endswith(ARCHIVES) else self.files
+        for name in wanted:
+            known = self.hashes.get(name, "")
+            require(known.startswith("sha256:"), f"{self.title}: {name} is downloaded and needs a SHA-256")
 
 
 def data_home(data_dir: DataDir = None) -> Path:
-    """The data directory."""
+    """The data directory.
+
+    Raises:
+        ValueError: it starts with the `~` of somebody who is not there.
+    """
     given = data_dir or os.environ.get("FEDTAILOR_DATA")
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("fedtailor") / "data"
+    try:
+        return Path(given).expanduser() if given else platformdirs.user_cache_path("fedtailor") / "data"
+    except RuntimeError as error:
+        raise ValueError(f"there is no data directory {given}: {reason(error)}; name another") from None
 
 
 def find(source: Source, data_dir: DataDir = None) -> list[Path]:
@@ -60,24 +86,39 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
 
     Raises:
         MissingData: they are not there and cannot be downloaded.
+        ValueError: something else lies in a file's place.
     """
     home = data_home(data_dir)
     for folder in source.folders:
         paths = [home / folder / name for name in source.files]
-        if all(path.is_file() for path in paths):
+        if all([is_at_hand(path) for path in paths]):
             return paths
     folder = home / source.folders[0]
+    missing = [name for name in source.files if not is_at_hand(folder / name)]
     try:
         if source.url is None:
             raise OSError("it has no public address")
-        download(source.url, [name for name in source.files if not (folder / name).is_file()], folder, source.hashes)
+        download(source.url, missing, folder, source.hashes, source.inside)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise MissingData(
-            f"{source.title} is not at hand and was not downloaded ({reason}); expected {', '.join(source.files)} in "
-            f"{folder}: put them there, or point data_dir or FEDTAILOR_DATA at the directory above {source.folders[0]}"
+            f"{source.title} is not at hand and was not downloaded ({reason(error)[:200]}); expected "
+            f"{', '.join(source.files)} in {folder}: put them there, or point data_dir or FEDTAILOR_DATA at the "
+            f"directory above {source.folders[0]}"
         ) from None
     return [folder / name for name in source.files]
+
+
+def is_at_hand(path: Path) -> bool:
+    """Whether a file is there.
+
+    Raises:
+        ValueError: something else is (a folder, a pipe), or there is no access to it.
+    """
+    with reading(path):
+        if not path.exists():
+            return False
+    existing_file(path)
+    return True
 
 
 def read(source: Source, decode: Callable[[list[Path]], Arrays], data_dir: DataDir, variant: str = "") -> Arrays:
@@ -85,61 +126,79 @@ def read(source: Source, decode: Callable[[list[Path]], Arrays], data_dir: DataD
 
     Raises:
         MissingData: the files are not there.
-        ValueError: a file is not the published one, or is damaged.
+        ValueError: a file cannot be read, is not the published one, or is damaged.
     """
     paths = find(source, data_dir)
 
     def checked() -> Arrays:
         for path in paths:
-            _verify(path, source.hashes.get(path.name))
-        return decode(paths)
+            with reading(path):
+                _verify(path, source.hashes.get(path.name))
+        with reading(paths[0].parent):
+            return decode(paths)
 
     return cached(f"{source.folders[0]}{variant}", paths, checked)
 
 
 def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """What `decode` returns, kept until one of the files changes. Without a writable cache it decodes every time."""
+    """What `decode` returns, kept until one of the files changes.
+
+    What the cache holds is compared with its checksums: damaged, it is decoded again. Without a writable cache it is
+    decoded every time.
+    """
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.sha256(repr((_VERSION, stats)).encode()).hexdigest()[:16]
     entry = platformdirs.user_cache_path("fedtailor") / "decoded" / f"{name.replace(os.sep, '-')}-{key}"
+    kept = _kept(entry)
+    if kept is not None:
+        return kept
+    arrays = decode()
+    _keep(entry, arrays)
+    return arrays
+
+
+def _kept(entry: Path) -> Arrays | None:
+    """The arrays of an entry of the cache; None where it is not there or not what was written."""
     try:
-        return {path.stem: np.asarray(np.load(path, mmap_mode="r")) for path in _entries(entry)}
-    except (OSError, ValueError):  # not there, or damaged
-        arrays = decode()
-        _keep(entry, arrays)
-        return arrays
+        digests = json.loads((entry / _DIGESTS).read_text("utf-8"))
+        if any(_checksum(entry / name) != digest for name, digest in digests.items()):
+            return None
+        return {Path(name).stem: np.asarray(np.load(entry / name, mmap_mode="r")) for name in digests} or None
+    except (OSError, ValueError, EOFError, AttributeError, TypeError):
+        return None
 
 
-def _entries(entry: Path) -> list[Path]:
-    found = sorted(entry.glob("*.npy"))
-    if not found:
-        raise FileNotFoundError(entry)
-    return found
+def _checksum(path: Path) -> int:
+    """CRC-32 of a file: it need not resist an attacker, and takes a third of the time of SHA-256 at every start."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def _keep(entry: Path, arrays: Arrays) -> None:
     """Write an entry of the cache, whole or not at all."""
-    partial = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))
-        for name, array in arrays.items():
-            np.save(partial / f"{name}.npy", array, allow_pickle=False)
-        shutil.rmtree(entry, ignore_errors=True)
-        partial.rename(entry)
+        with replacing(entry) as folder:
+            folder.mkdir()
+            for name, array in arrays.items():
+                np.save(folder / f"{name}.npy", array, allow_pickle=False)
+            digests = {f"{name}.npy": _checksum(folder / f"{name}.npy") for name in arrays}
+            (folder / _DIGESTS).write_text(json.dumps(digests), "utf-8")
     except OSError:  # a full disk or a read-only cache only costs time
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+        pass
 
 
 def _verify(path: Path, known: str | None) -> None:
+    """Refuse a file that cannot be read, or is not the published one, where that is known."""
     if known is None:
+        path.open("rb").close()
         return
-    kind, digest = known.split(":")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, kind).hexdigest()
-    if found != digest:
+    found = sha256(path)
+    if found != known:
         raise ValueError(
-            f"{path} is not the published file ({kind} {found[:12]}..., published {digest[:12]}...); it is damaged or "
-            f"another file of that name: delete it, and it is downloaded again"
+            f"{path} is not the published file ({found[:19]}..., published {known[:19]}...); it is damaged or another "
+            f"file of that name: delete it, and it is downloaded again"
         )

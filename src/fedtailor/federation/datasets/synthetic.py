@@ -3,6 +3,8 @@
 import numpy as np
 
 from fedtailor.federation.build import from_arrays
+from fedtailor.federation.checks import check_finite, check_integer, check_memory, check_seed
+from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation
 from fedtailor.federation.sizes import LogNormal, SizeLaw
 from fedtailor.federation.splits import Unseen
@@ -12,6 +14,7 @@ _INPUTS, _CLASSES = 60, 10
 _FEDPROX = LogNormal(4, 2, offset=50)
 
 
+@register()
 def synthetic(
     alpha: float = 0.5,
     beta: float = 0.5,
@@ -42,13 +45,20 @@ def synthetic(
     Raises:
         ValueError: impossible settings.
     """
+    check_finite(alpha, "alpha")
+    check_finite(beta, "beta")
     require(alpha >= 0 and beta >= 0, f"alpha is {alpha} and beta {beta}; they must be 0 or more")
-    require(clients >= 1, f"clients is {clients}; it must be 1 or more")
+    check_integer(clients, "clients", 1)
+    check_memory(2 * clients * (_INPUTS + 1), 8, f"{clients} clients with 2 samples or more")
+    check_seed(seed)
     deviations = np.arange(1, _INPUTS + 1) ** -0.6
-    xs, ys = [], []
+    xs, ys, total = [], [], 0.0
     for client in range(clients):
         rng = server_rng(seed, "synthetic", client)
-        size = max(int(sizes.draw(1, rng)[0]), 2)
+        wanted = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
+        total += wanted
+        check_memory(total * (_INPUTS + 1), 8, f"{total:g} samples for {client + 1} clients")
+        size = int(wanted)
         u, b = alpha * rng.normal(), beta * rng.normal()
         mean, weights, bias = (
             rng.normal(b, 1, _INPUTS),

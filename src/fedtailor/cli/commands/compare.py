@@ -1,0 +1,80 @@
+"""`fedtailor compare FILE`: an experiment (methods, scenarios, seeds and grids), or a table of your own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtailor.cli.commands.report import report
+from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
+from fedtailor.cli.own_table import OwnTable, prepare_own_table
+from fedtailor.cli.progress import progress_over_runs
+from fedtailor.executors import Settings
+from fedtailor.experiments.compare import Comparison
+from fedtailor.experiments.experiment import load
+from fedtailor.protocol import require
+from fedtailor.storage import Interrupted
+from fedtailor.tables import ENDINGS
+
+USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options for an experiment file."""
+
+    out: Path = Path("fedtailor-results")
+    """Where runs and the index go; runs that are already there are not repeated."""
+    quick: bool = False
+    """The quick size, where the file has one."""
+    devices: int | None = None
+    """Devices to use (all by default)."""
+    seeds_at_once: int = 1
+    """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "devices", "seeds_at_once")
+
+
+@dataclass(frozen=True)
+class TableOptions(Options, OwnTable):
+    """Options for a table of one's own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "rounds")
+        check_seeds("seeds", *(self.seeds or ()))
+        for name in ("algorithms", "seeds", "lr"):
+            require(getattr(self, name) != (), f"{as_option(name)} is empty; name one or more")
+
+
+def compare(arguments: list[str]) -> int:
+    """Run an experiment and print its tables."""
+    if not arguments or arguments[0].startswith("-"):
+        if "-h" in arguments or "--help" in arguments:
+            print(f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare EXPERIMENT.toml --help")
+            return 0
+        raise ValueError(f"usage: {USAGE}")
+    path, rest = Path(arguments[0]), arguments[1:]
+    program = f"fedtailor compare {path}"
+    # A pipe, such as <(...), can be read once only, and the file is read again when runs go on.
+    require(path.is_file() or not path.exists(), f"{path} is no regular file; write it to one")
+    if path.name.lower().endswith(ENDINGS):
+        options: Options = parse(TableOptions, rest, program)
+        assert isinstance(options, TableOptions)
+        experiment, about_table = prepare_own_table(path, options)
+        print(about_table)
+    else:
+        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(ENDINGS)})")
+        options = parse(Options, rest, program)
+        experiment = load(path, quick=options.quick)
+    with progress_over_runs(experiment.name, experiment.runs) as progress:
+        comparison = Comparison(
+            experiment, options.out, Settings(devices=options.devices), progress, options.seeds_at_once, path
+        )
+        try:
+            index = comparison.run()
+        except Interrupted as stopped:
+            raise Interrupted("stopped; the same command goes on where it was") from stopped
+    shown = ["--format", "json"] if options.json else []
+    return report([str(options.out), index.parent.name, *shown])

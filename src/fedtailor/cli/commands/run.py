@@ -1,0 +1,140 @@
+"""`fedtailor run ALGORITHM SCENARIO`: train one method on one scenario."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedtailor.algorithms.find import find_algorithm
+from fedtailor.cli.options import check_counts, check_seeds, finite, parse
+from fedtailor.cli.progress import progress_of
+from fedtailor.cli.sizes import sized, sizes_of
+from fedtailor.executors import Settings
+from fedtailor.experiments import scenarios
+from fedtailor.experiments.scenario import Scenario
+from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
+from fedtailor.runs import Run
+from fedtailor.runs import run as train
+from fedtailor.storage import Interrupted
+from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.training import as_participation
+
+USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run."""
+
+    rounds: int
+    """Communication rounds (the scenario's by default)."""
+    seed: int = 0
+    """Of the data's split, the initial models and everything else random."""
+    participation: float = 1.0
+    """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    evaluate_every: int = 1
+    """Evaluate all personal models after every n-th round, and after the last."""
+    out: Path | None = None
+    """Keep the run in this directory: settings, metrics, ledger, checkpoints."""
+    resume: bool = False
+    """Continue the run in --out."""
+    checkpoint_every: int = 10
+    """Save after every n-th round, and after the last."""
+    devices: int | None = None
+    """Devices to use (all by default)."""
+    debug: bool = False
+    """One client at a time without compilation; errors name client and step."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "rounds", "evaluate_every", "checkpoint_every", "devices")
+        check_seeds("seed", self.seed)
+
+
+def run(arguments: list[str]) -> int:
+    """Train one method on one scenario."""
+    names = [argument for argument in arguments[:2] if not argument.startswith("-")]
+    if len(names) < 2:
+        if "-h" in arguments or "--help" in arguments:
+            print(f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM SCENARIO --help")
+            return 0
+        raise ValueError(f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the names")
+    scenario = scenarios.find(names[1])
+    algorithm, scenario, options = _parse(find_algorithm(names[0]).about.name, scenario, arguments[2:])
+    if options.resume:
+        require(options.out is not None, "--resume needs the directory of the run: --out DIR")
+        found = options.out is not None and (options.out / MANIFEST).exists()
+        require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
+    settings = Settings(devices=options.devices, debug=options.debug)
+    federation = scenario.build(options.seed)
+    common: dict[str, Any] = {
+        "seed": options.seed,
+        "participation": as_participation(options.participation),
+        "evaluate_every": options.evaluate_every,
+        "settings": settings,
+    }
+    with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
+        try:
+            done = train(
+                algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
+                directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
+            )  # fmt: skip
+        except Interrupted as stopped:
+            raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped
+    _print(done, names[1], options.json)
+    return 0
+
+
+def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorithm, Scenario, Options]:
+    """The method with its hyper-parameters (the scenario's by default), the scenario with its sizes, and the options.
+
+    Raises:
+        ValueError: a wrong option or value, in one line.
+    """
+    import tyro
+
+    default: Any = scenario.algorithm(name)
+    options = Options(rounds=scenario.rounds)
+    sizes = sizes_of(scenario, [field.name for field in (*fields(default), *fields(options))])
+
+    def together(algorithm: Any, sizes: Any, options: Any) -> tuple[Algorithm, Scenario, Options]:
+        check_local_training(algorithm)
+        return algorithm, sized(scenario, sizes), options
+
+    flat = tyro.conf.arg(name="")
+    together.__annotations__ = {
+        "algorithm": Annotated[type(default), flat],
+        "sizes": Annotated[type(sizes), flat],
+        "options": Annotated[Options, flat],
+    }
+    together.__defaults__ = (default, sizes, options)
+    together.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
+    return parse(together, arguments, f"fedtailor run {name} {scenario.name}")
+
+
+def check_local_training(algorithm: Any, prefix: str = "--") -> None:
+    """Refuse local training that does nothing, which Python allows as the neutral element of its formulas.
+
+    Raises:
+        ValueError: with the option's name.
+    """
+    for field in fields(algorithm):
+        part = getattr(algorithm, field.name)
+        if isinstance(part, SGD):
+            name = "steps" if part.steps is not None else "epochs"
+            least = f"{prefix}{field.name}.{name} is 0; it must be 1 or more"
+            require(getattr(part, name) != 0, least)
+        elif is_hyperparameters(part):
+            check_local_training(part, f"{prefix}{field.name}.")
+
+
+def _print(done: Run, scenario: str, as_json: bool) -> None:
+    summary = done.summary().as_dict()
+    summary = {"algorithm": summary.pop("algorithm"), "scenario": scenario, **summary}
+    if as_json:
+        print(json.dumps(finite(summary), allow_nan=False, default=str))
+        return
+    width = max(map(len, summary))
+    for name, value in summary.items():
+        print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}")

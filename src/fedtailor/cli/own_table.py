@@ -1,0 +1,83 @@
+"""A comparison of methods on a table of one's own, from options of the command line."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedtailor.experiments.document import Document
+from fedtailor.experiments.experiment import Experiment, resolve
+from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
+
+METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
+CLASSIFICATION_RATES = (0.01, 0.1)
+
+
+@dataclass(frozen=True)
+class OwnTable(TableOptions):
+    """How the table is read, and what is compared on it."""
+
+    algorithms: tuple[str, ...] = METHODS
+    """The methods to compare."""
+    rounds: int = 50
+    """Communication rounds."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for each part)."""
+    lr: tuple[float, ...] | None = None
+    """Learning rates to choose from, on validation data, for each method (default: 0.01 and 0.1 for classes; for a
+    regression the largest rate at which no client should diverge, computed from the training inputs, and a fifth)."""
+
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds, the default ones filled in."""
+        if self.seeds is not None:
+            return self.seeds
+        return (0, 1, 2) if self.folds is None else tuple(range(self.folds))
+
+    def table_options(self) -> dict[str, Any]:
+        """The table's options that differ from their defaults, as `from_table` and an experiment file take them."""
+        default = TableOptions()
+        names = (field.name for field in fields(TableOptions))
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def default_rates(table: Table) -> tuple[float, ...]:
+    """The learning rates to choose from where the user names none, to two digits."""
+    if table.classes is not None:
+        return CLASSIFICATION_RATES
+    largest = stable_rate(table)
+    return tuple(float(f"{rate:.1e}") for rate in (largest / 5, largest))
+
+
+def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
+    """The comparison, and the table as the first seed sees it in words: sizes, what was imputed and left out.
+
+    All that is wrong with options and table is found here, before anything is trained or written.
+
+    Raises:
+        ValueError: a method does not exist, the file cannot be read, or all that is wrong with its columns.
+    """
+    experiment = own_table(path, options, options.lr or CLASSIFICATION_RATES)  # before a large file is read
+    table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
+    if options.lr is None:
+        experiment = own_table(path, options, default_rates(table))
+    return experiment, "\n".join([table.describe(), *(f"  {note}" for note in table.notes), ""])
+
+
+def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experiment:
+    """The comparison of methods on a user's own table, each with the best of some learning rates.
+
+    Raises:
+        ValueError: a method does not exist, or a value is wrong.
+    """
+    name = path.name
+    for ending in ENDINGS:
+        name = name.removesuffix(ending)
+    content = {
+        "title": f"{path.name}: one model per {options.client}",
+        "rounds": options.rounds,
+        "seeds": list(options.all_seeds()),
+        "metrics": ["mean", "worst", "worst10"],
+        "scenarios": {name: {"use": "table", "path": str(path), **options.table_options()}},
+        "algorithms": {method: {"grid": {"sgd": {"lr": list(rates)}}} for method in options.algorithms},
+    }
+    return resolve(Document(content, (("the command line", "", ()),)), name)

@@ -1,0 +1,62 @@
+"""Losses over batches, of one model or of a mixture of models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedtailor.models import Model
+from fedtailor.protocol import Batch, Mixture, Params, Predictor, require
+
+
+def mean_loss(model: Model, params: Params, batch: Batch, count: Any, key: Array | None = None) -> Float[Array, ""]:
+    """Sum of the batch's losses over `count` (the batch's own, or more where batches add up to one mean)."""
+    losses = model.losses(model.logits(params, batch.x, key), batch.y)
+    return jnp.vdot(losses, batch.weight) / jnp.maximum(count, 1).astype(losses.dtype)
+
+
+def training_loss(
+    model: Model, params: Params, batch: Batch, key: Array | None = None
+) -> tuple[Float[Array, ""], Params]:
+    """Mean loss of a batch in a training step, and the parameters with the running statistics that follow from it."""
+    outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
+    losses = model.losses(outputs, batch.y)
+    return jnp.vdot(losses, batch.weight) / jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype), renewed
+
+
+def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
+    """x [b, ...] -> what the predictor's losses are computed from: logits, or a mixture's log-probabilities."""
+    if not isinstance(predictor, Mixture):
+        params = model.params(predictor)
+        return lambda x: model.logits(params, x)
+    require(
+        predictor.logits or model.classification,
+        "a mixture of probabilities needs a model of classes; this method cannot train a model with another loss",
+    )
+    stacked = jax.vmap(model.params)(predictor.models)
+    weights = predictor.weights
+
+    def mixed(x: Array) -> Array:
+        each = jax.vmap(lambda params: model.logits(params, x))(stacked)  # [k, b, ...]
+        if predictor.logits:
+            return jnp.tensordot(weights, each, 1)
+        log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
+        return jax.nn.logsumexp(model.log_probabilities(each) + log_weights.reshape(-1, *[1] * (each.ndim - 1)), axis=0)
+
+    return mixed
+
+
+def sums(model: Model, predictor: Predictor) -> Callable[[Batch], tuple[Array, Array]]:
+    """batch -> (sum of losses, number correct; 0 where the loss is no classification's)."""
+    predict = outputs(model, predictor)
+
+    def scores(batch: Batch) -> tuple[Array, Array]:
+        out = predict(batch.x)
+        loss = jnp.vdot(model.losses(out, batch.y), batch.weight)
+        if not model.classification:
+            return loss, jnp.zeros_like(loss)
+        return loss, jnp.vdot(model.correct(out, batch.y).astype(loss.dtype), batch.weight)
+
+    return scores

@@ -1,0 +1,91 @@
+"""Mini-batch SGD with drift and pull: the one local program behind most methods."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedtailor.protocol import SGD, Batch, Params, StepGradient, is_off
+
+if TYPE_CHECKING:
+    from fedtailor.client.trainer import DeviceTrainer
+
+NARROW = 16
+"""Matrices of fewer columns are kept transposed in the loop (the last layer, of one column a class): a column fills no
+vector register, and on CPUs their updates took three times as long."""
+
+
+def train(
+    local: "DeviceTrainer",
+    theta: Float[Array, " d"],
+    sgd: SGD,
+    pull: tuple[Any, Float[Array, " d"]] | None,
+    drift: Float[Array, " d"] | None,
+    gradient: StepGradient | None,
+    steps: Int[Array, ""] | int,
+    split: str,
+) -> Float[Array, " d"]:
+    """theta after `steps` mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <drift, w>.
+
+    `gradient` replaces that of the mean loss F over a batch."""
+    rate = sgd.rate(local.round)
+    params = local.params(theta)
+    turned = jax.tree.map(lambda w: sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0], params)
+
+    def turn(params: Params) -> Params:
+        """To the loop's layout and back."""
+        return jax.tree.map(lambda w, turned: w.T if turned else w, params, turned)
+
+    anchor = None if pull is None else turn(local.params(pull[1]))
+    constant = None if drift is None else turn(local.params(drift))
+    model = local.model
+
+    def direction(params: Params, batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
+        """What a step descends along, and parameters that hold the new running statistics, if the model has any."""
+        given = turn(params)
+        if gradient is None:
+            g, renewed = local.gradient_and_statistics(given, batch)
+        else:
+            g, renewed = gradient(given, batch, step), local.renew_statistics(given, batch)
+        g = turn(g)
+        if not is_off(sgd.weight_decay):
+            g = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, g, params)
+        if pull is not None:
+            g = jax.tree.map(lambda g, w, a, mu=pull[0]: g + mu * (w - a), g, params, anchor)
+        if constant is not None:
+            g = jax.tree.map(jnp.add, g, constant)
+        if not model.has_statistics:
+            return g, renewed
+        return model.with_statistics(g, jax.tree.map(jnp.zeros_like, g)), turn(renewed)
+
+    def settle(params: Params, renewed: Params) -> Params:
+        """A step's result, with the running statistics of its batch."""
+        return model.with_statistics(params, renewed) if model.has_statistics else params
+
+    def plain(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+        g, renewed = direction(params, batch, step)
+        return settle(jax.tree.map(lambda w, g: w - rate * g, params, g), renewed)
+
+    def momentum(carry: tuple[Params, Params], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
+        params, velocity = carry
+        g, renewed = direction(params, batch, step)
+        velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, g)
+        return settle(jax.tree.map(lambda w, v: w - rate * v, params, velocity), renewed), velocity
+
+    def transformed(carry: tuple[Params, Any], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Any]:
+        assert sgd.optimizer is not None
+        params, state = carry
+        g, renewed = direction(params, batch, step)
+        updates, state = sgd.optimizer.update(g, state, params)
+        return settle(jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), renewed), state
+
+    params = turn(params)
+    loop = lambda carry, step: local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)  # noqa: E731
+    if sgd.optimizer is not None:
+        params, _ = loop((params, sgd.optimizer.init(params)), transformed)
+    elif is_off(sgd.momentum):
+        params = loop(params, plain)
+    else:
+        params, _ = loop((params, jax.tree.map(jnp.zeros_like, params)), momentum)
+    return local.vector(turn(params))

@@ -1,0 +1,33 @@
+"""From scores to a decision: who gains, which method is best, and what must be said before either is believed."""
+
+from fedtailor.decision.choice import Choice, choose_by_validation
+from fedtailor.decision.gains import client_gains, holm
+from fedtailor.decision.intervals import SCORES, Interval, Score, bootstrap_gains, two_way_interval
+from fedtailor.decision.warnings import (
+    still_falling,
+    warn_grid_edges,
+    warn_repeated_rows,
+    warn_small_tests,
+    warn_still_falling,
+)
+from fedtailor.decision.winner import NO_DIFFERENCE, Winner, best_method
+
+__all__ = [
+    "NO_DIFFERENCE",
+    "SCORES",
+    "Choice",
+    "Interval",
+    "Score",
+    "Winner",
+    "best_method",
+    "bootstrap_gains",
+    "choose_by_validation",
+    "client_gains",
+    "holm",
+    "still_falling",
+    "two_way_interval",
+    "warn_grid_edges",
+    "warn_repeated_rows",
+    "warn_small_tests",
+    "warn_still_falling",
+]

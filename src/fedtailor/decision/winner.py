@@ -1,0 +1,132 @@
+"""Which method is best over all clients, or that these data cannot show it."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedtailor.decision.gains import _require_columns, holm
+from fedtailor.decision.intervals import LEAST_SEEDS, two_way_interval
+
+NO_DIFFERENCE = "no difference that these data can show"
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What a comparison of methods over clients and seeds has shown.
+
+    Attributes:
+        winner: the method that is better than every other one, or None.
+        leader: the method with the best mean, which need not be shown to be best.
+        unbeaten: methods that no other is shown to be better than, best mean first.
+        means: method -> mean over clients and seeds, best first.
+        pairs: one line for each pair: `method`, `other`, `difference` (of their metric; positive where `method` is the
+            better one), its interval `low`, `high` (of this pair alone), `p`, `p_holm` (over all pairs).
+        clients, seeds: how many there were.
+    """
+
+    winner: str | None
+    leader: str
+    unbeaten: tuple[str, ...]
+    means: dict[str, float]
+    pairs: pl.DataFrame
+    clients: int
+    seeds: int
+
+    def sentence(self) -> str:
+        """The decision in a sentence."""
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        if self.seeds < LEAST_SEEDS:
+            seeds += ", too few to speak of other seeds"
+        over = f"over {self.clients} clients and {seeds}"
+        if self.winner is not None:
+            return f"{self.winner} is better than every other method, {over}."
+        if len(self.unbeaten) == len(self.means):
+            return f"{NO_DIFFERENCE.capitalize()}, {over}; {self.leader} has the best mean."
+        return f"No single winner, {over}: nothing is shown to be better than {', '.join(self.unbeaten)}."
+
+
+def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 0.05) -> Winner:
+    """The method whose mean over clients is best, tested.
+
+    For every pair of methods: is the expected difference of their metric, of a client and a seed drawn like the ones
+    at hand, 0? `two_way_interval` says how: by Student's t on clients and seeds as clusters, not on client-seed pairs
+    as if they were independent. A method wins if it is better than each other one at level alpha after Holm's
+    correction over all pairs, so the chance of naming any false order among them is at most alpha; choosing the leader
+    by the same test data is covered, since no pair is left out. Clients count the same, whatever their size, and are
+    taken as a sample of clients: from a handful of them little can follow.
+
+    Args:
+        values: a line for each method, seed and client: columns `method`, `seed`, `client`, `value` (test data).
+        higher_is_better: direction of the metric.
+        alpha: level of the test.
+
+    Raises:
+        ValueError: a column is missing, or there is no method, or a cell stands there twice.
+    """
+    methods, table = dense_values(values)
+    sign = 1.0 if higher_is_better else -1.0
+    means = [float(np.nanmean(np.nanmean(part, axis=0))) if not _empty(part) else np.nan for part in _measured(table)]
+    order = sorted(range(len(methods)), key=lambda i: (np.isnan(means[i]), -sign * means[i]))
+    lines = []
+    for i, j in combinations(order, 2):
+        found = two_way_interval(sign * (table[i] - table[j]), 1 - alpha)
+        lines.append((methods[i], methods[j], found.estimate, found.low, found.high, found.p))
+    names = ("difference", "low", "high", "p")
+    pairs = pl.DataFrame(
+        lines, schema={"method": pl.String, "other": pl.String} | dict.fromkeys(names, pl.Float64), orient="row"
+    )
+    pairs = pairs.with_columns(p_holm=pl.Series(holm(pairs["p"].to_numpy()), dtype=pl.Float64))
+    shown = pairs.filter(pl.col("p_holm") < alpha)
+    better = [(m, o) if d > 0 else (o, m) for m, o, d in shown.select("method", "other", "difference").iter_rows()]
+    beaten = {worse for _, worse in better}
+    ranked = tuple(methods[i] for i in order)
+    wins = {name: sum(first == name for first, _ in better) for name in ranked}
+    winner = next((name for name in ranked if len(ranked) > 1 and wins[name] == len(ranked) - 1), None)
+    measured = ~np.isnan(table)
+    return Winner(
+        winner=winner,
+        leader=methods[order[0]],
+        unbeaten=tuple(name for name in ranked if name not in beaten),
+        means={methods[i]: means[i] for i in order},
+        pairs=pairs,
+        clients=int(measured.any(axis=(0, 1)).sum()),
+        seeds=int(measured.any(axis=(0, 2)).sum()),
+    )
+
+
+def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
+    """Methods, in order of appearance, and their values [methods, seeds, clients]; NaN where there is none.
+
+    Raises:
+        ValueError: as `best_method`.
+    """
+    _require_columns(values, ("method", "seed", "client", "value"))
+    if not len(values):
+        raise ValueError("there are no values to compare; give a line for each method, seed and client")
+    methods = values["method"].unique(maintain_order=True).to_list()
+    order = {method: index for index, method in enumerate(methods)}
+    method = values["method"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
+    seeds, seed = np.unique(values["seed"].to_numpy(), return_inverse=True)
+    clients, client = np.unique(values["client"].to_numpy(), return_inverse=True)
+    place = (method * len(seeds) + seed) * len(clients) + client
+    if len(np.unique(place)) < len(place):
+        raise ValueError("a method has two values for one client and seed; give the value after one round only")
+    table = np.full(len(methods) * len(seeds) * len(clients), np.nan)
+    table[place] = values["value"].cast(pl.Float64).to_numpy()
+    return methods, table.reshape(len(methods), len(seeds), len(clients))
+
+
+def _measured(table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Each method's values over the clients and seeds that it has."""
+    parts = []
+    for values in table:
+        known = ~np.isnan(values)
+        parts.append(values[known.any(axis=1)][:, known.any(axis=0)])
+    return parts
+
+
+def _empty(values: NDArray[np.float64]) -> bool:
+    return values.size == 0

@@ -1,0 +1,60 @@
+"""The executor for debugging: one client at a time without compilation, a check after every step."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.client.trainer import DeviceTrainer
+from fedtailor.executors.device_executor import DeviceExecutor
+from fedtailor.executors.devices import ExchangeRequest
+from fedtailor.executors.map_clients import run_one
+from fedtailor.protocol import Diverged
+
+
+class DebugTrainer(DeviceTrainer):
+    """`DeviceTrainer` whose loops run step by step; the first NaN or infinity raises, naming client, round and step."""
+
+    def __init__(self, *arguments: Any, name: str) -> None:
+        super().__init__(*arguments)
+        self.name = name
+
+    def _repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+        for step in range(int(times)):
+            carry = body(jnp.int32(step), carry)
+            if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
+                raise Diverged(self.name, int(self.round), step=step)
+        return carry
+
+
+class DebugExecutor(DeviceExecutor):
+    """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors that name client and step."""
+
+    def _order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.arange(len(places))
+
+    def _run(self, request: ExchangeRequest) -> dict[str, Any]:
+        exchange, names = request.exchange, self.federation.names
+        values, rows = self.devices.inputs([request])
+        outputs = []
+        for number, place in enumerate(request.places):
+            row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows[0])
+            trainer = partial(DebugTrainer, name=names[place])
+            with jax.disable_jit():
+                outputs.append(
+                    run_one(
+                        exchange.task,
+                        exchange.algorithm,
+                        exchange.uplink,
+                        self.model,
+                        self.devices.pool,
+                        values,
+                        row,
+                        trainer,
+                    )
+                )
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)

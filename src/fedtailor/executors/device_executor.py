@@ -1,0 +1,275 @@
+"""The executor of simulations: all clients of a federation, mapped over this machine's devices."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.client.pool import split_sizes
+from fedtailor.executors.devices import Devices, ExchangeRequest
+from fedtailor.executors.examples import examples_of
+from fedtailor.executors.map_clients import balanced_order
+from fedtailor.executors.settings import Settings
+from fedtailor.executors.state_file import FileStates, remove_others, states_path
+from fedtailor.executors.states import DeviceStates, HostStates, States
+from fedtailor.federation import Federation
+from fedtailor.models import Model
+from fedtailor.protocol import (
+    Algorithm,
+    Answers,
+    ClientRows,
+    Clients,
+    Diverged,
+    Exchange,
+    Pipeline,
+    client_keys,
+    init_pipeline,
+    require,
+)
+
+ALL_ROUNDS = 2**63
+"""The round that keys what a client draws once for all rounds."""
+
+DOING = {"client": "training", "probe": "the probe"}
+"""What a client was doing when it diverged, by task."""
+
+
+class DeviceExecutor:
+    """Runs the clients of one federation (implements `fedtailor.protocol.Executor`).
+
+    Attributes:
+        federation: who holds which examples.
+        model: what is trained.
+        settings: devices and the like.
+        states: the seen clients' states, in the order of their ids.
+    """
+
+    states: States
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: Model,
+        settings: Settings = Settings(),  # noqa: B008 (frozen)
+        *,
+        directory: Path | None = None,
+        devices: Devices | None = None,
+        number: int = 0,
+    ) -> None:
+        """Place the examples on the devices.
+
+        Args:
+            directory: where states that do not fit into memory stay, so that checkpoints need not hold them.
+            devices: where the examples lie already, with those of other federations; this one is their `number`-th.
+        """
+        self.federation, self.model, self.settings, self.directory = federation, model, settings, directory
+        self.seen, self.unseen = _table(federation, ~federation.unseen), _table(federation, federation.unseen)
+        self.examples = examples_of(federation, self.seen.listed)
+        self.devices = Devices([federation], model.dtype, settings) if devices is None else devices
+        self.number = number
+        self.shards = self.devices.mesh.size
+        self.split_sizes = split_sizes(federation)
+        self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
+        self._phase = 0
+
+    @property
+    def concurrency(self) -> int:
+        """Runs that share the devices' time."""
+        return 1
+
+    @property
+    def client_states(self) -> Any:
+        """The algorithm's states of all seen clients, stacked in the order of their ids: every leaf is [m, ...]."""
+        return self.states.rows[0]
+
+    # exchanges ------------------------------------------------------------------------------------------------------
+
+    def exchange(self, exchange: Exchange) -> Answers:
+        """Run a task for a cohort; the devices may still be at work when this returns."""
+        requests = self.requests(exchange)
+        if len(requests) == 1:
+            return self.answers(requests[0], self._run(requests[0]))
+        return concatenate([self.answers(request, self._run(request)).checked() for request in requests])
+
+    def _run(self, request: ExchangeRequest) -> dict[str, Any]:
+        return self.devices.run([request])[0]
+
+    def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
+        """The exchange as the programs take it: in one, or in parts where not all states fit into memory."""
+        cohort = exchange.cohort
+        if exchange.states is not None or exchange.task in ("probe", "init_unseen"):
+            return [self._request(exchange, () if exchange.states is None else exchange.states)]
+        if exchange.task == "client" or len(cohort) <= self.states.at_once:
+            return [self._request(exchange)]
+        parts = np.array_split(np.arange(len(cohort)), -(-len(cohort) // self.states.at_once))
+        return [self._request(select_clients(exchange, chosen)) for chosen in parts]
+
+    def _request(self, exchange: Exchange, states: Any = None) -> ExchangeRequest:
+        cohort = exchange.cohort
+        listed = cohort.clients.listed[cohort.rows]
+        order = self._order(listed)
+        places = listed[order]
+        row_count = self._row_count(exchange)
+        reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
+        return ExchangeRequest(
+            federation=self.number,
+            exchange=exchange,
+            model=self.model,
+            places=places,
+            order=order,
+            sizes=self.split_sizes[places],
+            row_count=row_count,
+            keys=(client_keys(cohort.seed, cohort.round, cohort.ids[order]), self._keys(cohort.seed)[places]),
+            reporting=reporting[order],
+            states=self.states.read(cohort.rows[order], row_count) if states is None else states,
+        )
+
+    def _row_count(self, exchange: Exchange) -> int:
+        """Rows of the program: the cohort, rounded up to whole shards."""
+        cohort = exchange.cohort
+        whole = -(-len(cohort.clients) // self.shards) * self.shards
+        needed = -(-len(cohort) // self.shards) * self.shards
+        if exchange.task == "client" or needed == whole:
+            return needed
+        # How many clients were never sampled changes from round to round: powers of two, lest each compiles anew.
+        return min(self.shards << (needed // self.shards - 1).bit_length(), whole)
+
+    def answers(self, request: ExchangeRequest, outputs: dict[str, Any]) -> Answers:
+        """What `Devices.run` gave for a request, in the order of the cohort."""
+        rows = np.argsort(request.order)
+        reporting = request.reporting[rows]
+        blame = partial(self._blame, request)
+        return Answers(
+            reporting=reporting,
+            update={kind: ClientRows(value, rows) for kind, value in outputs.get("update", {}).items()},
+            output=jax.tree.map(lambda leaf: ClientRows(leaf, rows), outputs.get("predictor", outputs.get("scores"))),
+            states=outputs.get("state"),
+            wait=partial(_wait, outputs["done"], rows, blame),
+        )
+
+    def _order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The order of a cohort's clients [c] in the rows of the program, for equal loads."""
+        if self.settings.canonical:
+            return np.arange(len(places))
+        work = self.split_sizes[places, 0].astype(np.int64)
+        return balanced_order(work, self.shards, self.settings.several_at_once)
+
+    def _keys(self, seed: int) -> NDArray[np.uint32]:
+        """[m, 2] what every client of the federation draws once for all rounds."""
+        if self._fixed_keys is None or self._fixed_keys[0] != seed:
+            self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
+        return self._fixed_keys[1]
+
+    def _blame(self, request: ExchangeRequest, client: int) -> Diverged:
+        """The error for a client of the cohort whose answer is NaN or infinite."""
+        exchange = request.exchange
+        name = exchange.cohort.clients.names[exchange.cohort.rows[client]]
+        return Diverged(name, exchange.cohort.round, doing=DOING.get(exchange.task, "the personal model"))
+
+    # states ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
+        """Give every seen client the state that `algorithm` starts from."""
+        self._phase = phase
+        first = (algorithm.init_client(theta), init_pipeline(uplink, theta))
+        self._first = jax.tree.map(jnp.asarray, first)
+        self.states = self._stored(in_file=False)
+
+    def _stored(self, in_file: bool) -> States:
+        """The states at the start of a phase: in a file where they exceed the limit."""
+        clients = len(self.seen)
+        size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
+        if in_file or size > self.settings.state_limit:
+            require(
+                jax.process_count() == 1,
+                f"the states of {clients} clients need {size / 2**30:.1f} GiB, which several processes keep in "
+                "memory: raise Settings.state_limit, or use one process",
+            )
+            path = None if self.directory is None else states_path(self.directory, self._phase)
+            return FileStates(self._first, clients, path, self.settings.state_dir)
+        if jax.default_backend() == "cpu" or jax.process_count() > 1:
+            return HostStates(self._first, clients)
+        return DeviceStates(self._first, clients)
+
+    def commit(self, exchange: Exchange, answers: Answers) -> None:
+        """Make the answers' states the clients' states."""
+        cohort = exchange.cohort
+        order = self._order(cohort.clients.listed[cohort.rows])
+        self.states.write(cohort.rows[order], answers.states)
+
+    def snapshot(self) -> Any:
+        """All states, or, of states in a file of `directory`, where they stand there."""
+        return self.states.snapshot()
+
+    def saved(self) -> None:
+        """From now on keep what the last snapshot needs, and only that."""
+        self.states.saved()
+        if self.directory is not None:
+            remove_others(self.directory, self._phase)
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the states where they stood at a snapshot."""
+        self.states = self._stored(in_file=isinstance(snapshot, dict))
+        self.states.restore(snapshot)
+
+
+def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
+    """The same exchange with some of its clients (places in the cohort)."""
+    cohort, downlink = exchange.cohort, exchange.downlink
+
+    def theirs(values: Any) -> Any:
+        return values if np.ndim(values) == 0 else np.asarray(values)[chosen]
+
+    return replace(
+        exchange,
+        cohort=replace(cohort, rows=cohort.rows[chosen], reporting=cohort.reporting[chosen]),
+        downlink=replace(
+            downlink,
+            streams={kind: replace(it, recipients=it.recipients[chosen]) for kind, it in downlink.streams.items()},
+            scalars={name: theirs(value) for name, value in downlink.scalars.items()},
+            reply=theirs(downlink.reply),
+        ),
+    )
+
+
+def concatenate(parts: list[Answers]) -> Answers:
+    """The answers of all parts of a cohort, one below the other, on the host."""
+
+    def together(*leaves: ClientRows) -> ClientRows:
+        values = np.concatenate([leaf.host() for leaf in leaves])
+        return ClientRows(values, np.arange(len(values)))
+
+    work = np.sum([part.work for part in parts], axis=0)
+    return Answers(
+        reporting=np.concatenate([part.reporting for part in parts]),
+        output=jax.tree.map(together, *(part.output for part in parts), is_leaf=lambda it: isinstance(it, ClientRows)),
+        wait=lambda: (int(work[0]), int(work[1])),
+    )
+
+
+def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
+    """Some clients of a federation, sorted by id."""
+    places = np.flatnonzero(chosen)
+    places = places[np.argsort(federation.ids[places])]
+    return Clients(
+        ids=federation.ids[places],
+        names=tuple(federation.names[place] for place in places),
+        sizes=federation.train.sizes[places],
+        groups=None if federation.groups is None else federation.groups[places],
+        listed=places,
+    )
+
+
+def _wait(done: Any, rows: NDArray[np.int64], blame: Callable[[int], Diverged]) -> tuple[int, int]:
+    """Gradients and forward passes of a cohort; raises for the first client whose answer is not finite."""
+    done = np.asarray(done)[rows]
+    if not done[:, 2].all():
+        raise blame(int(np.argmin(done[:, 2])))
+    gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
+    return int(gradients), int(forwards)

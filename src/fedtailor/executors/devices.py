@@ -1,0 +1,227 @@
+"""The devices: the examples that lie on them, and the programs that run there for the clients of exchanges."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from numpy.typing import NDArray
+
+from fedtailor.client.pool import build_pool
+from fedtailor.executors.map_clients import AXIS, map_clients
+from fedtailor.executors.packing import PackedInputs
+from fedtailor.executors.settings import Settings
+from fedtailor.federation import Federation
+from fedtailor.models import Model
+from fedtailor.protocol import Algorithm, Exchange, Pipeline
+
+MEMORY_SHARE = 0.9
+"""The share of the free memory that a program may plan with."""
+MAX_CHUNK = 1024
+"""The largest number of clients at once that is tried."""
+UNPLANNED_CHUNK = 32
+"""Clients at once on accelerators that keep no account of their memory."""
+
+
+@dataclass(frozen=True)
+class ExchangeRequest:
+    """An exchange as programs take it: numbers in place of clients.
+
+    Attributes:
+        federation: whose clients they are: a place among the federations of the `Devices`.
+        exchange: what is asked of them.
+        model: what is trained.
+        places: [c] the clients' places in that federation, in the order of the rows.
+        order: [c] which client of the cohort stands in each row.
+        sizes: [c, 3] their samples in train, val and test, by rows.
+        row_count: c rounded up to whole shards.
+        keys: [c, 2] and [c, 2] raw keys of this round, and of all rounds, by rows.
+        reporting: [c] who is to answer, by rows.
+        states: their states, `row_count` of them.
+    """
+
+    federation: int
+    exchange: Exchange
+    model: Model
+    places: NDArray[np.int64]
+    order: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    row_count: int
+    keys: tuple[NDArray[np.uint32], NDArray[np.uint32]]
+    reporting: NDArray[np.bool_]
+    states: Any
+
+    @cached_property
+    def program(self) -> Any:
+        """Equal for requests that one program can serve at once."""
+        exchange = self.exchange
+        streams = exchange.downlink.streams.items()
+        numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink))
+        state, form = jax.tree.flatten(self.states)
+        return (
+            *(exchange.task, structure, tuple(np.asarray(number).tobytes() for number in numbers)),
+            *(self.model, self.row_count),
+            *(form, tuple((leaf.shape, leaf.dtype) for leaf in state)),
+            *((kind, it.recipients.shape[1], it.values.shape[1:], it.values.dtype) for kind, it in streams),
+            *((name, _is_integer(value)) for name, value in exchange.downlink.scalars.items()),
+        )
+
+
+class Devices:
+    """The examples of one federation, or of several that take equal models, and the programs that run on them.
+
+    Attributes:
+        pool: all examples, on every device; federation f's begin at the places start[f] [m, 3] of its rows.
+        chunks: program -> clients trained at once on one device, where the free memory decides.
+    """
+
+    def __init__(self, federations: Sequence[Federation], dtype: str, settings: Settings) -> None:
+        self.federations, self.dtype, self.settings = federations, dtype, settings
+        self.mesh = settings.mesh()
+        self.everywhere, self.sharded = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
+        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
+        self._separate = jax.jit(_separate, static_argnames="requests", out_shardings=self.sharded)
+        pool, self.start = build_pool(federations, dtype)
+        self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
+        self._shipped: tuple[Any, Any, Any] = (None, None, None)
+        self.chunks: dict[Any, int] = {}
+        self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
+
+    def run(self, requests: Sequence[ExchangeRequest]) -> list[dict[str, Any]]:
+        """What the clients of each request yield, stacked by rows; "done" is [rows, 3] (see `run_one`).
+
+        All requests have equal `program`s: they become one cohort, in which the clients of all take turns.
+        """
+        first = requests[0].exchange
+        values, rows = self.inputs(requests)
+        stacked = jax.tree.map(self._shard_rows, rows[0] if len(requests) == 1 else _interleaved(rows))
+        arguments = (first.task, *self._numbers(first), requests[0].model, self.mesh)
+        inputs = (self.pool, values, *stacked)
+        outputs = map_clients(*arguments, self._chunk(arguments, inputs), *inputs)
+        parts = [outputs] if len(requests) == 1 else self._separate(outputs, requests=len(requests))
+        return [self._to_server(part) for part in parts]
+
+    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Any], list[Any]]:
+        """The streams of all requests, on every device, and for each request its rows of inputs, states, scalars."""
+        kinds = requests[0].exchange.downlink.streams
+        streams = {kind: [request.exchange.downlink.streams[kind].values for request in requests] for kind in kinds}
+        values = {kind: self._streams(parts) for kind, parts in streams.items()}
+        ahead = {kind: np.cumsum([0, *map(len, parts)]) for kind, parts in streams.items()}
+        return values, [
+            self._pack(request, {kind: int(ahead[kind][number]) for kind in kinds})
+            for number, request in enumerate(requests)
+        ]
+
+    def _streams(self, parts: Sequence[Any]) -> Any:
+        """The streams of one kind of all calls, on every device."""
+        placed = [place(part, self.everywhere) for part in parts]
+        return placed[0] if len(parts) == 1 else jnp.concatenate(placed)
+
+    def _pack(self, request: ExchangeRequest, ahead: dict[str, int]) -> tuple[PackedInputs, Any, dict[str, NDArray]]:
+        """A request's rows for the program; `ahead`: how many streams of each kind other requests have put first."""
+        downlink, order = request.exchange.downlink, request.order
+        addresses = (self.start[request.federation][request.places], request.sizes, *request.keys)
+        recipients = {
+            kind: np.where(sent.recipients >= 0, sent.recipients + ahead[kind], -1)[order]
+            for kind, sent in downlink.streams.items()
+        }
+        round = request.exchange.cohort.round
+        inputs = PackedInputs.pack(request.row_count, addresses, round, request.reporting, recipients)
+        return inputs, request.states, {name: self._scalar(value, request) for name, value in downlink.scalars.items()}
+
+    def _scalar(self, value: Any, request: ExchangeRequest) -> NDArray:
+        """A number for each client, in the rows of a request; padding is zero."""
+        value = np.asarray(value)
+        row = np.zeros(request.row_count, np.int32 if _is_integer(value) else self.dtype)
+        row[: len(request.order)] = value if value.ndim == 0 else value[request.order]
+        return row
+
+    def _shard_rows(self, values: Any) -> Any:
+        """Rows of the cohort for the program, which shards host arrays over the devices of this process itself."""
+        here = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
+        return values if here else place(values, self.sharded)
+
+    def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipeline]:
+        """The algorithm and the uplink with their numbers on every device, where they stay from round to round."""
+        algorithm, uplink = exchange.algorithm, exchange.uplink
+        if not self.everywhere.is_fully_addressable:
+            return algorithm, uplink
+        if self._shipped[0] is not algorithm or self._shipped[1] is not uplink:
+            self._shipped = (algorithm, uplink, jax.device_put((algorithm, uplink), self.everywhere))
+        return self._shipped[2]
+
+    def _chunk(self, arguments: tuple, inputs: tuple) -> int:
+        """Clients trained at once on one device: as many as its free memory holds by the compiler's own account.
+
+        On CPUs one at a time: what one client touches stays in the cache, and its products fill the core.
+        """
+        if self.settings.chunk is not None or not self._counts_memory:
+            return self.settings.chunk or (UNPLANNED_CHUNK if self.settings.several_at_once else 1)
+        leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
+        program = (*arguments[:1], *arguments[3:], structure, *((np.shape(leaf), leaf.dtype) for leaf in leaves))
+        if program not in self.chunks:
+            free = free_memory(self.mesh.local_devices)
+            rows = len(inputs[2].numbers) // self.mesh.size
+            chunk = min(max(rows, 1), MAX_CHUNK)
+            while chunk > 1:
+                planned = map_clients.lower(*arguments, chunk, *inputs).compile().memory_analysis()
+                assert planned is not None  # by a backend that keeps an account of its memory
+                # the outputs twice: the server works on what it makes of them
+                needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
+                if needed <= MEMORY_SHARE * free:
+                    break
+                most = min(max(int(chunk * MEMORY_SHARE * free / needed), 1), chunk - 1)
+                chunk = math.ceil(rows / math.ceil(rows / most))  # equal chunks: one for the rest needs its own program
+            self.chunks[program] = chunk
+        return self.chunks[program]
+
+    def _to_server(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """The outputs where the server works on them."""
+        if not self.everywhere.is_fully_addressable:
+            outputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), self._gather(outputs))
+        return jax.device_put(outputs, jax.local_devices()[0]) if self.settings.canonical else outputs
+
+
+def place(values: Any, sharding: Sharding) -> Any:
+    """An array where it belongs, of one process or of several that all hold it."""
+    if getattr(values, "sharding", None) == sharding:  # JAX, too, would move nothing, but take its time
+        return values
+    if sharding.is_fully_addressable:
+        return jax.device_put(values, sharding)
+    host = np.asarray(values)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def free_memory(devices: Sequence[Any]) -> float:
+    """Bytes that are free on the fullest of `devices`, of all processes; infinite where nobody counts them (CPUs)."""
+    counts = [device.memory_stats() or {} for device in devices]
+    free = min(count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0) for count in counts)
+    return float(process_allgather(np.asarray(free)).min()) if jax.process_count() > 1 else free
+
+
+def _interleaved(rows: Sequence[Any]) -> Any:
+    """Row r of every request next to each other: every device gets its share of each."""
+
+    def together(*leaves: Any) -> Any:
+        stack = np.stack if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.stack
+        return stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
+
+    return jax.tree.map(together, *rows)
+
+
+def _separate(outputs: Any, requests: int) -> list[Any]:
+    """The outputs of each of the interleaved requests."""
+    return [
+        jax.tree.map(lambda leaf, n=n: leaf.reshape(-1, requests, *leaf.shape[1:])[:, n], outputs)
+        for n in range(requests)
+    ]
+
+
+def _is_integer(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "iub"

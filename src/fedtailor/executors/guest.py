@@ -1,0 +1,54 @@
+"""The executor of one client that arrives after training."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.executors.device_executor import DeviceExecutor
+from fedtailor.executors.settings import Settings
+from fedtailor.federation import Federation, Ragged
+from fedtailor.models import Model
+from fedtailor.protocol import require
+
+
+def guest_executor(
+    federation: Federation,
+    model: Model,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    name: str,
+    group: int | None,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+) -> DeviceExecutor:
+    """An executor whose only client holds the examples x [n, ...], y [n, ...] and never takes part in training.
+
+    Args:
+        federation: the one that was trained: what its inputs and targets look like.
+
+    Raises:
+        ValueError: the examples do not fit the federation, or it has a client of that name.
+    """
+    require(name not in federation.names, f"client {name!r} is already in the federation; use personal({name!r})")
+    require(len(x) == len(y) > 0, f"{len(x)} inputs and {len(y)} targets; both must be of the same length, at least 1")
+    require(
+        x.shape[1:] == federation.input_shape, f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}"
+    )
+    guest = Federation(
+        x=x.astype(federation.x.dtype),
+        y=y.astype(federation.y.dtype),
+        train=Ragged.of([np.arange(len(x))]),
+        val=Ragged.empty(1),
+        test=Ragged.empty(1),
+        names=(name,),
+        groups=None if group is None else np.array([group]),
+        classes=federation.classes,
+        shift=federation.shift,
+        scale=federation.scale,
+        name=federation.name,
+    )
+    executor = DeviceExecutor(guest, model, replace(settings, devices=1))
+    # a federation must have a client that trains; to the server this one is a newcomer
+    executor.seen, executor.unseen = executor.unseen, executor.seen
+    return executor

@@ -1,0 +1,175 @@
+"""Several runs in lock-step: what they ask of their clients at a time becomes one cohort.
+
+The seeds of one method ask the same of equally many clients. A cohort of twenty small clients leaves most of a GPU
+idle, and clients of unequal sizes leave one of several devices waiting; all seeds' cohorts together do so less.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from fedtailor.executors.debug import DebugExecutor
+from fedtailor.executors.device_executor import DeviceExecutor
+from fedtailor.executors.devices import Devices, ExchangeRequest
+from fedtailor.executors.settings import Settings
+from fedtailor.federation import Federation
+from fedtailor.models import Model
+from fedtailor.protocol import Answers, Exchange, Exchanges, require
+
+T = TypeVar("T")
+
+
+class LockstepExecutor(DeviceExecutor):
+    """The clients of one run, on devices that also hold the clients of others."""
+
+    def __init__(self, group: "LockstepGroup", *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._group = group
+
+    @property
+    def concurrency(self) -> int:
+        return max(self._group.running, 1)
+
+
+class LockstepGroup:
+    """The executors of several runs, and how these are driven together.
+
+    Attributes:
+        executors: one for each federation.
+        running: how many of the runs have not ended.
+    """
+
+    def __init__(
+        self, federations: Sequence[Federation], models: Sequence[Model], settings: Settings, directories: Sequence[Any]
+    ) -> None:
+        """Place the examples of all federations on the devices, together where they have one form.
+
+        Raises:
+            ValueError: there are several processes: their runs would not keep step.
+        """
+        require(jax.process_count() == 1, "trainings at once need one process; with several, train one after another")
+        self.running = 0
+        members = list(zip(federations, models, directories, strict=True))
+        alike: dict[Any, list[int]] = {}
+        for number, (federation, model, _) in enumerate(members):
+            alike.setdefault((model.dtype, *_form(federation)), []).append(number)
+        self.executors: list[DeviceExecutor] = [None] * len(members)  # pyright: ignore[reportAttributeAccessIssue]
+        for (dtype, *_), numbers in alike.items():
+            devices = Devices([federations[number] for number in numbers], dtype, settings)
+            for place, number in enumerate(numbers):
+                federation, model, directory = members[number]
+                if settings.debug:
+                    self.executors[number] = DebugExecutor(federation, model, settings, directory=directory)
+                else:
+                    self.executors[number] = LockstepExecutor(
+                        self, federation, model, settings, directory=directory, devices=devices, number=place
+                    )
+
+    def drive(self, runs: Sequence[Exchanges[T]], stopped: threading.Event) -> list[T]:
+        """Let the executors answer the exchanges of their runs, step by step.
+
+        An error ends the run that it happened in, and sets `stopped`: runs that look at it save what they have and end
+        early. A `KeyboardInterrupt` that no run raised itself ends all at once.
+
+        Returns:
+            What the runs return.
+
+        Raises:
+            Exception: the first that ended a run, when all have ended.
+        """
+        members = [_Member(run, executor) for run, executor in zip(runs, self.executors, strict=True)]
+        self.running = len(members)
+        try:
+            for member in members:
+                member.resume()
+            while waiting := [member for member in members if member.exchange is not None]:
+                self.running = len(waiting)
+                _answer(waiting)
+                for member in waiting:
+                    member.resume()
+                if any(member.error is not None for member in members):
+                    stopped.set()
+        finally:
+            self.running = 0
+            for member in members:
+                member.exchanges.close()
+        for member in members:
+            if member.error is not None and not isinstance(member.error, KeyboardInterrupt):
+                raise member.error
+        for member in members:
+            if member.error is not None:
+                raise member.error
+        return [member.result for member in members]
+
+
+class _Member(Generic[T]):
+    """One run of a group.
+
+    Attributes:
+        exchange: what it asks now; None when it has ended.
+        answer: what it is answered: answers, or an error that belongs to it.
+        error: what ended it.
+        result: what it returned.
+    """
+
+    result: T
+
+    def __init__(self, exchanges: Exchanges[T], executor: DeviceExecutor) -> None:
+        self.exchanges, self.executor = exchanges, executor
+        self.exchange: Exchange | None = None
+        self.answer: Answers | Exception | None = None
+        self.error: BaseException | None = None
+
+    def resume(self) -> None:
+        """Hand the run its answer and let it go on to its next exchange, or to its end."""
+        answer, self.answer, self.exchange = self.answer, None, None
+        try:
+            if isinstance(answer, Exception):
+                self.exchange = self.exchanges.throw(answer)
+            else:
+                self.exchange = self.exchanges.send(answer)  # pyright: ignore[reportArgumentType] (None at the start)
+        except StopIteration as stopped:
+            self.result = stopped.value
+        except Exception as error:
+            self.error = error
+        except KeyboardInterrupt as stop:
+            # a run that was asked to stop saves and raises this; the others must have their turn to do the same
+            if type(stop) is KeyboardInterrupt:
+                raise
+            self.error = stop
+
+
+def _answer(members: Sequence[_Member]) -> None:
+    """Answer what they ask: requests of equal programs as one."""
+    groups: dict[Any, list[tuple[_Member, ExchangeRequest]]] = {}
+    for member in members:
+        exchange = member.exchange
+        assert exchange is not None
+        try:
+            requests = member.executor.requests(exchange)
+            if len(requests) > 1 or isinstance(member.executor, DebugExecutor):
+                member.answer = member.executor.exchange(exchange)
+            else:
+                groups.setdefault((id(member.executor.devices), requests[0].program), []).append((member, requests[0]))
+        except Exception as error:
+            member.answer = error
+    for group in groups.values():
+        devices = group[0][0].executor.devices
+        try:
+            outputs = devices.run([request for _, request in group])
+        except Exception as error:
+            for member, _ in group:
+                member.answer = error
+            continue
+        for (member, request), output in zip(group, outputs, strict=True):
+            member.answer = member.executor.answers(request, output)
+
+
+def _form(federation: Federation) -> tuple[Any, ...]:
+    """Equal for federations whose examples can lie in one pool."""
+    x, y = federation.x, federation.y
+    normalisation = (np.asarray(value, float).tobytes() for value in (federation.shift, federation.scale))
+    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, *normalisation

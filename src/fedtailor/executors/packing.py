@@ -1,0 +1,65 @@
+"""What a client task needs besides streams and states, packed into one array of integers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+from numpy.typing import NDArray
+
+from fedtailor.client.pool import ClientAddress
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedInputs:
+    """All that clients are sent in integers, in one array: to ship an array costs 0.1 ms, whatever its size.
+
+    Attributes:
+        numbers: [w] address (10), round, reply, then the rows of every kind of message; over a cohort [c, w].
+        kinds: the kinds of message, and how many rows of each a client receives.
+    """
+
+    numbers: Int[Array, "*c w"]
+    kinds: tuple[tuple[str, int], ...] = field(metadata={"static": True})
+
+    @staticmethod
+    def pack(
+        padded: int, addresses: Sequence[NDArray], round: int, reply: NDArray[np.bool_], recipients: dict[str, NDArray]
+    ) -> "PackedInputs":
+        """The inputs [padded, w] of a cohort [c], from the fields of its `ClientAddress`; padding gets nothing."""
+        count, kinds = len(reply), tuple((kind, rows.shape[1]) for kind, rows in recipients.items())
+        numbers = np.zeros((padded, 12 + sum(width for _, width in kinds)), np.int32)
+        numbers[count:, 12:] = -1
+        columns = [
+            *(part.view(np.int32) for part in addresses),
+            np.full((count, 1), round),
+            reply[:, None],
+            *recipients.values(),
+        ]
+        np.concatenate(columns, axis=1, out=numbers[:count], casting="same_kind")
+        return PackedInputs(numbers, kinds)  # pyright: ignore[reportArgumentType] (the program takes host arrays)
+
+    @property
+    def address(self) -> ClientAddress:
+        """Where the client's examples are, and its keys."""
+        keys = jax.lax.bitcast_convert_type(self.numbers[6:10], jnp.uint32)
+        return ClientAddress(self.numbers[:3], self.numbers[3:6], keys[:2], keys[2:])
+
+    @property
+    def round(self) -> Int[Array, ""]:
+        """The round (0-based)."""
+        return self.numbers[10]
+
+    @property
+    def reply(self) -> Bool[Array, ""]:
+        """Whether the server will use the client's answer."""
+        return self.numbers[11] != 0
+
+    @property
+    def recipients(self) -> dict[str, Int[Array, " k"]]:
+        """kind -> the rows of the streams that the client receives, -1 = nothing."""
+        ends = np.cumsum([12, *(width for _, width in self.kinds)])
+        return {kind: self.numbers[end - width : end] for (kind, width), end in zip(self.kinds, ends[1:], strict=True)}

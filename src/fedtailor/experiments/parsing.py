@@ -1,0 +1,147 @@
+"""Hyper-parameters and models from the plain values of a file."""
+
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, TypeVar
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from fedtailor import models
+from fedtailor.experiments.document import ConfigError, KeyPath
+from fedtailor.models import Architecture
+from fedtailor.protocol import check_choice, is_hyperparameters
+
+T = TypeVar("T")
+
+NONE = "none"
+"""How a file says None, for settings that may be None (TOML has no null)."""
+
+
+def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
+    """A method with some hyper-parameters set; tables set those of its parts (`sgd = {lr = 0.1}`).
+
+    Raises:
+        ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it cannot have that value.
+    """
+    hints = typing.get_type_hints(type(value), include_extras=True)
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, value))]
+    changes = {}
+    for name, given in settings.items():
+        here = (*place, name)
+        allow(name, names, here, "hyper-parameter")
+        old = getattr(value, name)
+        if isinstance(given, Mapping):
+            part = old if is_hyperparameters(old) else _part(hints[name], here)
+            changes[name] = configure(part, given, here)
+        else:
+            changes[name] = coerce(given, hints[name], here)
+    try:
+        return dataclasses.replace(typing.cast(Any, value), **changes)
+    except ValueError as error:
+        culprit = next((name for name in settings if name in str(error)), None)
+        raise ConfigError(place if culprit is None else (*place, culprit), str(error)) from None
+
+
+def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
+    """A value of a file as the type that an annotation asks for.
+
+    Raises:
+        ConfigError: it is of another type, or the type cannot be written in a file.
+    """
+    if given == NONE and type(None) in typing.get_args(hint):
+        return None
+    try:
+        return TypeAdapter(hint).validate_json(json.dumps(given, default=str), strict=True)
+    except ValidationError as error:
+        wanted = " or ".join(dict.fromkeys(one["msg"] for one in error.errors())).lower()
+        raise ConfigError(place, f"{place[-1]} is {given!r}; {wanted}") from None
+    except PydanticSchemaGenerationError:
+        raise ConfigError(place, f"{place[-1]} can be set in Python only, not in a file") from None
+
+
+def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture:
+    """A model of the zoo: its name, or a table `{use = "mlp", hidden = 128}`.
+
+    Raises:
+        ConfigError: there is no such model or argument, or a value has the wrong type.
+    """
+    arguments = {"use": given} if isinstance(given, str) else dict(given)
+    name = arguments.pop("use", None)
+    known = models.builders()
+    if name is None:
+        raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
+    allow(name, list(known), place, "model")
+    build = known[name]
+    hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
+    for key in arguments:
+        allow(key, names, (*place, key), f"argument of {name}")
+    found = {key: coerce(value, hints[key], (*place, key)) for key, value in arguments.items()}
+    try:
+        return build(**found)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(place, str(error)) from None
+
+
+def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:
+    """Every combination of the values in a table of lists (nested tables for nested settings), as nested dicts.
+
+    Raises:
+        ConfigError: a value is no list, or an empty one.
+    """
+    flat = list(_leaves(lists, place))
+    return [_nested(zip((path for path, _ in flat), values, strict=True)) for values in
+            product(*(values for _, values in flat))]  # fmt: skip
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def allow(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
+    """Refuse a name that is not one of `names`.
+
+    Raises:
+        ConfigError: with the nearest name, or all that are allowed.
+    """
+    try:
+        check_choice(name, names, what)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
+
+
+def _part(hint: Any, place: KeyPath) -> Any:
+    """A new instance of the method that an annotation such as `SGD | None` names."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    for kind in kinds:
+        if isinstance(kind, type) and getattr(kind, "__is_hyperparameters__", False):
+            return kind()
+    raise ConfigError(place, f"{place[-1]} is no table; give it a value")
+
+
+def _leaves(lists: Mapping[str, Any], place: KeyPath) -> Iterable[tuple[KeyPath, list[Any]]]:
+    for name, values in lists.items():
+        if isinstance(values, Mapping):
+            yield from (((name, *path), found) for path, found in _leaves(values, (*place, name)))
+        elif isinstance(values, list) and values:
+            yield (name,), values
+        else:
+            raise ConfigError((*place, name), f"{name} is {values!r}; it must be a list of values, such as [0.1, 1.0]")
+
+
+def _nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, value in settings:
+        table = found
+        for key in path[:-1]:
+            table = table.setdefault(key, {})
+        table[path[-1]] = value
+    return found

@@ -1,0 +1,54 @@
+"""The data sets by name. A new one is one file in this folder: a function under `@register`, and it is found."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar
+
+from fedtailor.federation.datasets.store import Source
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A data set or synthetic task.
+
+    Attributes:
+        name: of its function, which is `fedtailor.federation.datasets.NAME` too.
+        read: the function: a `Dataset` to deal to clients, or for synthetic tasks the `Federation`.
+        sources: the public files that it needs, each in every form that it reads; none where nothing has to be at hand.
+    """
+
+    name: str
+    read: Callable[..., Any]
+    sources: tuple[Source, ...]
+
+    @property
+    def summary(self) -> str:
+        """What it holds, in one line."""
+        return (self.read.__doc__ or "").strip().splitlines()[0]
+
+
+DATASETS: dict[str, Registered] = {}
+"""Name -> data set."""
+
+
+def register(*sources: Source) -> Callable[[Reader], Reader]:
+    """Decorator of a function that reads a data set from `sources`, or makes one from nothing."""
+
+    def add(read: Reader) -> Reader:
+        DATASETS[read.__name__] = Registered(read.__name__, read, sources)
+        return read
+
+    return add
+
+
+def discover(package: ModuleType) -> None:
+    """Import every module of a package, so that its data sets are registered, and make them attributes of it."""
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    for name, registered in DATASETS.items():
+        setattr(package, name, registered.read)

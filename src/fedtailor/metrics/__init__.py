@@ -1,0 +1,40 @@
+"""Metrics: what a model is measured by. One file each; `Metric.registry` holds them by name."""
+
+from fedtailor.metrics.accuracy import Accuracy
+from fedtailor.metrics.balanced_accuracy import BalancedAccuracy
+from fedtailor.metrics.brier import Brier
+from fedtailor.metrics.calibration import CalibrationError
+from fedtailor.metrics.confusion import Confusion
+from fedtailor.metrics.f1 import F1Macro
+from fedtailor.metrics.log_loss import LogLoss
+from fedtailor.metrics.loss import Loss
+from fedtailor.metrics.mae import MAE
+from fedtailor.metrics.metric import Metric, Statistic, add_statistics, find_metric, find_metrics, zero_statistic
+from fedtailor.metrics.perplexity import Perplexity
+from fedtailor.metrics.r2 import R2
+from fedtailor.metrics.rmse import RMSE
+from fedtailor.metrics.roc_auc import ROCAUC
+from fedtailor.metrics.token_accuracy import TokenAccuracy
+
+__all__ = [
+    "MAE",
+    "R2",
+    "RMSE",
+    "ROCAUC",
+    "Accuracy",
+    "BalancedAccuracy",
+    "Brier",
+    "CalibrationError",
+    "Confusion",
+    "F1Macro",
+    "LogLoss",
+    "Loss",
+    "Metric",
+    "Perplexity",
+    "Statistic",
+    "TokenAccuracy",
+    "add_statistics",
+    "find_metric",
+    "find_metrics",
+    "zero_statistic",
+]

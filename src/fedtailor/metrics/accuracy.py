@@ -1,0 +1,30 @@
+"""The share of samples whose highest score is the label's."""
+
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, is_classification, mean
+from fedtailor.models import Model
+
+
+class Accuracy(Metric):
+    """Share of samples classified correctly (of equal scores the first class counts); NaN without samples."""
+
+    name: ClassVar[str] = "accuracy"
+    title: ClassVar[str] = "Accuracy"
+    unit: ClassVar[Literal["%", "", "target"]] = "%"
+    higher_is_better: ClassVar[bool] = True
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        correct = model.correct(outputs, y).astype(weight.dtype)
+        return {"correct": jnp.vdot(correct, weight), "count": weight.sum()}
+
+    def result(self, statistic: Statistic) -> float:
+        return float(mean(statistic, "correct"))

@@ -1,0 +1,36 @@
+"""Accuracy in which every class counts the same."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.classes import class_counts
+from fedtailor.metrics.metric import Metric, Statistic, is_classification
+from fedtailor.models import Model
+
+
+class BalancedAccuracy(Metric):
+    """Mean over the classes that occur of the share of their samples classified correctly; NaN without samples.
+
+    As `sklearn.metrics.balanced_accuracy_score`.
+    """
+
+    name: ClassVar[str] = "balanced_accuracy"
+    title: ClassVar[str] = "Balanced accuracy"
+    unit: ClassVar[Literal["%", "", "target"]] = "%"
+    higher_is_better: ClassVar[bool] = True
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        counts = class_counts(model, outputs, y, weight)
+        return {"labelled": counts["labelled"], "hits": counts["hits"]}
+
+    def result(self, statistic: Statistic) -> float:
+        labelled, hits = (np.asarray(statistic[name], np.float64) for name in ("labelled", "hits"))
+        occurs = labelled > 0
+        return float(np.mean(hits[occurs] / labelled[occurs])) if occurs.any() else float("nan")

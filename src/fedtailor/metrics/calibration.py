@@ -1,0 +1,57 @@
+"""How far confidence is from accuracy."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, is_classification, one_hot
+from fedtailor.models import Model
+from fedtailor.protocol import require
+
+
+@dataclass(frozen=True)
+class CalibrationError(Metric):
+    """Expected calibration error (Guo et al. 2017): mean over samples of |accuracy - confidence| of their bin.
+
+    Confidence is the probability of the predicted class; bins are equally wide, (k/bins, (k + 1)/bins]. NaN without
+    samples. It is biased upwards where bins hold few samples.
+
+    Attributes:
+        bins: number of bins.
+    """
+
+    name: ClassVar[str] = "calibration_error"
+    title: ClassVar[str] = "Calibration error"
+    unit: ClassVar[Literal["%", "", "target"]] = "%"
+    higher_is_better: ClassVar[bool] = False
+
+    bins: int = 15
+
+    def __post_init__(self) -> None:
+        require(self.bins >= 1, f"bins is {self.bins}; it must be 1 or more")
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
+        index = jnp.clip(jnp.ceil(confidence * self.bins).astype(jnp.int32) - 1, 0, self.bins - 1)
+        in_bin = one_hot(index, self.bins, weight)
+        correct = model.correct(outputs, y).astype(weight.dtype)
+        # Not as a product of matrices, which some accelerators round to fewer digits than confidences have.
+        return {
+            "count": weight @ in_bin,
+            "correct": (correct * weight) @ in_bin,
+            "confidence": ((confidence * weight)[:, None] * in_bin).sum(axis=0),
+        }
+
+    def result(self, statistic: Statistic) -> float:
+        count, correct, confidence = (
+            np.asarray(statistic[name], np.float64) for name in ("count", "correct", "confidence")
+        )
+        return float(np.abs(correct - confidence).sum() / count.sum()) if count.sum() > 0 else float("nan")

@@ -1,0 +1,20 @@
+"""Counts by class, from which several metrics of classifications follow."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import one_hot
+from fedtailor.models import Model
+
+
+def class_counts(
+    model: Model, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"], weight: Float[Array, " b"]
+) -> dict[str, Float[Array, " classes"]]:
+    """By class: samples that have it (`labelled`), that were given it (`predicted`), and both (`hits`)."""
+    labels = one_hot(y, model.outputs, weight)
+    predictions = one_hot(jnp.argmax(outputs, axis=-1), model.outputs, weight)
+    return {
+        "labelled": weight @ labels,
+        "predicted": weight @ predictions,
+        "hits": weight @ (labels * predictions),
+    }

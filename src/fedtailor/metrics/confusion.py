@@ -1,0 +1,48 @@
+"""Which classes are taken for which."""
+
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
+
+from fedtailor.metrics.metric import Metric, Statistic, is_classification, one_hot
+from fedtailor.models import Model
+
+
+class Confusion(Metric):
+    """Counts of (label, predicted class), as `sklearn.metrics.confusion_matrix`.
+
+    As one number it is the share of samples off the diagonal; NaN without samples. The matrix costs classes^2 numbers
+    a client.
+    """
+
+    name: ClassVar[str] = "confusion"
+    title: ClassVar[str] = "Confusion (share of errors)"
+    unit: ClassVar[Literal["%", "", "target"]] = "%"
+    higher_is_better: ClassVar[bool] = False
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        predictions = one_hot(jnp.argmax(outputs, axis=-1), model.outputs, weight)
+        return {"counts": (one_hot(y, model.outputs, weight) * weight[:, None]).T @ predictions}
+
+    def result(self, statistic: Statistic) -> float:
+        counts = np.asarray(statistic["counts"], np.float64)
+        total = counts.sum()
+        return float(1 - np.trace(counts) / total) if total > 0 else float("nan")
+
+    def matrix(self, statistic: Statistic) -> NDArray[np.int64]:
+        """Samples [classes, classes]: rows are labels, columns predictions."""
+        return np.rint(np.asarray(statistic["counts"])).astype(np.int64)
+
+    def values(self, statistic: Statistic) -> dict[str, float]:
+        """The share of errors, and the count of each cell that is not empty, as `confusion[label,predicted]`."""
+        matrix = self.matrix(statistic)
+        cells = {f"{self.name}[{i},{j}]": float(matrix[i, j]) for i, j in np.argwhere(matrix > 0)}
+        return {self.name: self.result(statistic), **cells}

@@ -1,0 +1,36 @@
+"""The harmonic mean of precision and recall."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.classes import class_counts
+from fedtailor.metrics.metric import Metric, Statistic, is_classification
+from fedtailor.models import Model
+
+
+class F1Macro(Metric):
+    """Mean of F1 = 2 hits / (labelled + predicted) over the classes that occur or are predicted; NaN without samples.
+
+    As `sklearn.metrics.f1_score(average="macro")`.
+    """
+
+    name: ClassVar[str] = "f1_macro"
+    title: ClassVar[str] = "F1 (macro)"
+    unit: ClassVar[Literal["%", "", "target"]] = "%"
+    higher_is_better: ClassVar[bool] = True
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        counts = class_counts(model, outputs, y, weight)
+        return {"hits": counts["hits"], "either": counts["labelled"] + counts["predicted"]}
+
+    def result(self, statistic: Statistic) -> float:
+        hits, either = (np.asarray(statistic[name], np.float64) for name in ("hits", "either"))
+        occurs = either > 0
+        return float(np.mean(2 * hits[occurs] / either[occurs])) if occurs.any() else float("nan")

@@ -1,0 +1,31 @@
+"""The negative log-likelihood of the labels."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, is_classification, mean
+from fedtailor.models import Model, cross_entropy
+
+
+class LogLoss(Metric):
+    """Mean of -log p(label) in nats, whatever loss the model was trained with; NaN without samples.
+
+    As `sklearn.metrics.log_loss`; infinite where a label was given probability 0.
+    """
+
+    name: ClassVar[str] = "log_loss"
+    title: ClassVar[str] = "Log loss"
+    higher_is_better: ClassVar[bool] = False
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        return {"loss": jnp.vdot(cross_entropy(outputs, y), weight), "count": weight.sum()}
+
+    def result(self, statistic: Statistic) -> float:
+        return float(mean(statistic, "loss"))

@@ -1,0 +1,28 @@
+"""The mean loss: what training minimises."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, mean
+from fedtailor.models import Model
+
+
+class Loss(Metric):
+    """Mean of the model's own loss over samples, without penalties; NaN without samples."""
+
+    name: ClassVar[str] = "loss"
+    title: ClassVar[str] = "Loss"
+    higher_is_better: ClassVar[bool] = False
+
+    def applies(self, model: Model) -> bool:
+        return True
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        return {"loss": jnp.vdot(model.losses(outputs, y), weight), "count": weight.sum()}
+
+    def result(self, statistic: Statistic) -> float:
+        return float(mean(statistic, "loss"))

@@ -1,0 +1,35 @@
+"""The mean absolute error."""
+
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, is_regression, mean
+from fedtailor.metrics.targets import predictions_and_targets
+from fedtailor.models import Model
+
+
+class MAE(Metric):
+    """Mean absolute error, in the target's unit; of several targets the mean of theirs. NaN without samples.
+
+    As `sklearn.metrics.mean_absolute_error`.
+    """
+
+    name: ClassVar[str] = "mae"
+    title: ClassVar[str] = "MAE"
+    unit: ClassVar[Literal["%", "", "target"]] = "target"
+    higher_is_better: ClassVar[bool] = False
+
+    def applies(self, model: Model) -> bool:
+        return is_regression(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        predicted, target = predictions_and_targets(outputs, y)
+        distances = jnp.abs(predicted - target) * weight[:, None]
+        return {"distances": distances.sum(axis=0), "count": weight.sum()}
+
+    def result(self, statistic: Statistic) -> float:
+        return float(mean(statistic, "distances").mean())

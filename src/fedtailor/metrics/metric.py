@@ -1,0 +1,163 @@
+"""`Metric`: one number of a model on a split, from statistics that add up over batches."""
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
+
+from fedtailor.models import Classification, Model, TokenCrossEntropy
+from fedtailor.protocol import require
+
+Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
+"""Sums over samples: name -> array whose shape follows from the model. Two statistics merge by adding their arrays."""
+
+ENTRY_POINTS = "fedtailor.metrics"
+"""Group of entry points in which other packages offer subclasses of `Metric`, under their names."""
+
+
+@dataclass(frozen=True)
+class Metric(ABC):
+    """Base of all metrics: subclass it, set the four class variables, write `applies`, `statistic` and `result`.
+
+    A metric with settings is a frozen dataclass; metrics are equal, and share compiled programs, when class and
+    settings are equal. A subclass that sets `name` registers itself.
+    """
+
+    name: ClassVar[str]
+    """Its name in files, in settings and on the command line."""
+    title: ClassVar[str]
+    """Its name in tables and figures."""
+    unit: ClassVar[Literal["%", "", "target"]] = ""
+    """"%" (a share in [0, 1], shown in per cent), "" (a number) or "target" (scales with the regression's target)."""
+    higher_is_better: ClassVar[bool]
+    registry: ClassVar[dict[str, type["Metric"]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in cls.__dict__:
+            Metric.registry[cls.name] = cls
+
+    @property
+    def percent(self) -> bool:
+        """Whether values are shares, to be shown in per cent."""
+        return self.unit == "%"
+
+    @abstractmethod
+    def applies(self, model: Model) -> bool:
+        """Whether the metric is defined for a model's outputs and targets."""
+
+    @abstractmethod
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        """The sums of one batch (traced).
+
+        Args:
+            model: what was trained; `applies` holds for it.
+            outputs: logits or log-probabilities [b, classes], or predicted targets [b, ...].
+            y: labels [b] or targets [b, ...].
+            weight: 1 for a sample, 0 for padding.
+        """
+
+    @abstractmethod
+    def result(self, statistic: Statistic) -> float:
+        """The number, in double precision, from the sums over all batches (on the host); NaN where it is undefined."""
+
+    def values(self, statistic: Statistic) -> dict[str, float]:
+        """What is stored, by name: the result alone, unless a metric has more to tell."""
+        return {self.name: self.result(statistic)}
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name, with its default settings.
+
+    Raises:
+        ValueError: neither fedtailor nor an installed package has a metric of that name, or the package's is broken.
+    """
+    if name not in Metric.registry:
+        _load_entry_point(name)
+    if name not in Metric.registry:
+        near = difflib.get_close_matches(name, Metric.registry, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(Metric.registry))}"
+        raise ValueError(f"there is no metric {name!r}; {hint}")
+    return Metric.registry[name]()
+
+
+def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, ...]:
+    """Metrics by name (or as they are), for one model; each once, in the order given.
+
+    Raises:
+        ValueError: a metric is unknown, or not defined for the model.
+    """
+    found: dict[str, Metric] = {}
+    for name in names:
+        metric = find_metric(name) if isinstance(name, str) else name
+        if not metric.applies(model):
+            defined = ", ".join(sorted(key for key, kind in Metric.registry.items() if kind().applies(model)))
+            raise ValueError(f"the metric {metric.name!r} is not defined for {_kind(model)}; choose from {defined}")
+        require(found.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
+        found[metric.name] = metric
+    return tuple(found.values())
+
+
+def add_statistics(first: Any, second: Any) -> Any:
+    """The statistics of two disjoint collections of samples together."""
+    return jax.tree.map(lambda a, b: a + b, first, second)
+
+
+def zero_statistic(batch_statistic: Callable[..., Any], *arguments: Any) -> Any:
+    """The statistic of no samples: zeros shaped as what `batch_statistic(*arguments)` gives (nothing is computed)."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(batch_statistic, *arguments))
+
+
+def mean(statistic: Statistic, total: str) -> NDArray[np.float64]:
+    """A sum over the number of samples, `statistic["count"]`, in double precision; NaN without samples."""
+    count = np.asarray(statistic["count"], np.float64)
+    sums = np.asarray(statistic[total], np.float64)
+    return np.divide(sums, count, out=np.full(np.broadcast(sums, count).shape, np.nan), where=count > 0)
+
+
+def is_classification(model: Model) -> bool:
+    """Whether outputs are scores of classes, one label an example."""
+    return isinstance(model.loss, Classification)
+
+
+def is_sequence(model: Model) -> bool:
+    """Whether outputs are scores of tokens, one label a token."""
+    return isinstance(model.loss, TokenCrossEntropy)
+
+
+def is_regression(model: Model) -> bool:
+    """Whether outputs are predicted targets."""
+    return not is_classification(model) and not is_sequence(model)
+
+
+def one_hot(labels: Shaped[Array, " b"], classes: int, like: Float[Array, " b"]) -> Float[Array, "b classes"]:
+    """1 where the label is the column's class, else 0, in the precision of `like`."""
+    return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)).astype(like.dtype)
+
+
+def _kind(model: Model) -> str:
+    if is_classification(model):
+        return f"a classification of {model.outputs} classes"
+    return "sequences" if is_sequence(model) else "a regression"
+
+
+def _load_entry_point(name: str) -> None:
+    """Import the class that an installed package offers under this name, if one does."""
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            found = entry.load()
+        except Exception as error:  # whatever a foreign module raises while it is imported
+            raise ValueError(f"the metric {name!r} of {entry.value} cannot be imported: {error}") from error
+        is_metric = isinstance(found, type) and issubclass(found, Metric)
+        require(is_metric, f"the metric {name!r} of {entry.value} is {found!r}; it must be a subclass of Metric")
+        Metric.registry[name] = found

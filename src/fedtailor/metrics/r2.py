@@ -1,0 +1,50 @@
+"""The share of the targets' variance that a regression explains."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, is_regression
+from fedtailor.metrics.targets import predictions_and_targets
+from fedtailor.models import Model
+
+
+class R2(Metric):
+    """Coefficient of determination, 1 - sum (y - f)^2 / sum (y - mean y)^2; of several targets the mean of theirs.
+
+    As `sklearn.metrics.r2_score`, but NaN where a target is constant (or there are fewer than two samples). The sum of
+    squares about the mean is a difference of two sums, which single precision knows to about 1e-7 of the first:
+    targets whose variance is less than 0.0003 of their mean square count as constant; standardise such targets.
+    """
+
+    name: ClassVar[str] = "r2"
+    title: ClassVar[str] = "R2"
+    higher_is_better: ClassVar[bool] = True
+
+    def applies(self, model: Model) -> bool:
+        return is_regression(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        predicted, target = predictions_and_targets(outputs, y)
+        weights = weight[:, None]
+        return {
+            "residual_squares": (jnp.square(predicted - target) * weights).sum(axis=0),
+            "targets": (target * weights).sum(axis=0),
+            "target_squares": (jnp.square(target) * weights).sum(axis=0),
+            "count": weight.sum(),
+        }
+
+    def result(self, statistic: Statistic) -> float:
+        count = float(np.asarray(statistic["count"], np.float64))
+        if count < 2:
+            return float("nan")
+        residual, total, squares = (
+            np.asarray(statistic[name], np.float64) for name in ("residual_squares", "targets", "target_squares")
+        )
+        about_mean = squares - total**2 / count
+        varies = about_mean > np.sqrt(np.finfo(np.asarray(statistic["target_squares"]).dtype).eps) * squares
+        return float((1 - residual / about_mean).mean()) if varies.all() else float("nan")

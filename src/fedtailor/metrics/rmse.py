@@ -1,0 +1,36 @@
+"""The root of the mean squared error."""
+
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.metrics.metric import Metric, Statistic, is_regression, mean
+from fedtailor.metrics.targets import predictions_and_targets
+from fedtailor.models import Model
+
+
+class RMSE(Metric):
+    """Root of the mean squared error, in the target's unit; of several targets the mean of theirs. NaN without samples.
+
+    As `sklearn.metrics.root_mean_squared_error`.
+    """
+
+    name: ClassVar[str] = "rmse"
+    title: ClassVar[str] = "RMSE"
+    unit: ClassVar[Literal["%", "", "target"]] = "target"
+    higher_is_better: ClassVar[bool] = False
+
+    def applies(self, model: Model) -> bool:
+        return is_regression(model)
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        predicted, target = predictions_and_targets(outputs, y)
+        squares = jnp.square(predicted - target) * weight[:, None]
+        return {"squares": squares.sum(axis=0), "count": weight.sum()}
+
+    def result(self, statistic: Statistic) -> float:
+        return float(np.sqrt(mean(statistic, "squares")).mean())

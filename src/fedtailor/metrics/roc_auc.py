@@ -1,0 +1,99 @@
+"""The area under the receiver operating characteristic, from histograms of scores."""
+
+import math
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+from numpy.typing import NDArray
+
+from fedtailor.metrics.metric import Metric, Statistic, is_classification, one_hot
+from fedtailor.models import Model
+
+BINS = 1 << 14
+"""Bins of the histogram of two classes; of more classes, for each class its share of twice as many."""
+LEAST_BINS = 512
+"""Bins of a class, however many classes there are."""
+FINEST = 0.01
+"""Log-odds up to this size are told apart by equally wide bins, larger ones by bins in proportion to their size."""
+LARGEST = 1000.0
+"""Log-odds beyond this share the outermost bins."""
+
+
+class ROCAUC(Metric):
+    """Probability that a sample of a class scores higher than one of another class (ties count half).
+
+    Of two classes, the second one's score; of more, the mean over classes of one against the rest. Classes that no
+    sample has, or all samples have, are left out; NaN where nothing is left, as for a client whose test samples are
+    all of one class. Otherwise as `sklearn.metrics.roc_auc_score(multi_class="ovr", average="macro")`.
+
+    Samples are sorted into bins by their log-odds (0.15 % wide for two classes), so that the statistic is a sum. Two
+    samples in one bin count as a tie: the area is wrong by at most half the share of pairs (one of the class, one of
+    the others) that share a bin, which `error_bound` computes. Of scores with a density, of any scale from 0.01 to
+    100, that is below 0.001; the error itself, whose signs cancel, is much smaller.
+    """
+
+    name: ClassVar[str] = "roc_auc"
+    title: ClassVar[str] = "ROC AUC"
+    unit: ClassVar[Literal["%", "", "target"]] = "%"
+    higher_is_better: ClassVar[bool] = True
+
+    def applies(self, model: Model) -> bool:
+        return is_classification(model) and model.outputs >= 2
+
+    def statistic(
+        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+    ) -> dict[str, Array]:
+        # Relative to those of chance, around which a model's odds lie and bins are narrow.
+        odds = _log_odds(model.log_probabilities(outputs)) + math.log(model.outputs - 1)
+        is_class = one_hot(y, model.outputs, weight)
+        if model.outputs == 2:
+            odds, is_class = odds[:, 1:], is_class[:, 1:]
+        scores = odds.shape[1]
+        bins = BINS if scores == 1 else max(2 * BINS // scores, LEAST_BINS)
+        # A model that has diverged must not look like a coin: samples without a score make the area NaN.
+        weights = jnp.where(jnp.isnan(odds), jnp.nan, weight[:, None])
+        column, row = jnp.broadcast_to(jnp.arange(scores), odds.shape), _bin(odds, bins)
+        empty = jnp.zeros((scores, bins), weight.dtype)
+        return {
+            "of_class": empty.at[column, row].add(weights * is_class),
+            "of_others": empty.at[column, row].add(weights * (1 - is_class)),
+        }
+
+    def result(self, statistic: Statistic) -> float:
+        positives, negatives = _histograms(statistic)
+        pairs = positives.sum(axis=1) * negatives.sum(axis=1)
+        below = np.cumsum(negatives, axis=1) - negatives / 2
+        areas = (positives * below).sum(axis=1)[pairs != 0] / pairs[pairs != 0]
+        return float(areas.mean()) if len(areas) else float("nan")
+
+    def error_bound(self, statistic: Statistic) -> float:
+        """The most by which `result` may differ from the area that a sort would give; NaN where it is undefined."""
+        positives, negatives = _histograms(statistic)
+        pairs = positives.sum(axis=1) * negatives.sum(axis=1)
+        tied = (positives * negatives).sum(axis=1)[pairs != 0] / pairs[pairs != 0]
+        return float(tied.mean() / 2) if len(tied) else float("nan")
+
+
+def _log_odds(log_probabilities: Float[Array, "b classes"]) -> Float[Array, "b classes"]:
+    """log p - log(1 - p), accurate for probabilities near 0 and near 1."""
+    classes = log_probabilities.shape[-1]
+    is_top = jnp.argmax(log_probabilities, axis=-1)[:, None] == jnp.arange(classes)
+    # 1 - p loses all digits for a p near 1, which only the largest one can be: the others' sum has them.
+    rest_of_top = jax.nn.logsumexp(jnp.where(is_top, -jnp.inf, log_probabilities), axis=-1)
+    rest = jnp.where(is_top, rest_of_top[:, None], jnp.log1p(-jnp.exp(jnp.where(is_top, -1.0, log_probabilities))))
+    return log_probabilities - rest
+
+
+def _bin(odds: Float[Array, "b scores"], bins: int) -> Int[Array, "b scores"]:
+    """The bin of each score, by its inverse hyperbolic sine: a growing function of it."""
+    top = math.asinh(LARGEST / FINEST)
+    place = (jnp.arcsinh(odds / FINEST) / top + 1) / 2 * bins
+    return jnp.clip(jnp.nan_to_num(place), 0, bins - 1).astype(jnp.int32)
+
+
+def _histograms(statistic: Statistic) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Samples by score and bin, of the class and of the others."""
+    return np.asarray(statistic["of_class"], np.float64), np.asarray(statistic["of_others"], np.float64)

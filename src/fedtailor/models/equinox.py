@@ -1,0 +1,201 @@
+"""Equinox modules as models."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.models.equinox_norm import WeightedBatchNorm
+from fedtailor.models.model import Architecture
+from fedtailor.models.parts import Anatomy, map_nodes, path_of, paths_of
+
+NO_STATE = "what changes during training must be running statistics; use a layer without state"
+
+
+@dataclass(frozen=True)
+class EquinoxModule(Architecture):
+    """An Equinox module; see `from_equinox`."""
+
+    make: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+        module = self.make(*self.args, **dict(self.kwargs), key=key)
+        kinds = eqx.nn.State | eqx.nn.StateIndex | eqx.nn.BatchNorm
+        nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
+        if any(isinstance(node, eqx.nn.State) for node in nodes):
+            raise ValueError(
+                f"{self.make} gives a state beside the module; pass the module's class, and its state is kept"
+            )
+        if any(isinstance(node, eqx.nn.StateIndex) for node in nodes):
+            raise ValueError(f"the Equinox module keeps state other than BatchNorm's: {NO_STATE}")
+        return map_nodes(module, eqx.nn.BatchNorm, lambda path, norm: WeightedBatchNorm(norm))
+
+    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+        return self._each(_called, network, x, key)
+
+    def statistics(self, network: Any) -> tuple[str, ...]:
+        norms = paths_of(network, WeightedBatchNorm)
+        return tuple(
+            path for path in map(path_of, _array_paths(network))
+            if any(path.startswith((f"{norm}.batch_", f"{norm}.ema_")) for norm in norms)
+        )  # fmt: skip
+
+    def train(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        network = eqx.nn.inference_mode(network, value=False)
+        axis = _axis_name(network)
+
+        def one(example: Array, weight: Array, key: Array | None) -> tuple[Array, eqx.nn.State]:
+            weighted = map_nodes(network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight))
+            options = {} if key is None else {"key": key}
+            return weighted(example, eqx.nn.State(network), **options)
+
+        keys = None if key is None else jax.random.split(key, len(x))
+        one_to_many = jax.vmap(one, in_axes=(0, 0, None if key is None else 0), out_axes=(0, None), axis_name=axis)
+        outputs, state = one_to_many(x, weight, keys)
+        return outputs, map_nodes(network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state))
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        dtype, called = _dense_calls(network, input_shape)
+        norms = paths_of(network, (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm))
+        return Anatomy(called[-1] if called else None, norms, tuple(called[-1:]), dtype)
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        def body(network: Any, example: Array, **options: Any) -> Array:
+            tap = _Tap()
+            _called(_tapped(network, anatomy.head, tap), example, **options)
+            return tap.seen
+
+        return self._each(body, network, x, key)
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b ..."]:
+        # The module runs on zeros up to its head, which is given the features instead; what leads up to it is never
+        # read, so that the compiler removes it.
+        def rest(network: Any, one: Array) -> Array:
+            return _called(_tapped(network, anatomy.head, _Tap(one)), jnp.zeros(input_shape, anatomy.input_dtype))
+
+        return self._each(rest, network, features, None)
+
+    def _each(self, call: Callable[..., Array], network: Any, x: Array, key: Array | None) -> Array:
+        """`call(network, example)` for each example, in evaluation mode without a key."""
+        network = eqx.nn.inference_mode(network, value=key is None)
+        if key is None:
+            return jax.vmap(partial(call, network))(x)
+        return jax.vmap(lambda one, key: call(network, one, key=key))(x, jax.random.split(key, len(x)))
+
+    def is_stochastic(self, network: Any) -> bool:
+        has_mode = lambda node: hasattr(node, "inference")  # noqa: E731
+        nodes = jax.tree.leaves(network, is_leaf=has_mode)
+        return any(has_mode(node) and not isinstance(node, eqx.nn.BatchNorm) for node in nodes)
+
+
+class _Tap:
+    """Looks at what a dense layer is given, or gives it something else."""
+
+    def __init__(self, instead: Array | None = None, note: Callable[[], None] | None = None) -> None:
+        self.instead, self.note, self.seen = instead, note, jnp.zeros(0)
+
+    def __call__(self, x: Array) -> Array:
+        if self.note is not None:
+            self.note()
+        self.seen = x
+        return x if self.instead is None else self.instead
+
+
+class _Tapped(eqx.Module):
+    """A dense layer behind a tap."""
+
+    dense: eqx.nn.Linear
+    tap: _Tap = eqx.field(static=True)
+
+    def __call__(self, x: Array, *, key: Array | None = None) -> Array:
+        return self.dense(self.tap(x), key=key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dense, name)
+
+
+def _tapped(network: Any, path: str | None, tap: _Tap) -> Any:
+    """The network with its dense layer of that path tapped."""
+    return map_nodes(network, eqx.nn.Linear, lambda where, dense: _Tapped(dense, tap) if where == path else dense)
+
+
+def _called(network: Any, example: Array, **options: Any) -> Array:
+    """The module's output for one example, with its state where it keeps some (which evaluation leaves as it is)."""
+    if not paths_of(network, eqx.nn.StateIndex):
+        return network(example, **options)
+    return network(example, eqx.nn.State(network), **options)[0]
+
+
+def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
+    return eqx.tree_at(lambda index: index.init, index, state.get(index))
+
+
+def _axis_name(network: Any) -> Any:
+    """The name that all of the module's BatchNorms give to the batch."""
+    is_norm = lambda node: isinstance(node, WeightedBatchNorm)  # noqa: E731
+    names = {node.axis_name for node in jax.tree.leaves(network, is_leaf=is_norm) if is_norm(node)}
+    if len(names) != 1:
+        raise ValueError(f"the module's BatchNorms name the batch {sorted(map(str, names))}; give them one axis_name")
+    return names.pop()
+
+
+def _array_paths(network: Any) -> list[Any]:
+    return [keys for keys, leaf in jax.tree_util.tree_leaves_with_path(network) if hasattr(leaf, "shape")]
+
+
+def _dense_calls(network: Any, input_shape: tuple[int, ...]) -> tuple[str, list[str]]:
+    """The type of the inputs, and the paths of the dense layers in the order in which they are called."""
+    paths = paths_of(network, eqx.nn.Linear)
+    for dtype in ("float32", "int32"):
+        called: list[str] = []
+        tapped = map_nodes(
+            network,
+            eqx.nn.Linear,
+            lambda path, dense, called=called: _Tapped(dense, _Tap(note=partial(called.append, path))),
+        )
+        example = jax.ShapeDtypeStruct(input_shape, dtype)
+        with suppress(Exception):  # the module takes the other type, or does not fit these inputs: training says so
+            eqx.filter_eval_shape(_called, eqx.nn.inference_mode(tapped), example)
+            return dtype, called
+    return "float32", list(paths)
+
+
+def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> EquinoxModule:
+    """Any Equinox module, called on one example; for example
+
+        models.from_equinox(eqx.nn.MLP, in_size=64, out_size=10, width_size=32, depth=2)
+
+    A module that contains dropout is given a key in training and switched to inference in evaluation. One that contains
+    `eqx.nn.BatchNorm` is called as `module(x, state)` and returns (output, state), as always in Equinox; its running
+    statistics are entries of theta. Models are equal when `make` and its arguments are.
+
+    Args:
+        make: builds the module: make(*args, **kwargs, key=key).
+        args, kwargs: passed on to `make`; hashable.
+
+    Raises:
+        ValueError: an argument cannot be hashed, or (when bound) the module keeps state other than
+            BatchNorm's.
+    """
+    architecture = EquinoxModule(make, args, tuple(sorted(kwargs.items())))
+    try:
+        hash(architecture)
+    except TypeError as error:
+        raise ValueError(
+            f"an argument of {make} cannot be hashed ({error}); pass tuples for lists and arrays"
+        ) from error
+    return architecture

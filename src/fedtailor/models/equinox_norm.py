@@ -1,0 +1,85 @@
+"""Equinox's BatchNorm with weights of examples, and with its state in floating-point arrays."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+
+class WeightedBatchNorm(eqx.nn.BatchNorm):
+    """`eqx.nn.BatchNorm`, computing what it computes over the examples of a batch that are no padding.
+
+    Its counter or flag is a floating-point number, so that it can be an entry of theta and be averaged.
+    """
+
+    sample_weight: Float[Array, ""] | None
+
+    def __init__(self, norm: eqx.nn.BatchNorm) -> None:
+        for field in dataclasses.fields(eqx.nn.BatchNorm):
+            object.__setattr__(self, field.name, getattr(norm, field.name))
+        if norm.mode == "ema":
+            size = (norm.input_size,)
+            object.__setattr__(self, "ema_first_time_index", eqx.nn.StateIndex(jnp.ones(())))
+            object.__setattr__(self, "ema_state_index", eqx.nn.StateIndex((jnp.zeros(size), jnp.ones(size))))
+        else:
+            object.__setattr__(self, "batch_counter", eqx.nn.StateIndex(jnp.zeros(())))
+        self.sample_weight = None
+
+    def weighing(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
+        """This layer for one example of that weight (0 = padding)."""
+        return eqx.tree_at(lambda norm: norm.sample_weight, self, weight, is_leaf=lambda node: node is None)
+
+    def __call__(
+        self, x: Array, state: eqx.nn.State, *, key: Array | None = None, inference: bool | None = None
+    ) -> tuple[Array, eqx.nn.State]:
+        inference = self.inference if inference is None else inference
+        mean, variance, state = self._running(state) if inference else self._trained(x, state)
+        wide = (-1, *[1] * (x.ndim - 1))
+        out = (x - mean.reshape(wide)) / jnp.sqrt(variance.reshape(wide) + self.eps)
+        if self.weight is not None and self.bias is not None:
+            out = out * self.weight.reshape(wide) + self.bias.reshape(wide)
+        return out, state
+
+    def _running(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+        if self.mode == "ema":
+            mean, variance = state.get(_there(self.ema_state_index))
+            return mean, variance, state
+        counter = state.get(_there(self.batch_counter))
+        mean, variance = state.get(_there(self.batch_state_index))
+        scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
+        return mean / scale, variance / scale, state
+
+    def _trained(self, x: Array, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+        batch = self._batch(x)
+        if self.mode == "ema":
+            first = state.get(_there(self.ema_first_time_index)) > 0
+            old = state.get(_there(self.ema_state_index))
+            new = jax.tree.map(lambda b, r: jnp.where(first, b, self._step(r, b)), batch, old)
+            state = state.set(_there(self.ema_first_time_index), jnp.zeros_like(first, x.dtype))
+            return *new, state.set(_there(self.ema_state_index), new)
+        counter, old = state.get(_there(self.batch_counter)), state.get(_there(self.batch_state_index))
+        state = state.set(_there(self.batch_counter), counter + 1)
+        return *batch, state.set(
+            _there(self.batch_state_index), jax.tree.map(lambda b, r: self._step(r, b), batch, old)
+        )
+
+    def _step(self, running: Array, batch: Array) -> Array:
+        return self.momentum * running + (1 - self.momentum) * batch
+
+    def _batch(self, x: Array) -> tuple[Array, Array]:
+        """Mean and variance [channels] over the examples of the batch that are no padding."""
+        weight = jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight.astype(x.dtype)
+        share = weight / jnp.maximum(lax.psum(weight, self.axis_name), jnp.finfo(x.dtype).tiny)
+        pixels = tuple(range(1, x.ndim))
+        mean = lax.psum(share * x.mean(pixels), self.axis_name)
+        squares = jnp.square(x - mean.reshape(-1, *[1] * (x.ndim - 1)))
+        return mean, lax.psum(share * squares.mean(pixels), self.axis_name)
+
+
+def _there(index: Any) -> eqx.nn.StateIndex:
+    assert index is not None
+    return index

@@ -1,0 +1,172 @@
+"""Flax linen modules as models."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.models.model import Architecture
+from fedtailor.models.parts import Anatomy, path_of
+
+
+@dataclass(frozen=True)
+class LinenModule(Architecture):
+    """A Flax linen module; see `from_linen`."""
+
+    module: Any
+    input_dtype: str
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+        example = jnp.zeros((1, *input_shape), self.input_dtype)
+        params, dropout = jax.random.split(key)
+        variables = self.module.init({"params": params, "dropout": dropout}, example, **self._mode(training=False))
+        others = sorted(set(variables) - {"params", STATISTICS})
+        if others:
+            raise ValueError(
+                f"the linen module has collections {others} beside its parameters and running statistics, and only "
+                "those can be trained; use a module without them"
+            )
+        return _merged(variables)
+
+    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+        rngs = None if key is None else {"dropout": key}
+        return self.module.apply(_split(network), x, rngs=rngs, **self._mode(training=key is not None))
+
+    def statistics(self, network: Any) -> tuple[str, ...]:
+        keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(network)]
+        return tuple(path_of(path) for path in keys if str(path[-1].key).startswith(RUNNING))
+
+    def train(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        from flax import linen
+
+        def weigh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
+                kwargs = {**kwargs, "mask": (weight > 0).reshape(-1, *[1] * (args[0].ndim - 1))}
+            return call(*args, **kwargs)
+
+        rngs = None if key is None else {"dropout": key}
+        variables = _split(network)
+        with linen.intercept_methods(weigh):
+            outputs, renewed = self.module.apply(
+                variables, x, rngs=rngs, mutable=[STATISTICS], **self._mode(training=True)
+            )
+        return outputs, _merged({**variables, **renewed})
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        from flax import linen
+
+        called: list[tuple[str, Any]] = []
+
+        def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            called.append((".".join(context.module.path), context.module))
+            return call(*args, **kwargs)
+
+        x = jax.ShapeDtypeStruct((1, *input_shape), self.input_dtype)
+        with linen.intercept_methods(look):
+            jax.eval_shape(lambda network, x: self.apply(network, x, None), network, x)
+        dense = [path for path, module in called if isinstance(module, linen.Dense)]
+        kinds = (linen.BatchNorm, linen.LayerNorm, linen.GroupNorm, linen.RMSNorm, linen.InstanceNorm)
+        norms = [path for path, module in called if isinstance(module, kinds)]
+        order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]  # by the last call
+        return Anatomy(dense[-1] if dense else None, tuple(dict.fromkeys(norms)), tuple(order), self.input_dtype)
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        seen: list[Array] = []
+
+        def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            if ".".join(context.module.path) == anatomy.head:
+                seen.append(args[0])
+            return call(*args, **kwargs)
+
+        self._intercepted(look, network, x, key)
+        return seen[-1]
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b ..."]:
+        # As for Equinox modules: the body runs on zeros, unread.
+        def replace(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            is_head = ".".join(context.module.path) == anatomy.head
+            return call(*((features, *args[1:]) if is_head else args), **kwargs)
+
+        return self._intercepted(replace, network, jnp.zeros((len(features), *input_shape), self.input_dtype), None)
+
+    def _intercepted(self, interceptor: Any, network: Any, x: Array, key: Array | None) -> Array:
+        from flax import linen
+
+        with linen.intercept_methods(interceptor):
+            return self.apply(network, x, key)
+
+    def is_stochastic(self, network: Any) -> bool:
+        return bool(self._mode(training=True))
+
+    def _mode(self, training: bool) -> dict[str, bool]:
+        """The argument of the module's call that says whether it trains, where there is one."""
+        accepted = inspect.signature(type(self.module).__call__).parameters
+        modes = {"train": training, "training": training, "deterministic": not training}
+        return {name: value for name, value in modes.items() if name in accepted}
+
+
+STATISTICS = "batch_stats"
+"""Flax's collection of running statistics."""
+RUNNING = "running_"
+"""Before the name of a statistic among the parameters of its layer."""
+
+
+def _merged(variables: Any) -> Any:
+    """Parameters, with a layer's statistics among them."""
+    from flax import traverse_util
+
+    flat = traverse_util.flatten_dict(variables["params"])
+    statistics = traverse_util.flatten_dict(variables.get(STATISTICS, {}))
+    if not statistics:
+        return variables["params"]
+    if any(str(path[-1]).startswith(RUNNING) for path in flat):
+        raise ValueError(f"a parameter of the linen module is named {RUNNING}...; that is for statistics: rename it")
+    renamed = {(*path[:-1], RUNNING + path[-1]): value for path, value in statistics.items()}
+    return traverse_util.unflatten_dict({**flat, **renamed})
+
+
+def _split(network: Any) -> dict[str, Any]:
+    """The inverse of `_merged`."""
+    from flax import traverse_util
+
+    flat = traverse_util.flatten_dict(network) if isinstance(network, dict) else {}
+    statistics = {path: value for path, value in flat.items() if path[-1].startswith(RUNNING)}
+    if not statistics:
+        return {"params": network}
+    params = {path: value for path, value in flat.items() if path not in statistics}
+    renamed = {(*path[:-1], path[-1].removeprefix(RUNNING)): value for path, value in statistics.items()}
+    return {"params": traverse_util.unflatten_dict(params), STATISTICS: traverse_util.unflatten_dict(renamed)}
+
+
+def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
+    """Any Flax linen module of parameters and running statistics (collection "batch_stats"), called on a batch.
+
+    The statistics are entries of theta, beside the parameters of their layer: "BatchNorm_0.running_mean". Where the
+    module's `__call__` takes `train`, `training` or `deterministic`, this says whether it trains, and training passes a
+    random stream named "dropout". Models are equal when the modules are.
+
+    Args:
+        module: the module, for example `MyNet(classes=10)`.
+        input_dtype: type of the inputs; "int32" for token ids.
+
+    Raises:
+        ValueError: Flax is missing, this is no linen module, or (when bound) it has variables of other
+            collections.
+    """
+    try:
+        from flax import linen
+    except ImportError as error:
+        raise ValueError("from_linen needs Flax; install it with: pip install flax") from error
+    if not isinstance(module, linen.Module):
+        raise ValueError(f"from_linen takes an instance of flax.linen.Module, not {module!r}")
+    return LinenModule(module, input_dtype)

@@ -1,0 +1,88 @@
+"""What the networks of the zoo have in common: parameters from one stream, layers one after another."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.models.layers import Dense, Dropout, InitStream, Layer, Relu, Stack
+from fedtailor.models.model import Architecture
+from fedtailor.models.normalization import BatchNorm, GroupNorm
+from fedtailor.models.parts import Anatomy, paths_of
+
+
+class Drawn(Architecture):
+    """An architecture whose parameters are drawn in one call."""
+
+    @abstractmethod
+    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Any:
+        """The network, with parameters from `stream`."""
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+        counting = InitStream()
+        self.network(input_shape, outputs, counting)
+        return self.network(input_shape, outputs, counting.filled(key))
+
+
+class Layered(Drawn):
+    """An architecture whose network is a `Stack` of layers."""
+
+    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
+        return network(x, key)
+
+    def train(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b outputs"], Any]:
+        return network.train(x, key, weight)
+
+    def is_stochastic(self, network: Any) -> bool:
+        return any(isinstance(layer, Dropout) for layer in network.layers)
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        return Anatomy(f"layers.{len(network.layers) - 1}", paths_of(network, (GroupNorm, BatchNorm)))
+
+    def statistics(self, network: Any) -> tuple[str, ...]:
+        norms = paths_of(network, BatchNorm)
+        return tuple(f"{norm}.running_{what}" for norm in norms for what in ("mean", "variance"))
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return Stack(network.layers[:-1])(x, key)
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b outputs"]:
+        return network.layers[-1](features)
+
+
+def dense_layers(inputs: int, widths: Sequence[int], stream: InitStream) -> list[Layer]:
+    """Dense layers of these widths, with ReLU between them."""
+    layers: list[Layer] = []
+    for width in widths:
+        layers += [Dense(inputs, width, stream), Relu()]
+        inputs = width
+    return layers[:-1]
+
+
+def image_of(
+    input_shape: tuple[int, ...], image_shape: tuple[int, ...] | None, model: str, smallest: int
+) -> tuple[int, int, int]:
+    """(height, width, channels) of inputs that may be stored without channels, or flat."""
+    shape, side = image_shape or input_shape, math.isqrt(math.prod(input_shape))
+    if len(shape) == 1 and side * side == shape[0]:
+        shape = (side, side)
+    if len(shape) == 2:
+        shape = (*shape, 1)
+    if len(shape) != 3 or math.prod(shape) != math.prod(input_shape):
+        raise ValueError(
+            f"{model} takes images [height, width(, channels)], not inputs of shape {input_shape} as images of shape "
+            f"{shape}; give image_shape=(height, width, channels)"
+        )
+    if min(shape[:2]) < smallest:
+        raise ValueError(
+            f"{model} takes images of {smallest}x{smallest} or more, not {shape[0]}x{shape[1]}; use models.mlp instead"
+        )
+    return shape[0], shape[1], shape[2]

@@ -1,0 +1,116 @@
+"""Group and batch normalisation, on planes [channels, height, width, b] and on vectors [b, channels]."""
+
+from abc import abstractmethod
+from typing import Literal, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+NormKind = Literal["group", "batch"]
+
+EPSILON = 1e-5
+MOMENTUM = 0.1
+"""Share of a batch in the new running statistics, as PyTorch counts it."""
+GROUPS = 2
+"""Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
+
+
+class StatefulLayer(eqx.Module):
+    """A layer that keeps running statistics: called as other layers in evaluation, trained by `train`."""
+
+    @abstractmethod
+    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, Self]:
+        """The output of a training step, and the layer with new statistics. Examples of weight 0 are padding."""
+
+
+class GroupNorm(eqx.Module):
+    """Each example's channels of a group, normalised over pixels (Wu and He 2018), times `scale`, plus `bias`."""
+
+    scale: Float[Array, " channels"]
+    bias: Float[Array, " channels"]
+    groups: int = eqx.field(static=True)
+
+    def __init__(self, channels: int, groups: int = GROUPS) -> None:
+        self.scale, self.bias, self.groups = jnp.ones(channels), jnp.zeros(channels), groups
+
+    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h w b"]:
+        grouped = x.reshape(self.groups, -1, *x.shape[1:])
+        mean = grouped.mean((1, 2, 3), keepdims=True)
+        variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
+        normal = ((grouped - mean) * jax.lax.rsqrt(variance + EPSILON)).reshape(x.shape)
+        return normal * _per_channel(self.scale, x) + _per_channel(self.bias, x)
+
+
+class BatchNorm(StatefulLayer):
+    """Each channel, normalised over the batch and its pixels (Ioffe and Szegedy 2015), times `scale`, plus `bias`.
+
+    Evaluation normalises by the running mean and (unbiased) variance instead, to which every training step adds a
+    `MOMENTUM` share of its batch's; the arithmetic is that of PyTorch.
+    """
+
+    scale: Float[Array, " channels"]
+    bias: Float[Array, " channels"]
+    running_mean: Float[Array, " channels"]
+    running_variance: Float[Array, " channels"]
+
+    def __init__(self, channels: int) -> None:
+        self.scale, self.bias = jnp.ones(channels), jnp.zeros(channels)
+        self.running_mean, self.running_variance = jnp.zeros(channels), jnp.ones(channels)
+
+    def __call__(self, x: Array, key: Array | None = None) -> Array:
+        return self._normalized(x, self.running_mean, self.running_variance)
+
+    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "BatchNorm"]:
+        running = self.running_mean, self.running_variance
+        mean, variance, running = batch_statistics(x, weight, running, MOMENTUM)
+        where = lambda layer: (layer.running_mean, layer.running_variance)  # noqa: E731
+        return self._normalized(x, mean, variance), eqx.tree_at(where, self, running)
+
+    def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
+        slope = self.scale * jax.lax.rsqrt(variance + EPSILON)
+        return (x - _per_channel(mean, x)) * _per_channel(slope, x) + _per_channel(self.bias, x)
+
+
+Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
+"""A mean and a variance of each channel."""
+
+
+def batch_statistics(
+    x: Array, weight: Float[Array, " b"], running: Statistics, momentum: float, *, channels_first: bool = False
+) -> tuple[Float[Array, " channels"], Float[Array, " channels"], Statistics]:
+    """A batch's mean and (biased) variance, and the running ones with a `momentum` share of them.
+
+    Args:
+        x: planes [c, h, w, b] or vectors [b, c]; or, with `channels_first`, PyTorch's [b, c, ...].
+        weight: of each example in the means; 0 = padding.
+        running: mean and unbiased variance until now.
+        momentum: share of this batch.
+        channels_first: see x.
+    """
+    batch_axis, channel_axis = (0, 1) if channels_first or x.ndim == 2 else (x.ndim - 1, 0)
+    axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
+    pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
+    weight = weight.astype(x.dtype)
+    share = weight / jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
+    share = share.reshape([-1 if axis == batch_axis else 1 for axis in range(x.ndim)])
+    wide = [-1 if axis == channel_axis else 1 for axis in range(x.ndim)]
+    mean = (x * share).sum(axes)
+    variance = (jnp.square(x - mean.reshape(wide)) * share).sum(axes)
+    count = (weight > 0).sum().astype(x.dtype) * pixels
+    unbiased = variance * (count / jnp.maximum(count - 1, 1))
+    old_mean, old_variance = running
+    new = (old_mean + momentum * (mean - old_mean), old_variance + momentum * (unbiased - old_variance))
+    kept = jax.tree.map(lambda new, old: jax.lax.stop_gradient(jnp.where(count > 0, new, old)), new, running)
+    return mean, variance, kept
+
+
+def _per_channel(values: Float[Array, " c"], x: Array) -> Array:
+    """Values in the shape in which they broadcast over planes or vectors."""
+    return values if x.ndim == 2 else values.reshape(-1, 1, 1, 1)
+
+
+def norm_layer(kind: NormKind, channels: int) -> GroupNorm | BatchNorm:
+    """The normalisation layer of a kind."""
+    return GroupNorm(channels) if kind == "group" else BatchNorm(channels)

@@ -1,0 +1,260 @@
+"""Parts of a model: fixed sets of entries of the vector theta [d], named after layers and parameters."""
+
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+Vector = TypeVar("Vector", Array, NDArray[Any])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some entries of theta [d], in the order in which they stand there. Hashable, and static inside a program.
+
+    Attributes:
+        name: what it was asked for by, such as "head".
+        slices: where it lies: (start, end) of runs of entries, ascending and apart.
+        d: the number of entries of the whole theta.
+    """
+
+    name: str
+    slices: tuple[tuple[int, int], ...]
+    d: int
+
+    @property
+    def size(self) -> int:
+        """The number of entries, d_part."""
+        return sum(end - start for start, end in self.slices)
+
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which entries of theta belong to the part [d]."""
+        mask = np.zeros(self.d, bool)
+        for start, end in self.slices:
+            mask[start:end] = True
+        return mask
+
+    @cached_property
+    def indices(self) -> NDArray[np.int64]:
+        """The positions of its entries in theta [d_part]."""
+        return np.flatnonzero(self.mask)
+
+    @cached_property
+    def complement(self) -> "Part":
+        """All other entries of theta."""
+        ends = [0, *(edge for run in self.slices for edge in run), self.d]
+        others = zip(ends[::2], ends[1::2], strict=True)
+        name = self.name.removeprefix(NOT) if self.name.startswith(NOT) else NOT + self.name
+        return Part(name, tuple((start, end) for start, end in others if start < end), self.d)
+
+    def take(self, theta: Vector) -> Vector:
+        """The part of one model [d] or of stacked ones [..., d]: [..., d_part]."""
+        self._require("theta", theta, self.d)
+        return _joined([theta[..., start:end] for start, end in self.slices], theta)
+
+    def put(self, theta: Vector, values: Vector) -> Vector:
+        """`theta` [..., d] with this part replaced by `values` [..., d_part]; leading axes broadcast.
+
+        Raises:
+            ValueError: theta or values have another number of entries.
+        """
+        self._require("theta", theta, self.d)
+        self._require("values", values, self.size)
+        lead = np.broadcast_shapes(theta.shape[:-1], values.shape[:-1])
+        space: Any = np if isinstance(theta, np.ndarray) and isinstance(values, np.ndarray) else jnp
+        theta = space.broadcast_to(theta, (*lead, self.d))
+        values = space.broadcast_to(values, (*lead, self.size)).astype(theta.dtype)
+        pieces, done, used = [], 0, 0
+        for start, end in self.slices:
+            pieces += [theta[..., done:start], values[..., used : used + end - start]]
+            done, used = end, used + end - start
+        return _joined([*pieces, theta[..., done:]], theta)
+
+    def tree_mask(self, params: Any) -> Any:
+        """The part as a tree of bools, one for each array of `params` (what `Model.params` gives, or its shapes).
+
+        A part that `Model.part` makes holds an array wholly or not at all.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
+        inside = [bool(self.mask[end - 1]) if leaf.size else False for leaf, end in zip(leaves, ends, strict=True)]
+        return jax.tree.unflatten(structure, inside)
+
+    def _require(self, what: str, vector: Any, size: int) -> None:
+        if vector.shape[-1:] != (size,):
+            raise ValueError(
+                f"{what} has shape {vector.shape}; part {self.name!r} takes [..., {size}] (of d = {self.d})"
+            )
+
+
+def _joined(pieces: list[Any], like: Any) -> Any:
+    space: Any = np if all(isinstance(piece, np.ndarray) for piece in [*pieces, like]) else jnp
+    return space.concatenate([like[..., :0], *pieces], axis=-1)
+
+
+# which parts a model has --------------------------------------------------------------------------------------------
+
+NOT = "not "
+"""Before a part's name: all but this part."""
+REGEX = "re:"
+"""Before a pattern that is a regular expression, searched for in the paths."""
+EVERYTHING, NOTHING = "everything", "nothing"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of a model: its path, such as "layers.2.weight", and where it lies in theta."""
+
+    path: str
+    start: int
+    end: int
+
+    def inside(self, layer: str) -> bool:
+        """Whether it belongs to a layer (or is the array of that path itself)."""
+        return self.path == layer or self.path.startswith(f"{layer}.") or not layer
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What an architecture knows of its layers, each named by the path of the module that owns the parameters.
+
+    Attributes:
+        head: the last dense layer, or None where there is none.
+        norms: normalisation layers.
+        order: layers in the order of computation; those left out come first, as they stand in theta.
+        input_dtype: type of the inputs: "float32" (for all floating-point types), or "int32" for token ids.
+    """
+
+    head: str | None = None
+    norms: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    input_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The parameters of a model in the order of theta, and how they group into parts."""
+
+    parameters: tuple[Parameter, ...]
+    anatomy: Anatomy
+
+    @property
+    def d(self) -> int:
+        """The number of entries of theta."""
+        return self.parameters[-1].end if self.parameters else 0
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """Every named part that is neither all of the model nor nothing of it."""
+        head, norms = self.anatomy.head, self.anatomy.norms
+        found = {}
+        if head is not None:
+            found["head"] = self._part("head", [p.inside(head) for p in self.parameters])
+            found["body"] = self._part("body", [not p.inside(head) for p in self.parameters])
+        found["norm"] = self._part("norm", [any(p.inside(norm) for norm in norms) for p in self.parameters])
+        found["bias"] = self._part("bias", ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters])
+        for count, layers in enumerate(self._last_layers(), 1):
+            found[f"last{count}"] = self._part(f"last{count}", [_layer(p.path) in layers for p in self.parameters])
+        return {name: part for name, part in found.items() if 0 < part.size < self.d}
+
+    def find(self, name: str) -> Part:
+        """The part of this name: see `Model.part`.
+
+        Raises:
+            ValueError: there is no such part.
+        """
+        if name in (EVERYTHING, NOTHING):
+            return self._part(name, [name == EVERYTHING for _ in self.parameters])
+        if name.startswith(NOT):
+            found = self.find(name.removeprefix(NOT).strip()).complement
+            return Part(name, found.slices, found.d)
+        if name in self.parts:
+            return self.parts[name]
+        if "," in name and not name.startswith(REGEX):
+            masks = [self.find(one.strip()).mask for one in name.split(",") if one.strip()]
+            return self._proper(self._part(name, [any(mask[p.start : p.end].any() for mask in masks)
+                                                  for p in self.parameters]))  # fmt: skip
+        return self._proper(self._part(name, [self._matches(name, p) for p in self.parameters]))
+
+    def _matches(self, pattern: str, parameter: Parameter) -> bool:
+        if pattern.startswith(REGEX):
+            try:
+                return re.search(pattern.removeprefix(REGEX), parameter.path) is not None
+            except re.error as error:
+                raise ValueError(f"part {pattern!r} is no regular expression ({error})") from None
+        return pattern != "" and (parameter.inside(pattern) or fnmatch.fnmatchcase(parameter.path, pattern))
+
+    def _proper(self, part: Part) -> Part:
+        if 0 < part.size < self.d:
+            return part
+        how = "is nothing" if part.size == 0 else "is all"
+        paths = [p.path or "(one array)" for p in self.parameters]
+        shown = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+        parts = ", ".join(_shortened(list(self.parts))) or "none"
+        raise ValueError(
+            f"part {part.name!r} {how} of this model; the parts it has are: {parts}; "
+            f"or name parameters by path or pattern: {shown}"
+        )
+
+    def _last_layers(self) -> Sequence[set[str]]:
+        """The layers of "last1", "last2", ...: normalisation layers count with the layer before them."""
+        layers = list(dict.fromkeys(_layer(p.path) for p in self.parameters))
+        ordered = [layer for layer in self.anatomy.order if layer in layers]
+        layers = [layer for layer in layers if layer not in ordered] + ordered
+        starts = [index for index, layer in enumerate(layers) if layer not in self.anatomy.norms]
+        return [set(layers[start:]) for start in reversed(starts)]
+
+    def _part(self, name: str, inside: Sequence[bool]) -> Part:
+        slices: list[tuple[int, int]] = []
+        for parameter, wanted in zip(self.parameters, inside, strict=True):
+            if not wanted or parameter.start == parameter.end:
+                continue
+            if slices and slices[-1][1] == parameter.start:
+                slices[-1] = (slices[-1][0], parameter.end)
+            else:
+                slices.append((parameter.start, parameter.end))
+        return Part(name, tuple(slices), self.d)
+
+
+SHOWN = 12
+"""Paths in an error message."""
+
+
+def _layer(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _shortened(names: list[str]) -> list[str]:
+    """Names with last1, last2, ..., last9 as "last1 to last9"."""
+    last = [name for name in names if re.fullmatch(r"last\d+", name)]
+    others = [name for name in names if name not in last]
+    return [*others, f"{last[0]} to {last[-1]}"] if len(last) > 2 else [*others, *last]
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    """A path of JAX's as text: "layers.2.weight"."""
+    return jax.tree_util.keystr(tuple(keys), simple=True, separator=".")
+
+
+def paths_of(tree: Any, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
+    """The paths of the modules of some types inside a network, as they stand in it."""
+    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
+    return tuple(path_of(path) for path, node in nodes if is_one(node))
+
+
+def map_nodes(tree: Any, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> Any:
+    """A network with `function(path, module)` in place of each module of some types."""
+    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
+    change = lambda keys, node: function(path_of(keys), node) if is_one(node) else node  # noqa: E731
+    return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_one)

@@ -1,0 +1,114 @@
+"""Whether a converted module computes what PyTorch computes."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.models.pytorch.operations import Unsupported
+from fedtailor.models.pytorch.optional import Tensor, pytorch
+from fedtailor.models.pytorch.program import Context, Program
+
+TOLERANCE = 1e-5
+"""Largest difference, relative to the largest entry of PyTorch's."""
+BATCH = 4
+
+
+def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: Tensor) -> None:
+    """Compare outputs, gradients and running statistics on a random batch, in double precision and without dropout.
+
+    Args:
+        both: what `torch.export` found in training and in evaluation mode.
+        programs: their conversions.
+        example: a batch of inputs.
+
+    Raises:
+        Unsupported: they differ; the message says by how much, and where.
+    """
+    x = _random_like(example)
+    for mode, original, program in zip(("training", "evaluation"), both, programs, strict=True):
+        theirs, network = _by_pytorch(original, x, program)
+        with jax.enable_x64(True):
+            ours = _by_jax(program, network, x)
+        for what, expected in theirs.items():
+            scale = max(float(np.abs(expected).max(initial=0)), 1e-12)
+            error = (
+                float(np.abs(ours[what] - expected).max(initial=0)) / scale
+                if ours[what].shape == expected.shape
+                else np.inf
+            )
+            # A gradient that is zero up to rounding, such as that of a bias before batch normalisation.
+            if not error <= TOLERANCE and not (what.startswith("gradient") and scale < 1e-10):
+                raise Unsupported(f"its {what} in {mode} mode is {error:.0e} (relative) away from PyTorch's")
+
+
+def _random_like(example: Tensor) -> Tensor:
+    torch = pytorch()
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (BATCH, *example.shape[1:])
+    if example.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    low, high = int(example.min()), int(example.max())
+    return torch.randint(low, high + 1, shape, generator=generator, dtype=example.dtype)
+
+
+def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Outputs, loss, gradients and statistics after a pass, and the parameters and statistics before it."""
+    torch = pytorch()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = original.module()
+    for node in list(module.graph.nodes):
+        _without_dropout(node, module.graph)
+    module.recompile()
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    network = {path: tensors[path].detach().numpy().copy() for _, path in program.names}
+    outputs = module(x)
+    outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    loss = torch.square(outputs - 1).mean()
+    loss.backward()
+    found = {"output": outputs.detach().numpy(), "loss": loss.detach().numpy()}
+    for path in network:
+        if isinstance(tensors[path], torch.nn.Parameter) and tensors[path].grad is not None:
+            found[f"gradient of {path}"] = tensors[path].grad.numpy()
+        elif not isinstance(tensors[path], torch.nn.Parameter):
+            found[path] = tensors[path].detach().numpy()
+    return found, network
+
+
+def _without_dropout(node: Any, graph: Any) -> None:
+    name = str(node.target)
+    if "dropout" in name and node.op == "call_function" and name.startswith("aten."):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    elif name.startswith(("aten.lstm", "aten.gru")):
+        node.update_arg(5, 0.0)
+    elif name.startswith("aten.scaled_dot_product_attention") and len(node.args) > 4:
+        node.update_arg(4, 0.0)
+
+
+def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: Tensor) -> dict[str, NDArray[Any]]:
+    inputs = jnp.asarray(x.numpy())
+
+    @jax.jit
+    def loss(network: Any) -> tuple[Any, Any]:
+        context = Context(jnp.float64, names=dict(program.names))
+        outputs = program.run(network, inputs, context)
+        return jnp.square(outputs - 1).mean(), (outputs, context.renewed)
+
+    try:
+        (value, (outputs, renewed)), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(network)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if isinstance(error, Unsupported):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise Unsupported(f"its operations do not fit together in JAX ({reason})") from None
+    found = {"output": outputs, "loss": value, **{f"gradient of {path}": slope for path, slope in slopes.items()}}
+    found |= {path: renewed.get(path, network[path]) for path in network}
+    return {what: np.asarray(values) for what, values in found.items()}

@@ -1,0 +1,247 @@
+"""From a PyTorch module to the two programs, of training and of evaluation, that `torch.export` finds in it."""
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import fedtailor.models.pytorch.layers  # noqa: F401  (registers its operations)
+from fedtailor.models.pytorch.operations import OPERATIONS, Unsupported
+from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
+from fedtailor.models.pytorch.program import Constants, Operation, Program, Ref
+
+IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
+           "sym_constrain_range_for_size")  # fmt: skip
+"""Operations that only check."""
+COUNTER = "num_batches_tracked"
+"""BatchNorm's counter, which nothing reads unless its momentum is None."""
+
+
+def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
+    """The `torch.export.ExportedProgram` of a module in double precision, for batches of any size.
+
+    Raises:
+        Unsupported: the module cannot be exported.
+    """
+    torch = pytorch()
+
+    module = copy.deepcopy(module).double().train(training)
+    rows = torch.cat([example[:1]] * 3)
+    rows = rows.double() if rows.is_floating_point() else rows
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
+            return torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    except Exception as error:  # PyTorch raises many kinds, with pages of advice
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Unsupported(f"torch.export cannot trace it ({reason})") from None
+
+
+def converted(program: Any) -> Program:
+    """The program that `torch.export` found, as operations of `OPERATIONS`.
+
+    Raises:
+        Unsupported: an operation has no counterpart; the message names it.
+    """
+    signature, graph = program.graph_signature, program.graph
+    paths: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    tensors = {**program.state_dict, **program.constants}
+    statistics = {node.name for call in graph.nodes if _name(call) == "batch_norm" for node in call.args[3:5] if node}
+    frozen = {
+        name for name, path in paths.items()
+        if (name in signature.inputs_to_buffers and name not in statistics)
+        or (name in signature.inputs_to_parameters and not tensors[path].requires_grad)
+    }  # fmt: skip
+    constants = {**{name: paths[name] for name in frozen}, **signature.inputs_to_lifted_tensor_constants}
+    operations = [_operation(node) for node in graph.nodes if node.op == "call_function" and not _counts(node)]
+    outputs = next(node for node in graph.nodes if node.op == "output").args[0]
+    inputs = signature.user_inputs
+    if len(outputs) != 1 or len(inputs) != 1:
+        raise Unsupported(f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs, and must have one of each")
+    shapes = {name: tuple(tensors[path].shape) for name, path in paths.items()}
+    arrays = {
+        name: tensors[path].detach().numpy().copy() for name, path in constants.items() if not path.endswith(COUNTER)
+    }
+    names = tuple((name, path) for name, path in paths.items() if name not in constants)
+    kept = _used(fused(operations, shapes), outputs[0].name)
+    return Program(kept, names, Constants(arrays), inputs[0], Ref(outputs[0].name))
+
+
+def _used(operations: Sequence[Operation], output: str) -> tuple[Operation, ...]:
+    """Without what nothing reads; operations in place stay."""
+    wanted, kept = {output}, []
+    for one in reversed(operations):
+        if one.output in wanted or one.name.endswith("_"):
+            wanted.update(_refs(one))
+            kept.append(one)
+    return tuple(reversed(kept))
+
+
+def _name(node: Any) -> str:
+    """The name of a node's operation in `OPERATIONS`."""
+    if node.op != "call_function":
+        return ""
+    if not hasattr(node.target, "_schema"):
+        return f"python.{node.target.__name__}"
+    space, name = node.target._schema.name.split("::")
+    return name if space == "aten" else f"{space}.{name}"
+
+
+def _counts(node: Any) -> bool:
+    return _name(node) == "add_" and COUNTER in str(node.args[0])
+
+
+def _operation(node: Any) -> Operation:
+    name = _name(node)
+    name = "nothing" if name in IGNORED else name
+    if name not in OPERATIONS:
+        raise Unsupported(f"its operation {name!r} has no counterpart in fedtailor.models.pytorch.operations")
+    kwargs = {key: _argument(value) for key, value in node.kwargs.items() if key not in _OF_MEMORY}
+    return Operation(node.name, name, tuple(map(_argument, node.args)), tuple(sorted(kwargs.items())))
+
+
+_OF_MEMORY = ("device", "layout", "pin_memory", "memory_format", "copy", "non_blocking", "implicit")
+
+
+def _argument(value: Any) -> Any:
+    torch = pytorch()
+
+    if isinstance(value, torch.fx.Node):
+        return Ref(value.name)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(map(_argument, value))
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, slice):
+        return slice(*map(_argument, (value.start, value.stop, value.step)))
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+# fusion -------------------------------------------------------------------------------------------------------------
+
+
+def fused(operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]) -> list[Operation]:
+    """Convolution, ReLU and 2x2 pooling (or pooling of maxima, then ReLU) as one operation, where each feeds the next.
+
+    Args:
+        operations: in the order in which they run.
+        shapes: of parameters, by their name in the operations.
+    """
+    readers: dict[str, list[Operation]] = {}
+    for one in operations:
+        for name in _refs(one):
+            readers.setdefault(name, []).append(one)
+    gone: dict[str, Operation] = {}
+    for one in operations:
+        if one.name == "conv2d" and _fits(one, shapes):
+            second = _only(readers.get(one.output, []))
+            third = _only(readers.get(second.output, [])) if second is not None else None
+            kind = _kind(second, third)
+            if kind is not None and second is not None and third is not None:
+                bias = one.args[2] if len(one.args) > 2 else None
+                padding = one.args[4] if len(one.args) > 4 else (0, 0)
+                arguments = (*one.args[:2], bias, padding, kind)
+                gone |= {one.output: third, second.output: third}
+                gone[third.output] = Operation(third.output, "conv_relu_pool", arguments)
+    last = {one.output for one in operations if gone.get(one.output, one).name == "conv_relu_pool"}
+    return [gone.get(one.output, one) for one in operations if one.output not in gone or one.output in last]
+
+
+def _kind(second: Operation | None, third: Operation | None) -> str | None:
+    """The kind of pooling, where two operations are ReLU and 2x2 pooling."""
+    if second is None or third is None:
+        return None
+    relu, pool = (second, third) if second.name in ("relu", "relu_") else (third, second)
+    kind = {"max_pool2d": "max", "avg_pool2d": "average"}.get(pool.name)
+    if kind is None or relu.name not in ("relu", "relu_"):
+        return None
+    arguments: Any = pool.args[1:]
+    if not arguments:
+        return None
+    stride = arguments[1] if len(arguments) > 1 and arguments[1] else arguments[0]
+    two = set(arguments[0]) == {2} and set(stride) == {2}
+    plain = all(argument in ((0, 0), (0,), (1, 1), (1,), False) for argument in arguments[2:]) and not pool.kwargs
+    swapped = pool is second and kind == "average"
+    return kind if two and plain and not swapped else None
+
+
+def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    weight = one.args[1]
+    shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
+    square = len(shape) == 4 and shape[2] == shape[3]
+    stride, padding, dilation = (tuple(one.args[i]) if len(one.args) > i and not isinstance(one.args[i], str) else other
+                                 for i, other in ((3, (1, 1)), (4, (0, 0)), (5, (1, 1))))  # fmt: skip
+    groups = one.args[6] if len(one.args) > 6 else 1
+    text = any(isinstance(argument, str) for argument in one.args)
+    return (
+        square and set(stride) == {1} and len(set(padding)) == 1 and set(dilation) == {1} and groups == 1 and not text
+    )
+
+
+def _only(readers: list[Operation]) -> Operation | None:
+    return readers[0] if len(readers) == 1 else None
+
+
+def _refs(one: Operation) -> Iterable[str]:
+    pending: list[Any] = [*one.args, *(value for _, value in one.kwargs)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Ref):
+            yield value.name
+        elif isinstance(value, tuple):
+            pending += value
+
+
+# questions about programs -------------------------------------------------------------------------------------------
+
+
+def has_randomness(training: Program, evaluation: Program) -> bool:
+    """Whether training differs from evaluation by more than batch normalisation."""
+    return list(map(_mode_free, training.operations)) != list(map(_mode_free, evaluation.operations))
+
+
+def _mode_free(one: Operation) -> Operation:
+    """Without the flags that change nothing: BatchNorm's, and those of dropout at a rate of 0."""
+    args = list(one.args)
+    if one.name == "batch_norm":
+        args[5] = None
+    elif one.name in ("lstm", "gru") and args[5] == 0:
+        args[6] = None
+    elif "dropout" in one.name and args[1] == 0:
+        args[2] = None
+    return replace(one, args=tuple(args))
+
+
+def head_of(program: Program) -> Operation | None:
+    """The last dense layer with a weight of its own."""
+    names = dict(program.names)
+    dense = [one for one in program.operations if one.name == "linear" and _is_parameter(one.args[1], names)]
+    return dense[-1] if dense else None
+
+
+def layer_order(program: Program) -> tuple[str, ...]:
+    """The modules that own parameters, by their last use."""
+    names = dict(program.names)
+    used = [names[name].rpartition(".")[0] for one in program.operations for name in _refs(one) if name in names]
+    return tuple(dict.fromkeys(reversed(used)))[::-1]
+
+
+def norms_of(program: Program) -> tuple[str, ...]:
+    """The modules whose parameters belong to normalisations."""
+    names, found = dict(program.names), []
+    for one in program.operations:
+        if one.name in ("batch_norm", "layer_norm", "group_norm"):
+            found += [names[name].rpartition(".")[0] for name in list(_refs(one)) if name in names]
+    return tuple(dict.fromkeys(found))
+
+
+def statistics_of(program: Program) -> tuple[str, ...]:
+    """The paths of running statistics."""
+    names = dict(program.names)
+    norms = [one for one in program.operations if one.name == "batch_norm"]
+    return tuple(names[ref.name] for one in norms for ref in one.args[3:5] if isinstance(ref, Ref))
+
+
+def _is_parameter(argument: Any, names: Mapping[str, str]) -> bool:
+    return isinstance(argument, Ref) and argument.name in names

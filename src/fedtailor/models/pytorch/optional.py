@@ -1,0 +1,21 @@
+"""PyTorch, where it is installed."""
+
+import importlib
+from typing import Any
+
+TorchModuleType = Any
+"""A `torch.nn.Module` (PyTorch need not be there to read this)."""
+Tensor = Any
+"""A `torch.Tensor`."""
+
+
+def pytorch() -> Any:
+    """The package `torch`.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise ValueError("PyTorch modules need PyTorch; install it with: pip install 'fedtailor[torch]'") from error

@@ -1,0 +1,153 @@
+"""A PyTorch module as a list of operations, and its interpretation in JAX."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedtailor.models.pytorch.layout import Value, plain
+from fedtailor.models.pytorch.operations import OPERATIONS, Unsupported
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The output of another operation, an input, a parameter or a constant, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call: `name` is a key of `OPERATIONS`, such as "linear"; `args` and `kwargs` hold `Ref`s and plain values."""
+
+    output: str
+    name: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+class Constants(Mapping[str, np.ndarray]):
+    """Arrays that no training changes, equal by content."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = dict(arrays)
+        self._content = tuple((name, a.shape, str(a.dtype), a.tobytes()) for name, a in sorted(self._arrays.items()))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constants) and self._content == other._content
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a module does in one mode, training or evaluation.
+
+    Attributes:
+        operations: in the order in which they run.
+        names: (name in the operations, path in the module) of parameters and running statistics.
+        constants: by their name in the operations.
+        input: the name of the input.
+        output: what the module returns.
+    """
+
+    operations: tuple[Operation, ...]
+    names: tuple[tuple[str, str], ...]
+    constants: Constants
+    input: str
+    output: Ref
+
+    def run(
+        self,
+        network: Mapping[str, Array],
+        x: Value,
+        context: "Context",
+        *,
+        watch: str | None = None,
+        given: tuple[str, Array] | None = None,
+    ) -> Any:
+        """The module's output, or that of the operation `watch`.
+
+        Args:
+            network: parameters and running statistics, by their path in the module.
+            x: a batch of inputs.
+            context: the mode, and what it needs.
+            watch: the name of a value to stop at, and to return instead of the output.
+            given: the name of a value, and what it is to be instead of what its operation computes.
+        """
+        values: dict[str, Any] = {name: network[path] for name, path in self.names}
+        values |= {name: jax.numpy.asarray(array, _dtype(array, context)) for name, array in self.constants.items()}
+        values[self.input] = x
+        for operation in self.operations:
+            if given is not None and operation.output == given[0]:
+                values[operation.output] = given[1]
+                continue
+            context.operation = operation
+            args = [_resolved(argument, values) for argument in operation.args]
+            kwargs = {name: _resolved(value, values) for name, value in operation.kwargs}
+            result = OPERATIONS[operation.name](context, *args, **kwargs)
+            values[operation.output] = result
+            if operation.name.endswith("_") and isinstance(operation.args[0], Ref):
+                values[operation.args[0].name] = result  # in place: whoever reads the argument later reads this
+            if operation.output == watch:
+                return plain(result)
+        return plain(values[self.output.name])
+
+
+@dataclass
+class Context:
+    """What operations need beside their arguments.
+
+    Attributes:
+        dtype: of floating-point numbers.
+        weight: of each example of a training step (0 = padding), or None in evaluation.
+        key: randomness of a training step, or None (dropout off).
+        names: path in the module of each parameter and statistic.
+        renewed: new running statistics by path; filled while a program runs.
+    """
+
+    dtype: Any
+    weight: Float[Array, " b"] | None = None
+    key: Array | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    renewed: dict[str, Array] = field(default_factory=dict)
+    operation: Operation | None = None
+    draws: int = 0
+
+    def next_key(self) -> Array | None:
+        """A key for one more use of randomness."""
+        self.draws += 1
+        return None if self.key is None else jax.random.fold_in(self.key, self.draws)
+
+    def path(self, place: int) -> str:
+        """The path of the parameter or statistic that stands at a place of the operation's arguments."""
+        assert self.operation is not None
+        argument = self.operation.args[place]
+        if not isinstance(argument, Ref) or argument.name not in self.names:
+            raise Unsupported(f"{self.operation.name} with statistics that are computed")
+        return self.names[argument.name]
+
+
+def _resolved(argument: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.name]
+    if isinstance(argument, tuple):
+        return tuple(_resolved(one, values) for one in argument)
+    return argument
+
+
+def _dtype(array: np.ndarray, context: Context) -> Any:
+    return context.dtype if array.dtype.kind == "f" else array.dtype

@@ -1,0 +1,230 @@
+"""The waist: what the server's side asks of clients, what it is answered, and who answers.
+
+A round is a generator of exchanges: it yields an `Exchange` and is handed `Answers`. An `Executor` makes the answers;
+it owns the examples and the clients' states. Neither side knows how the other works.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Shaped
+from numpy.typing import NDArray
+
+from fedtailor.protocol.cohort import Clients, Cohort, Examples
+from fedtailor.protocol.messages import Downlink
+
+if TYPE_CHECKING:
+    from fedtailor.protocol.algorithm import Algorithm
+    from fedtailor.protocol.pipeline import Pipeline
+
+T = TypeVar("T")
+
+Task = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
+"""Which of an algorithm's client functions to run; "evaluate" = `personal`, then its scores on val and test."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the server's side asks of a cohort.
+
+    Attributes:
+        task: what the clients do.
+        algorithm: whose functions they run.
+        cohort: the clients.
+        downlink: what they are sent.
+        states: states that an earlier answer named (`Answers.states`), for clients whose state the executor does not
+            keep (unseen ones); None = the states that it keeps.
+        uplink: what clients of the task "client" apply to their updates before they send them.
+    """
+
+    task: Task
+    algorithm: "Algorithm"
+    cohort: Cohort
+    downlink: Downlink
+    states: Any = None
+    uplink: "Pipeline" = ()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ClientRows:
+    """One array of every client of a cohort, in the rows in which the executor left them, padding included.
+
+    `mix` takes it as it is, so that models stay where they were trained. Everything else asks for clients by their
+    place in the cohort.
+
+    Attributes:
+        values: [r, ...], r >= c, on the host or sharded over devices.
+        row: [c] the row of each client of the cohort.
+    """
+
+    values: Shaped[Array | np.ndarray, "r ..."]
+    row: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(c, ...)."""
+        return (len(self.row), *self.values.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
+        """What one client (its place in the cohort) or several (places, or a mask) sent, where it is."""
+        return cast(Array, self.values[self.row[clients]])
+
+    def host(self) -> Shaped[np.ndarray, "c ..."]:
+        """What all clients of the cohort sent, on the host."""
+        return np.asarray(self.values)[self.row]
+
+    def item(self, number: int) -> "ClientRows":
+        """Of clients that each sent several things [r, k, ...]: the one of that number."""
+        return replace(self, values=self.values[:, number])
+
+    def to_rows(self, values: NDArray[Any], fill: Any) -> Shaped[np.ndarray, "r ..."]:
+        """Numbers [c] of the cohort's clients in the order of the rows, with `fill` in the padding."""
+        spread = np.full(len(self.values), fill, np.asarray(values).dtype)
+        spread[self.row] = values
+        return spread
+
+
+def on_host(output: Any) -> Any:
+    """A tree of `ClientRows` as arrays on the host, stacked in the order of the cohort."""
+    return jax.tree.map(lambda rows: rows.host(), output, is_leaf=lambda leaf: isinstance(leaf, ClientRows))
+
+
+@dataclass(frozen=True)
+class Answers(Mapping[str, ClientRows]):
+    """What the clients of a cohort answered, perhaps still being computed.
+
+    `answers["model"]` is what `mix` takes. Which rows stand where, and what pads them, is the executor's business.
+
+    Attributes:
+        reporting: [c] who answered: participation's choice, of those who were asked, of those who did.
+        update: kind -> what the clients sent up.
+        output: what else the task yields: "predictor" of `personal`, "scores" of `evaluate`; each leaf stacked by rows.
+        states: the clients' new states, to be committed or named in a later exchange; only executors look inside.
+        work: waits for the clients: gradients and forward passes of single examples that they computed.
+    """
+
+    reporting: Bool[np.ndarray, " c"]
+    update: Mapping[str, ClientRows] = field(default_factory=dict)
+    output: Any = None
+    states: Any = None
+    wait: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    def __getitem__(self, kind: str) -> ClientRows:
+        return self.update[kind]
+
+    def __iter__(self) -> Any:
+        return iter(self.update)
+
+    def __len__(self) -> int:
+        return len(self.update)
+
+    def host(self, kind: str) -> Shaped[np.ndarray, "c ..."]:
+        """What all clients of the cohort sent of one kind, on the host, in the order of the cohort."""
+        return self.update[kind].host()
+
+    def reporters(self, kind: str) -> Shaped[np.ndarray, "r ..."]:
+        """What those that report sent of one kind, on the host, in the order of the cohort."""
+        return self.host(kind)[self.reporting]
+
+    @cached_property
+    def work(self) -> tuple[int, int]:
+        """Gradients and forward passes of single examples that the clients computed; waits for them.
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite.
+        """
+        return self.wait()
+
+    def checked(self) -> "Answers":
+        """The same, when it is there and finite.
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite.
+        """
+        _ = self.work
+        return self
+
+
+Exchanges = Generator[Exchange, Answers, T]
+"""A piece of a run, written as the exchanges that it needs: it yields each, is handed the answers, and returns `T`."""
+
+
+class Executor(Protocol):
+    """Who answers: the clients, wherever they are, with their examples and states.
+
+    Attributes:
+        seen: the clients that take part in training.
+        unseen: those that never do.
+        examples: draws from the seen clients' training data, where the executor could let a server see them; else None.
+        concurrency: how many runs share the clients' time (lock-step); else 1.
+    """
+
+    seen: Clients
+    unseen: Clients
+
+    @property
+    def examples(self) -> Examples | None: ...
+
+    @property
+    def concurrency(self) -> int: ...
+
+    def begin(self, algorithm: "Algorithm", uplink: "Pipeline", theta: Any, phase: int) -> None:
+        """Give every seen client the state that `algorithm` starts from at the common model theta [d]; `phase` counts
+        the methods of a schedule."""
+        ...
+
+    def exchange(self, exchange: Exchange) -> Answers:
+        """Have the clients of a cohort do a task.
+
+        Raises:
+            Diverged: where errors are found at once (debugging); else when the answers are waited for.
+        """
+        ...
+
+    def commit(self, exchange: Exchange, answers: Answers) -> None:
+        """The server has taken the answers: their states are now the clients' states."""
+        ...
+
+    def snapshot(self) -> Any:
+        """What `restore` takes back, for a checkpoint: dicts, lists, numbers and arrays."""
+        ...
+
+    def saved(self) -> None:
+        """A checkpoint holds the last snapshot."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the states where they stood at a snapshot; `begin` was called with the phase of that time."""
+        ...
+
+
+def drive(exchanges: Exchanges[T], executor: Executor) -> T:
+    """Let one executor answer all exchanges, one after another.
+
+    Returns:
+        What the generator returns.
+    """
+    try:
+        exchange = next(exchanges)
+        while True:
+            try:
+                answers = executor.exchange(exchange)
+            except Exception as error:
+                # it belongs to the piece of the run that asked, which may save what it has
+                exchange = exchanges.throw(error)
+            else:
+                exchange = exchanges.send(answers)
+    except StopIteration as stopped:
+        return stopped.value

@@ -1,0 +1,108 @@
+"""`@hyperparameters`: the settings of a method as a frozen dataclass that is also a JAX pytree.
+
+Numbers that may change from call to call (`float`, and `int` fields annotated `TracedInt`) are leaves, so that another
+learning rate or number of epochs costs no new compilation; everything else (booleans, names, batch sizes, structure)
+is static. A `ZeroIsStatic` is a float whose value 0.0 is structure: momentum 0.0 compiles to a program
+without a buffer.
+"""
+
+import dataclasses
+import typing
+from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
+
+import jax
+import numpy as np
+
+_TRACED = "fedtailor: traced"
+_SWITCH = "fedtailor: zero is structure"
+_LEAVES = "_fedtailor_leaves"
+
+TracedInt = Annotated[int, _TRACED]
+"""An integer on which no array shape depends: traced, so that changing it does not recompile."""
+
+ZeroIsStatic = Annotated[float, _SWITCH]
+"""A float that switches a term off when it is exactly 0.0 (see `is_off`)."""
+
+T = TypeVar("T")
+
+
+def is_off(value: object) -> TypeGuard[float]:
+    """Whether a `ZeroIsStatic` is off; decided while tracing, so a switched-off term costs nothing."""
+    return isinstance(value, float) and value == 0.0
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError(message)` unless `condition` holds: one line that says what is wrong and what to do."""
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass_transform(frozen_default=True)
+def hyperparameters(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass and a pytree (class decorator; subclasses need it again)."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    _accept_integers_as_floats(cls, hints)
+    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
+    floats, counts, switches = (
+        {name for name in names if _mentions(hints[name], wanted)} for wanted in (float, _TRACED, _SWITCH)
+    )
+
+    def is_leaf(name: str, value: object) -> bool:
+        if isinstance(value, bool | str) or value is None or (name in switches and is_off(value)):
+            return False
+        if isinstance(value, int):
+            return name in counts
+        if isinstance(value, float):
+            return name in floats
+        return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) or is_hyperparameters(
+            value
+        )
+
+    def flatten(value: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        dynamic = vars(value).get(_LEAVES)
+        if dynamic is None:
+            dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
+        static = tuple((name, getattr(value, name)) for name in names if name not in dynamic)
+        return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in dynamic], (dynamic, static)
+
+    def unflatten(structure: tuple[Any, ...], leaves: Any) -> T:
+        value = object.__new__(made)  # not __init__: leaves may be tracers, which no validation can read
+        for name, leaf in (*zip(structure[0], leaves, strict=True), *structure[1]):
+            object.__setattr__(value, name, leaf)
+        object.__setattr__(value, _LEAVES, structure[0])  # leaves may be placeholders, too, which tell no type
+        return value
+
+    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    made.__is_hyperparameters__ = True  # type: ignore[attr-defined]
+    return made
+
+
+def is_hyperparameters(value: object) -> bool:
+    """Whether `value` is an instance of a class decorated with `@hyperparameters`."""
+    return getattr(type(value), "__is_hyperparameters__", False) is True
+
+
+def _mentions(hint: Any, wanted: Any) -> bool:
+    """Whether an annotation is `wanted`, or names it in a union or as `Annotated` metadata."""
+    if hint is wanted or (isinstance(hint, str) and hint == wanted):
+        return True
+    if typing.get_origin(hint) is typing.Literal:
+        return False
+    return any(_mentions(part, wanted) for part in (*typing.get_args(hint), *getattr(hint, "__metadata__", ())))
+
+
+def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
+    """`SGD(lr=1)` must be the same program as `SGD(lr=1.0)`: integers given for float fields become floats."""
+    names = [name for name, hint in hints.items() if _mentions(hint, float) and not _mentions(hint, int)]
+    validate = getattr(cls, "__post_init__", None)
+
+    def post_init(self: Any) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))
+        if validate is not None:
+            validate(self)
+
+    cls.__post_init__ = post_init

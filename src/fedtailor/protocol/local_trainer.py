@@ -1,0 +1,178 @@
+"""`LocalTrainer`: an algorithm's only door to one client's data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import jax
+from jaxtyping import Array, Float, Int, Shaped
+
+from fedtailor.protocol.predictor import Predictor
+from fedtailor.protocol.sgd import SGD
+
+Carry = TypeVar("Carry")
+Params = Any
+"""A model as its pytree of parameters (inside training loops; outside a model is a vector theta [d])."""
+StepGradient = Callable[[Params, "Batch", Int[Array, ""]], Params]
+"""(parameters, batch, step) -> what a step of SGD descends along."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch: inputs [b, ...] as the model takes them, targets [b, ...], weight [b] (1 = sample, 0 = padding)."""
+
+    x: Shaped[Array, "b ..."]
+    y: Shaped[Array, "b ..."]
+    weight: Float[Array, " b"]
+
+
+class LocalTrainer(Protocol):
+    """One client's data and trainer. All losses and gradients are means over samples, never sums.
+
+    Splits are "train", "val" and "test"; methods may use train and val only.
+
+    Attributes:
+        round: the round (0-based); in `personal` and `enroll`, the number of rounds done.
+        size: training samples.
+    """
+
+    round: Int[Array, ""]
+    size: Int[Array, ""]
+
+    # whole-model operations on vectors theta [d] -----------------------------------------------------------------
+
+    def sgd(
+        self,
+        theta: Float[Array, " d"],
+        sgd: SGD,
+        *,
+        pull: tuple[Any, Float[Array, " d"]] | None = None,
+        drift: Float[Array, " d"] | None = None,
+        gradient: StepGradient | None = None,
+        steps: Int[Array, ""] | int | None = None,
+        split: str = "train",
+    ) -> Float[Array, " d"]:
+        """`sgd` from theta; `pull=(mu, anchor)` adds mu (w - anchor) and `drift=c` adds c to every gradient.
+
+        `gradient` replaces `batch_gradient` (mixtures of models, several batches a step); it counts its work.
+        `steps` (traced, may differ from client to client) replaces the number of steps in `sgd`."""
+        ...
+
+    def gradient(
+        self, theta: Float[Array, " d"], first: Any = 0, end: Any = None, *, purpose: str | None = None
+    ) -> Float[Array, " d"]:
+        """Gradient of the mean loss over training samples [first, end) (default all), in evaluation mode.
+
+        The positions count in the order of the data, or in a random permutation of the client's own that
+        `purpose` names (disjoint ranges are then an exact random partition)."""
+        ...
+
+    def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
+        """Mean loss over a split, in evaluation mode; 0 for an empty split."""
+        ...
+
+    def count(self, split: str) -> Int[Array, ""]:
+        """Samples in a split."""
+        ...
+
+    def steps(self, sgd: SGD) -> Int[Array, ""]:
+        """How many mini-batch steps `sgd` takes on this client."""
+        ...
+
+    def key(self, purpose: str) -> Array:
+        """A JAX random key of this client, round and purpose."""
+        ...
+
+    def part(self, first: Any, end: Any, purpose: str) -> "LocalTrainer":
+        """This client with fewer training samples: positions [first, end) of a random permutation that `purpose` names.
+
+        The permutation is the same in every round, so parts of one purpose are disjoint and stay so."""
+        ...
+
+    def in_round(self, round: Any) -> "LocalTrainer":
+        """This client in another round: with that round's learning rates, and with random numbers of its own.
+
+        For clients that arrive late and make up for rounds that others did; `round` may be traced."""
+        ...
+
+    # for steps of the method's own, on trees of parameters ----------------------------------------------------------
+
+    def loop(
+        self,
+        carry: Carry,
+        step: Callable[[Carry, Batch, Int[Array, ""]], Carry],
+        steps: Int[Array, ""] | int,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        purpose: str = "batches",
+        split: str = "train",
+    ) -> Carry:
+        """`carry = step(carry, batch, s)` for s = 0..steps-1 over the batches that `sgd` would draw.
+
+        A purpose of the method's own gives other, independent batches. No step is taken on an empty split."""
+        ...
+
+    def count_work(self, gradients: int = 0, forwards: int = 0) -> None:
+        """Count work that a step does through `batch_loss` or `logits`, in batches of the loop it stands in."""
+        ...
+
+    def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        """Examples as they travel, made what the model takes (converted and normalised)."""
+        ...
+
+    def draw(self, purpose: str, step: Any, batch_size: int, *, split: str = "train") -> Batch:
+        """The batch number `step` of the sequence that `purpose` names (for methods with several batches a step)."""
+        ...
+
+    def map(self, function: Callable[..., Any], *rows: Any) -> Any:
+        """`function` over the leading axis of `rows`, outputs stacked: for clients that train several models.
+
+        Use this instead of `jax.vmap` or `jax.lax.map`: work done inside is counted."""
+        ...
+
+    def fori_loop(self, times: Int[Array, ""] | int, function: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+        """`carry = function(k, carry)` for k = 0..times-1 (traced): `jax.lax.fori_loop` whose work is counted.
+
+        It may stand in a step of `loop` (several updates on one batch); `times` is then a number known before the
+        loop, such as a hyper-parameter."""
+        ...
+
+    def params(self, theta: Float[Array, " d"]) -> Params:
+        """The parameters as a pytree; do this once, before a loop."""
+        ...
+
+    def vector(self, params: Params) -> Float[Array, " d"]:
+        """Back to a vector [d]; do this once, after a loop."""
+        ...
+
+    def batch_gradient(self, params: Params, batch: Batch) -> Params:
+        """Gradient of the mean loss over a batch in training mode, as a pytree.
+
+        In a step of `loop`, dropout draws from the step's key, anew at every use; running statistics get a gradient
+        of zero and are renewed by `sgd`, or by `renew_statistics` in steps of the method's own."""
+        ...
+
+    def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
+        """Mean loss over a batch in training mode; differentiable in `params` (not counted: use `batch_gradient` for
+        gradients)."""
+        ...
+
+    def renew_statistics(self, params: Params, batch: Batch) -> Params:
+        """The parameters with the running statistics that a training step on a batch leaves, and all else as given.
+
+        For steps of the method's own on models with batch normalisation; other models come back as they are."""
+        ...
+
+    def logits(
+        self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
+    ) -> Shaped[Array, "b ..."]:
+        """Outputs of the model for inputs x; in a step of `loop` in training mode, else in evaluation mode.
+
+        `training` says otherwise: False for a model that a step reads and does not train."""
+        ...
+
+    def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
+        """The loss of each example, from outputs as `logits` gives them (or log-probabilities, of a mixture)."""
+        ...

@@ -1,0 +1,68 @@
+"""What stands between a client and the server: transforms of what a client sends, one after another."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from fedtailor.protocol.cohort import Cohort
+from fedtailor.protocol.exchange import ClientRows
+from fedtailor.protocol.local_trainer import LocalTrainer
+from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
+
+MODEL_KINDS = frozenset({"model", "gradient", "control"})
+"""Kinds of message that are vectors of the model's size. Everything else (examples, weights of a mixture, ...) counts
+in bytes only, and what is one number for each client as a scalar."""
+
+Update = Mapping[str, ClientRows]
+
+
+class Transform:
+    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, write `encode`, and `decode` where the
+    server must undo it.
+
+    `encode` is traced at the end of a client's part of a round; what it returns travels and is what the ledger counts.
+    `decode` is host code that the server calls on all clients' messages before the algorithm sees them.
+    """
+
+    def init(self, theta: Float[Array, " d"]) -> Any:
+        """What a client keeps for this transform from round to round (error feedback), at the common initial model."""
+        return ()
+
+    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+        """What travels in place of `update`, and what the client keeps."""
+        raise NotImplementedError
+
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
+        """What the algorithm's `server` sees of the messages that arrived."""
+        return update
+
+    def check(self, algorithm: Any) -> None:
+        """Raise `ValueError` where the transform is not defined for what this algorithm sends."""
+
+
+Pipeline = tuple[Transform, ...]
+"""Transforms in the order in which a client applies them; the server undoes them in the opposite order."""
+
+
+def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[Any, ...]:
+    """What a client keeps for every transform, at the common initial model."""
+    return tuple(transform.init(theta) for transform in pipeline)
+
+
+def encode(
+    pipeline: Pipeline, update: ClientUpdate, inbox: Inbox, states: tuple[Any, ...], local: LocalTrainer
+) -> tuple[ClientUpdate, tuple[Any, ...]]:
+    """What travels in place of `update`, and what the client keeps (traced)."""
+    kept = []
+    for transform, state in zip(pipeline, states, strict=True):
+        update, state = transform.encode(update, inbox, state, local)
+        kept.append(state)
+    return update, tuple(kept)
+
+
+def decode(pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
+    """What the algorithm's server sees of the messages that arrived."""
+    for transform in reversed(pipeline):
+        update = transform.decode(update, downlink, cohort)
+    return update

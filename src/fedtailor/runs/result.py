@@ -1,0 +1,137 @@
+"""A finished run, and what it gives back."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtailor.accounting import Ledger
+from fedtailor.executors import DeviceExecutor, guest_executor
+from fedtailor.federation import Federation
+from fedtailor.models import Model
+from fedtailor.protocol import Algorithm, Predictor, drive
+from fedtailor.runs.summary import Summary, spread
+from fedtailor.storage.export import export_models
+from fedtailor.training import Metrics, PersonalModel, Training
+from fedtailor.training.personal import guest_model, personal_models
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class Run:
+    """A trained federation: personal models, measurements, traffic.
+
+    Attributes:
+        training: the final state (server, client states).
+        ledger: what travelled, the final delivery included.
+        metrics: evaluations by round.
+    """
+
+    def __init__(self, training: Training[DeviceExecutor], executor: DeviceExecutor, ledger: Ledger) -> None:
+        self.training, self.executor, self.ledger = training, executor, ledger
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method (the last one of a schedule)."""
+        return self.training.algorithm
+
+    @property
+    def federation(self) -> Federation:
+        return self.executor.federation
+
+    @property
+    def model(self) -> Model:
+        return self.training.model
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.training.metrics
+
+    def frame(self) -> "pl.DataFrame":
+        """All evaluations: round, client, unseen, split, metric, value."""
+        return self.metrics.frame(self.federation.names)
+
+    @cached_property
+    def _personal(self) -> dict[str, PersonalModel]:
+        return {}
+
+    def personal(self, client: int | str) -> PersonalModel:
+        """The personal model of a client, by name or position in the federation.
+
+        Raises:
+            ValueError: there is no such client.
+        """
+        index = self.federation.client(client).index
+        self._train_personal([index])
+        return self._personal[self.federation.names[index]]
+
+    def personal_models(self) -> dict[str, PersonalModel]:
+        """The personal models of all clients, seen and unseen, by name."""
+        self._train_personal(range(len(self.federation)))
+        return {name: self._personal[name] for name in self.federation.names}
+
+    def _train_personal(self, clients: Iterable[int]) -> None:
+        """Ask for the personal models of clients (places in the federation) that nobody has asked for yet."""
+        missing = [client for client in clients if self.federation.names[client] not in self._personal]
+        for table, unseen in ((self.executor.seen, False), (self.executor.unseen, True)):
+            rows = np.flatnonzero(np.isin(table.listed, missing))
+            if len(rows):
+                asked = personal_models(self.training, rows, unseen=unseen)
+                self._keep(drive(asked, self.executor))
+
+    def _keep(self, predictors: dict[str, Predictor]) -> None:
+        federation = self.federation
+        for name, predictor in predictors.items():
+            self._personal[name] = PersonalModel(name, predictor, self.model, federation.shift, federation.scale)
+
+    def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:
+        """Serve a client that arrives after training: its personal model, from its examples x [n, ...], y [n].
+
+        It goes the way of unseen clients: it answers the probe where the method has one, is sent what the method
+        sends to newcomers, and fits what the method lets it fit.
+
+        Raises:
+            ValueError: the examples do not fit the federation, or the method cannot serve the client.
+        """
+        federation, settings = self.federation, self.executor.settings
+        guest = guest_executor(federation, self.model, np.asarray(x), np.asarray(y), name, group, settings)
+        predictor = drive(guest_model(self.training, guest.unseen), guest)[name]
+        return PersonalModel(name, predictor, self.model, federation.shift, federation.scale)
+
+    def export(self, directory: Path | str, clients: Iterable[int | str] | None = None) -> Path:
+        """Write the personal models of all clients, or of some, into a new directory (`load_models` reads them).
+
+        Raises:
+            ValueError: the directory holds other files or cannot be written, or there is no such client.
+        """
+        chosen = self.personal_models().values() if clients is None else [self.personal(client) for client in clients]
+        return export_models(chosen, directory)
+
+    def summary(self) -> Summary:
+        """The run in numbers."""
+        training, totals = self.training, self.ledger.totals()
+        metric = self.model.metric
+        values = self.metrics.values(metric)
+        unseen = self.metrics.values(metric, unseen=True)
+        return Summary(
+            algorithm=self.algorithm.about.name,
+            federation=self.federation.name,
+            rounds=training.round,
+            seed=training.seed,
+            clients=len(training.population),
+            metric=metric,
+            **spread(values, higher_is_better=metric == "accuracy"),
+            unseen_mean=float(unseen.mean()) if len(unseen) else None,
+            streams=self.ledger.last_streams(),
+            models_down=totals.models_down,
+            models_down_unicast=totals.models_down_unicast,
+            models_up=totals.models_up,
+            bytes_down=totals.bytes_down,
+            bytes_up=totals.bytes_up,
+            seconds=training.seconds,
+            seconds_per_round=float(np.median(training.round_seconds)) if training.round_seconds else 0.0,
+        )

@@ -1,0 +1,217 @@
+"""`run`: train one algorithm on one federation, in memory or in a run directory."""
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from fedtailor.accounting import Ledger
+from fedtailor.executors import DebugExecutor, DeviceExecutor, Settings
+from fedtailor.federation import Federation
+from fedtailor.models import Architecture, Model, cross_entropy, squared_error
+from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
+from fedtailor.runs.result import Run
+from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
+from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: Model | Architecture,
+    rounds: int,
+    *,
+    seed: int = 0,
+    participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    evaluate_every: int = 1,
+    uplink: Pipeline = (),
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    callbacks: Sequence[Callback] = (),
+    progress: Callable[[Training, bool], bool | None] | None = None,
+    directory: Path | str | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 10,
+) -> Run:
+    """Train `algorithm` for all clients of `federation`.
+
+    Args:
+        algorithm: the method with its hyper-parameters.
+        federation: who holds which data.
+        model: a `Model`, or an architecture that is bound to the federation's inputs and classes.
+        rounds: communication rounds (at least 1).
+        seed: of everything random; equal seeds give equal results.
+        participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
+            them (from 2; `Participation(count=1)` is a single one).
+        evaluate_every: evaluate all personal models after every n-th round (and after the last).
+        uplink: what clients apply to what they send, in this order (`fedtailor.uplink`).
+        settings: devices, chunk size, debugging.
+        callbacks: look on, and may stop the run (`fedtailor.training.Callback`).
+        progress: a plain function `(training, evaluated)` as one more callback.
+        directory: keep a run directory: it is made if it does not exist, and must be empty unless `resume`.
+        resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
+        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C).
+
+    Raises:
+        ValueError: something does not fit together, in one line.
+        Diverged: a model became NaN or infinite (with a directory, the round before is saved).
+        Interrupted: Ctrl-C, with a directory: the last finished round is saved.
+    """
+    executor = executor_of(federation, bind(model, federation), settings, directory)
+    exchanges = run_exchanges(
+        algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
+        uplink=uplink, callbacks=callbacks if progress is None else (*callbacks, AfterRound(progress)),
+        directory=directory, resume=resume, checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    return drive(exchanges, executor)
+
+
+def executor_of(
+    federation: Federation, model: Model, settings: Settings, directory: Path | str | None = None
+) -> DeviceExecutor:
+    """The executor that simulates a federation as `settings` say."""
+    kind = DebugExecutor if settings.debug else DeviceExecutor
+    return kind(federation, model, settings, directory=None if directory is None else Path(directory))
+
+
+def simulate(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: Model | Architecture,
+    *,
+    seed: int = 0,
+    participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    uplink: Pipeline = (),
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    directory: Path | str | None = None,
+) -> Training[DeviceExecutor]:
+    """A training to be advanced by hand, round by round; arguments as of `run`.
+
+    Returns:
+        A `Training` whose `executor` simulates the federation; `directory` is where large states stay.
+    """
+    executor = executor_of(federation, bind(model, federation), settings, directory)
+    return Training(
+        algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink
+    )
+
+
+def run_exchanges(
+    algorithm: Algorithm,
+    executor: DeviceExecutor,
+    rounds: int,
+    *,
+    seed: int = 0,
+    participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    evaluate_every: int = 1,
+    uplink: Pipeline = (),
+    callbacks: Sequence[Callback] = (),
+    directory: Path | str | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 10,
+    stopped: threading.Event | None = None,
+) -> Exchanges[Run]:
+    """`run` as the exchanges that it needs, for whoever drives several runs at once; see there.
+
+    Args:
+        stopped: where several runs are driven, the event that asks all of them to save and end.
+    """
+    require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more")
+    require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be 1 or more")
+    require(checkpoint_every >= 1, f"checkpoint_every is {checkpoint_every}; it must be 1 or more")
+    participation = as_participation(participation)
+
+    store, continued = None, False
+    if directory is not None:
+        store = RunDirectory(Path(directory))
+        settings = manifest(algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink)
+        continued = store.open(settings, resume)
+    training = Training(algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink)
+    if store is None:
+        yield from train_until(training, rounds, evaluate_every, callbacks)
+        return (yield from finished_run(training, executor))
+
+    if continued:
+        store.load(training)
+    else:
+        store.write_clients(executor.federation)
+    with interrupts() if stopped is None else nullcontext(stopped) as stop:
+        checkpoints = Checkpoints(store, checkpoint_every, stop)
+        try:
+            yield from train_until(training, rounds, evaluate_every, (checkpoints, *callbacks), stop)
+        except Diverged as error:
+            store.save(training)
+            store.write_summary({"rounds": rounds, "diverged": str(error)})
+            raise
+    done = yield from finished_run(training, executor)
+    store.write_ledger(done.ledger)  # with the delivery of the final models
+    store.write_summary(
+        {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+    )
+    return done
+
+
+def train_until(
+    training: Training,
+    rounds: int,
+    evaluate_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+    stopped: threading.Event | None = None,
+) -> Exchanges[None]:
+    """Take a training (fresh or restored) to `rounds` rounds, or until a callback stops it.
+
+    Raises:
+        ValueError: the training is already past `rounds`.
+        Interrupted: `stopped` was set; the callbacks have seen the last round.
+    """
+    require(
+        training.round <= rounds, f"the run has already done {training.round} rounds, more than the {rounds} asked for"
+    )
+    for callback in callbacks:
+        callback.on_start(training, rounds)
+    enough = False
+    while training.round < rounds and not enough:
+        started = perf_counter()
+        yield from training.next_round()
+        trained = perf_counter()
+        evaluated = training.round % evaluate_every == 0 or training.round == rounds
+        if evaluated:
+            yield from training.evaluation()
+        training.count_time(trained - started, perf_counter() - started)
+        enough = any([callback.after_round(training, evaluated) for callback in callbacks])
+        if enough and not evaluated:
+            yield from training.evaluation()
+        if stopped is not None and stopped.is_set():
+            raise Interrupted
+    for callback in callbacks:
+        callback.on_end(training)
+
+
+def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
+    """The run, with the delivery of its final models charged to its ledger."""
+    ledger = Ledger.from_frame(training.ledger.frame())
+    yield from training.deliver(ledger)
+    return Run(training, executor, ledger)
+
+
+def bind(model: Model | Architecture, federation: Federation) -> Model:
+    """The model for a federation's inputs and targets; a `Model` is returned as it is."""
+    if isinstance(model, Model):
+        return model
+    if federation.classes is not None:
+        return model.bind(federation.input_shape, federation.classes, loss=cross_entropy)
+    return model.bind(federation.input_shape, int(np.prod(federation.y.shape[1:], dtype=int)), loss=squared_error)
+
+
+def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:
+    """`run(..., directory=directory)`, as 0.1.0 spelled it.
+
+    Raises:
+        ValueError, Diverged, Interrupted: as `run`.
+    """
+    warnings.warn("run_in(DIR, ...) is run(..., directory=DIR) now", DeprecationWarning, stacklevel=2)
+    return run(*arguments, directory=directory, **options)

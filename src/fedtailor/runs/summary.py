@@ -1,0 +1,72 @@
+"""One run in numbers."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run in numbers. Accuracies (or losses, where there are no classes) of personal models on their clients' own
+    test splits after the last round: over clients, the mean, the worst, the mean of the worst tenth, the deviation.
+
+    Attributes:
+        unseen_mean: mean over clients that never took part; None where there are none.
+        streams: distinct models sent down in the last round.
+        models_down: distinct models sent (multicast), probe and delivery included.
+        models_down_unicast: models sent if every client had to be sent its own copy.
+        models_up: models (and gradients, controls) sent by clients.
+        bytes_down, bytes_up: bytes of everything that was sent, multicast, without single numbers (a loss, a weight):
+            `Run.ledger.totals()` counts those as scalars.
+        seconds: wall time, evaluation and compilation included; of trainings that share the devices' time, a share.
+        seconds_per_round: median wall time of a round without evaluation, likewise.
+    """
+
+    algorithm: str
+    federation: str
+    rounds: int
+    seed: int
+    clients: int
+    metric: str
+    mean: float
+    worst: float
+    worst10: float
+    std: float
+    unseen_mean: float | None
+    streams: int
+    models_down: int
+    models_down_unicast: int
+    models_up: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    seconds_per_round: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        width = max(len(field.name) for field in fields(self))
+        lines = [f"{name:<{width}}  {_short(value)}" for name, value in self.as_dict().items()]
+        return "\n".join(lines)
+
+
+def spread(values: NDArray[np.float64], higher_is_better: bool = True) -> dict[str, float]:
+    """Mean, worst, mean of the worst tenth (at least one client) and deviation over clients; NaN for no clients."""
+    if not len(values):
+        return dict.fromkeys(("mean", "worst", "worst10", "std"), float("nan"))
+    ordered = np.sort(values) if higher_is_better else np.sort(values)[::-1]
+    tenth = ordered[: max(len(values) // 10, 1)]
+    return {
+        "mean": float(values.mean()),
+        "worst": float(ordered[0]),
+        "worst10": float(tenth.mean()),
+        "std": float(values.std()),
+    }
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

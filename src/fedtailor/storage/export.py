@@ -1,0 +1,119 @@
+"""Personal models on disk: `models.safetensors` with the vectors, `manifest.json` with all that prediction needs."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fedtailor.models import Architecture, Classification, Model, cross_entropy, squared_error, zoo
+from fedtailor.protocol import Mixture, require
+from fedtailor.training import PersonalModel
+
+_FORMAT = "fedtailor personal models 1"
+_LOSSES: dict[str, Any] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
+
+
+def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> Path:
+    """Write personal models of one federation into a directory, which must be new or empty; returns it.
+
+    Raises:
+        ValueError: the directory holds other files or cannot be written, or there are no models.
+    """
+    everyone, path = list(personal), Path(directory)
+    require(len(everyone) > 0, "there are no personal models to export")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
+        arrays, clients = {}, {}
+        for row, model in enumerate(everyone):
+            mixture = isinstance(model.predictor, Mixture)
+            clients[model.name] = {"array": str(row), "mixture": mixture}
+            arrays[str(row)] = np.asarray(
+                model.predictor.models if isinstance(model.predictor, Mixture) else model.theta
+            )
+            if isinstance(model.predictor, Mixture):
+                arrays[f"{row}.weights"] = np.asarray(model.predictor.weights)
+                clients[model.name]["logits"] = model.predictor.logits
+        first = everyone[0]
+        manifest = {
+            "format": _FORMAT,
+            "model": _description(first.model),
+            "shift": first.shift,
+            "scale": first.scale,
+            "clients": clients,
+        }
+        save_file(arrays, path / "models.safetensors")
+        (path / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"cannot write models to {path}: {error.strerror}; name another directory") from None
+    return path
+
+
+def load_models(directory: Path | str, model: Model | None = None) -> dict[str, PersonalModel]:
+    """The personal models that `export_models` wrote, by client name.
+
+    Args:
+        directory: where they are.
+        model: needed where the network is not one of `fedtailor.models` (a module or function of your own).
+
+    Raises:
+        ValueError: the directory holds no models, they are damaged, or they need `model`.
+    """
+    path = Path(directory)
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        arrays = load_file(path / "models.safetensors")
+    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        raise ValueError(f"{path} holds no exported models, or they are damaged ({error})") from None
+    require(manifest.get("format") == _FORMAT, f"{path} holds no exported personal models of fedtailor")
+    model = _rebuilt(manifest["model"]) if model is None else model
+    shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))
+    found = {}
+    for name, entry in manifest["clients"].items():
+        array = arrays[entry["array"]]
+        require(
+            array.shape[-1] == model.size, f"client {name!r} has {array.shape[-1]} parameters, the model {model.size}"
+        )
+        weights = arrays.get(f"{entry['array']}.weights")
+        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])  # pyright: ignore
+        found[name] = PersonalModel(name, predictor, model, shift, scale)
+    return found
+
+
+def _description(model: Model) -> dict[str, Any]:
+    """What `_rebuilt` needs, as JSON values."""
+    architecture: Any = model.architecture
+    fields = {field.name: getattr(architecture, field.name) for field in dataclasses.fields(architecture)}
+    loss = next((name for name, loss in _LOSSES.items() if loss == model.loss), None)
+    return {
+        "architecture": type(architecture).__name__,
+        "fields": {name: value if _is_plain(value) else repr(value) for name, value in fields.items()},
+        "input_shape": list(model.input_shape),
+        "outputs": model.outputs,
+        "loss": loss or repr(model.loss),
+        "classification": isinstance(model.loss, Classification),
+        "dtype": model.dtype,
+    }
+
+
+def _rebuilt(description: dict[str, Any]) -> Model:
+    kind = getattr(zoo, description["architecture"], None)
+    loss = _LOSSES.get(description["loss"])
+    if not (isinstance(kind, type) and issubclass(kind, Architecture)) or loss is None:
+        what = description["architecture"] if loss is not None else f"loss {description['loss']}"
+        raise ValueError(f"these models use {what}, which only your code knows; pass model=... to load them")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in description["fields"].items()}
+    return kind(**values).bind(
+        tuple(description["input_shape"]), description["outputs"], loss=loss, dtype=description["dtype"]
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,86 @@
+"""What was run: every setting, the data and the versions, as plain values for `manifest.toml`."""
+
+import dataclasses
+import hashlib
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from fedtailor._version import __version__
+from fedtailor.federation import Federation
+from fedtailor.models import Model
+from fedtailor.protocol import Algorithm, Pipeline
+from fedtailor.training.participation import Participation
+
+
+def manifest(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: Model,
+    seed: int,
+    participation: Participation,
+    every: int,
+    uplink: Pipeline = (),
+) -> dict[str, Any]:
+    """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
+    return {
+        "run": {"seed": seed, "evaluate_every": every, "participation": settings(participation)},
+        "algorithm": settings(algorithm),
+        **({"uplink": settings(uplink)} if uplink else {}),
+        "model": settings(model),
+        "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
+        "versions": {
+            "fedtailor": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("jax", "numpy")},
+        },
+    }
+
+
+def settings(value: Any) -> Any:
+    """A dataclass as a nested dict of TOML values: arrays by digest, functions by name, None left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return _kind(value) | {name: settings(part) for name, part in parts.items() if part is not None}
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [settings(part) for part in value if part is not None]
+    if hasattr(value, "dtype"):
+        return f"array {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
+    return getattr(value, "__qualname__", repr(value))
+
+
+def _kind(value: Any) -> dict[str, str]:
+    """What tells apart dataclasses with the same fields; methods go by their names."""
+    if isinstance(value, Algorithm):
+        return {"name": value.about.name if hasattr(value, "about") else type(value).__name__.lower()}
+    return {} if isinstance(value, Participation | Model) else {"type": type(value).__name__}
+
+
+def digest(federation: Federation) -> str:
+    """A fingerprint of all that a federation holds."""
+    found = hashlib.sha256(repr((federation.names, federation.classes, federation.shift, federation.scale)).encode())
+    groups = federation.unseen if federation.groups is None else federation.groups
+    splits = (federation.train, federation.val, federation.test)
+    parts = [part for split in splits for part in (split.rows, split.offsets)]
+    for array in (federation.x, federation.y, groups, federation.unseen, *parts):
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()[:16]
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
+    """The first setting in which two manifests differ, as "name: old, now new"; versions do not count."""
+    for name in sorted(old.keys() | new.keys()):
+        if not path and name == "versions":
+            continue
+        one, other, full = old.get(name), new.get(name), f"{path}{name}"
+        if isinstance(one, dict) and isinstance(other, dict):
+            if (found := difference(one, other, f"{full}.")) is not None:
+                return found
+        elif one != other:
+            return f"{full}: {one if one is not None else 'not set'}, now {other if other is not None else 'not set'}"
+    return None

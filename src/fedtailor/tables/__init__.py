@@ -1,0 +1,9 @@
+"""Tables as they come: a file or frame becomes a federation, with the preprocessing that its models need later."""
+
+from fedtailor.tables.options import TableOptions, Task
+from fedtailor.tables.preprocessing import Preprocessing
+from fedtailor.tables.rates import stable_rate
+from fedtailor.tables.reading import ENDINGS
+from fedtailor.tables.table import Table, from_table
+
+__all__ = ["ENDINGS", "Preprocessing", "Table", "TableOptions", "Task", "from_table", "stable_rate"]

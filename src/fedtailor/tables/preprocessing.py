@@ -1,0 +1,224 @@
+"""`Preprocessing`: what a table's training rows taught about its columns; it turns raw rows into a model's inputs.
+
+It is plain data, travels with the models as JSON, and reads rows by the names of their columns.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from jaxtyping import Float32
+from numpy.typing import ArrayLike, NDArray
+
+from fedtailor.tables.encoding import ColumnEncoding
+from fedtailor.tables.kinds import parse_as
+from fedtailor.tables.problems import Problems, listed, no_such_column, rows_of
+from fedtailor.tables.reading import as_frame, clean, mixed_series
+from fedtailor.tables.target import TargetEncoding
+
+_FORMAT = "fedtailor preprocessing 1"
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How rows of a table become inputs, and predictions what the user calls them.
+
+    Attributes:
+        columns: the input columns, in the order of the model's inputs.
+        target: the column to predict.
+        client: the column that names the client.
+        ignored: column -> why rows may have it and models do not see it.
+        missing: the user's own words for missing cells.
+        decimal: the decimal sign of numbers that come as text.
+    """
+
+    columns: tuple[ColumnEncoding, ...]
+    target: TargetEncoding
+    client: str
+    ignored: Mapping[str, str]
+    missing: tuple[str, ...] = ()
+    decimal: str = "."
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in order."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    @property
+    def target_shift(self) -> float:
+        """What a regression's predictions are shifted by, after scaling; 0 for classes."""
+        return self.target.shift
+
+    @property
+    def target_scale(self) -> float:
+        """The unit of a regression's predictions: an error of 1 is so much in the target's own unit; 1 for classes."""
+        return self.target.scale
+
+    def transform(
+        self,
+        rows: Any,
+        *,
+        missing: Literal["error", "impute"] = "error",
+        unknown: Literal["error", "other"] = "error",
+    ) -> Float32[NDArray, "rows inputs"]:
+        """The model's inputs for raw rows, by the names of their columns.
+
+        Missing cells of a column that had missing cells in training are imputed as they were there (median or most
+        frequent value, and an input that says so). Further columns may be there only if the table had them too.
+
+        Args:
+            rows: a polars or pandas frame, one row as a dict, or a list of dicts.
+            missing: what to do with missing cells where training had none: refuse them, or impute the median or most
+                frequent value of training.
+            unknown: what to do with categories that no training row had, where none were rare enough to be "other":
+                refuse them, or set all of the column's inputs to 0.
+
+        Raises:
+            ValueError: all that is wrong with the rows, by column.
+        """
+        problems = Problems("the rows")
+        frame = self._frame(rows, problems)
+        problems.raise_if_any()
+        out = np.empty((frame.height, len(self.inputs)), np.float32)
+        start = 0
+        for column in self.columns:
+            end = start + len(column.inputs)
+            values = self._parse(frame[column.name], column, problems)
+            gaps = values.is_null()
+            if missing == "error" and not column.indicator and gaps.any():
+                problems.add(
+                    f"column {column.name!r} is missing in {_places(gaps)}, and in training it never was; fill it in, "
+                    f"or ask for missing='impute', which puts {column.fill!r} there"
+                )
+            strange = column.unknown(values)
+            if unknown == "error" and strange.any():
+                problems.add(
+                    f"column {column.name!r} is {values.filter(strange)[0]!r} in {_places(strange)}, which no training "
+                    f"row was; training had {listed(column.categories)}; or ask for unknown='other'"
+                )
+            column.encode(values, out[:, start:end])
+            start = end
+        problems.raise_if_any()
+        return out
+
+    def decode(self, predictions: ArrayLike) -> NDArray[Any]:
+        """The labels of class numbers [rows], or predictions of a regression in the target's own unit.
+
+        Raises:
+            ValueError: a number that is no class.
+        """
+        return self.target.decode(predictions)
+
+    def to_json(self) -> str:
+        """The preprocessing as JSON; `from_json` gives the same one, to the last bit."""
+        content = {"format": _FORMAT, **dataclasses.asdict(self), "ignored": dict(self.ignored)}
+        return json.dumps(content, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Preprocessing":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else, or damaged.
+        """
+        try:
+            content = json.loads(text)
+            if content.pop("format", None) != _FORMAT:
+                raise ValueError("this JSON holds no preprocessing; give what Preprocessing.to_json wrote")
+            columns = tuple(
+                ColumnEncoding(**{**column, "categories": tuple(column["categories"])})
+                for column in content.pop("columns")
+            )
+            target = content.pop("target")
+            target = TargetEncoding(**{**target, "classes": tuple(target["classes"])})
+            return cls(columns, target, **{**content, "missing": tuple(content["missing"])})
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no preprocessing, or a damaged one ({error}); write it again") from None
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write `to_json` to a file."""
+        path = Path(path)
+        path.write_text(self.to_json(), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Preprocessing":
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: it cannot be read, or holds something else.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def _frame(self, rows: Any, problems: Problems) -> pl.DataFrame:
+        """The input columns of the rows, cleaned."""
+        frame = _from_dicts(rows, problems) if _is_dicts(rows) else as_frame(rows)
+        if problems.found:
+            return frame
+        frame = clean(frame, self.missing)
+        names = [column.name for column in self.columns]
+        for name in names:
+            if name not in frame.columns:
+                problems.add(no_such_column("the model's inputs", name, frame.columns))
+        for name in frame.columns:
+            if name not in names and name not in self.ignored:
+                problems.add(no_such_column("these rows in the table that the model learned from", name, names))
+        if not frame.height:
+            problems.add("there are none; give one at least")
+        return frame
+
+    def _parse(self, series: pl.Series, column: ColumnEncoding, problems: Problems) -> pl.Series:
+        if self.decimal == "," and column.kind == "number" and series.dtype == pl.String:
+            series = series.str.replace(",", ".", literal=True)
+        values, bad = parse_as(series, column.kind, column.date_format)
+        if bad.any():
+            problems.add(
+                f"column {column.name!r} holds {series.filter(bad)[0]!r} in {_places(bad)}, which is no {column.kind} "
+                f"as in training; mend it, or leave the cell empty"
+            )
+        return values
+
+
+def _is_dicts(rows: Any) -> bool:
+    return isinstance(rows, Mapping) or (isinstance(rows, Sequence) and not isinstance(rows, str))
+
+
+def _from_dicts(rows: Mapping[str, Any] | Sequence[Any], problems: Problems) -> pl.DataFrame:
+    """One dict or a list of them as a frame; a key that a row lacks is a problem, not a missing cell."""
+    given = [rows] if isinstance(rows, Mapping) else list(rows)
+    strange = next((row for row in given if not isinstance(row, Mapping)), None)
+    if strange is not None:
+        problems.add(f"each row is a dict of column names and values, not {type(strange).__name__}; or give a frame")
+        return pl.DataFrame()
+    names = list(dict.fromkeys(str(name) for row in given for name in row))
+    for name in names:
+        lacking = [number for number, row in enumerate(given, 1) if name not in row]
+        if lacking:
+            problems.add(f"column {name!r} is not given in {rows_of(lacking)}; use None for a missing cell")
+    if problems.found:
+        return pl.DataFrame()
+    return pl.DataFrame({name: mixed_series(name, [_plain(row[name]) for row in given]) for name in names})
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars and arrays as Python's own."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _places(mask: pl.Series) -> str:
+    rows = mask.arg_true() + 1
+    if len(rows) <= _EXAMPLES:
+        return f"row {listed(rows.to_list())}" if len(rows) == 1 else f"rows {listed(rows.to_list())}"
+    return f"{len(rows):,} rows, first in row {rows[0]}"

@@ -1,0 +1,265 @@
+"""`from_table`: a user's file or frame becomes a federation, with the preprocessing that its models need later."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from jaxtyping import Bool, Float32, Int
+from numpy.typing import NDArray
+
+from fedtailor.federation import Federation
+from fedtailor.federation.splits import choose_unseen
+from fedtailor.tables.checks import check_clients, check_columns
+from fedtailor.tables.encoding import ColumnEncoding, fit_column
+from fedtailor.tables.kinds import Parsed, recognise
+from fedtailor.tables.notes import about_columns, about_dropped, about_splits
+from fedtailor.tables.options import TableOptions, make_options
+from fedtailor.tables.preprocessing import Preprocessing
+from fedtailor.tables.problems import Problems, listed
+from fedtailor.tables.reading import RawTable, read
+from fedtailor.tables.screening import screen
+from fedtailor.tables.splitting import Splits, is_split_column, split_rows
+from fedtailor.tables.target import Target, TargetEncoding, read_target
+
+SPLIT_COLUMN = "split"
+"""A column of this name that says train, val or test gives the split without being asked for."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table(Federation):
+    """A federation that was read from a table.
+
+    Its inputs are standardised numbers and indicators, float32; the targets of a regression are standardised too
+    (`preprocessing.target_shift` and `target_scale` lead back to their own unit).
+
+    Attributes:
+        preprocessing: how rows of the table become inputs of the models, and predictions what the user calls them.
+        notes: what was decided, imputed and left out, in sentences.
+        rows: [N] the row of the table, counted from 0, in which each example stood.
+    """
+
+    preprocessing: Preprocessing | None = None
+    notes: tuple[str, ...] = ()
+    rows: Int[NDArray, " N"] | None = None
+
+
+def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
+    """A federation from a table as it comes: one row for each example, a column that names its client.
+
+    Missing cells, text, booleans and dates are encoded, numbers are standardised; constants, duplicates, and columns
+    that tell rows or clients apart are left out. All that is learned for this comes from the training rows of clients
+    that train. In a real federation those statistics would be obtained by secure aggregation.
+
+    Args:
+        source: a path (.csv, .tsv, .txt, .parquet, with the extra `excel` also .xlsx), a polars or a pandas frame.
+        seed: of the splits and of the unseen clients; with `folds` it says which part is the test.
+        options: the fields of `TableOptions`, such as client="hospital", target="num", positive=">0".
+
+    Returns:
+        The federation; `.preprocessing` and `.notes` say what was done.
+
+    Raises:
+        ValueError: the file cannot be read, or all that is wrong with its columns, in one list.
+
+    Example:
+        >>> table = ft.tables.from_table("heart.csv", client="hospital", target="num", positive=">0")
+        >>> run = ft.run(ft.Ditto(), table, ft.models.logistic(), rounds=50)
+    """
+    return _build(read(source, settings := make_options(options)), settings, seed)
+
+
+def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
+    problems = Problems(raw.where)
+    options, notes = _find_split_column(raw.frame, options, list(raw.notes))
+    check_columns(raw.frame, options, problems)
+    problems.raise_if_any()
+    frame, kept_rows = _labelled(raw.frame, options, notes)
+    rows = check_clients(frame, options, problems)
+    target = _target(frame, options, problems)
+    columns = _recognise(frame, options, problems)
+    problems.raise_if_any()
+    assert rows is not None and target is not None
+    rows = replace(rows, y=target.values)
+    splits = split_rows(_with_times(frame, options, problems), rows, options, problems, seed)
+    problems.raise_if_any()
+    del frame  # of a large table, the parsed columns are as large again
+    unseen = choose_unseen(options.unseen, rows.names, seed)
+    train = _training_rows(splits, unseen, len(rows.owners))
+    _check_training(splits, unseen, rows.names, options, problems)
+    problems.raise_if_any()
+    encodings, ignored = _learn(columns, train, rows.owners, options, notes, problems)
+    problems.raise_if_any()
+    notes += [*target.notes, *about_splits(splits, rows, options)]
+    encoding, y = _standardise_target(target, train)
+    ignored = _ignored(raw.frame.columns, encodings, options, ignored)
+    decimal = options.decimal or ("," if any("decimal comma" in note for note in raw.notes) else ".")
+    preprocessing = Preprocessing(encodings, encoding, options.client, ignored, options.missing, decimal)
+    return Table(
+        _inputs(columns, encodings),
+        y,
+        *splits,
+        rows.names,
+        unseen=unseen,
+        classes=len(encoding.classes) or None,
+        name=raw.name,
+        class_names=tuple(str(label) for label in encoding.classes) or None,
+        preprocessing=preprocessing,
+        notes=tuple(notes),
+        rows=kept_rows,
+    )
+
+
+def _find_split_column(frame: pl.DataFrame, options: TableOptions, notes: list[str]) -> tuple[TableOptions, list[str]]:
+    """A column called `split` that says train, val and test gives the split, unless another rule is asked for."""
+    free = options.split is None and options.time is None and options.folds is None
+    named = {*options.drop, *(options.features or ()), *options.roles.values()}
+    if free and SPLIT_COLUMN in frame.columns and SPLIT_COLUMN not in named and is_split_column(frame[SPLIT_COLUMN]):
+        notes.append("Column 'split' gives the split (drop it to draw one at random).")
+        return replace(options, split=SPLIT_COLUMN), notes
+    return options, notes
+
+
+def _labelled(
+    frame: pl.DataFrame, options: TableOptions, notes: list[str]
+) -> tuple[pl.DataFrame, Int[NDArray, " rows"]]:
+    """The rows with a client and a target, if the others are to be left out; and their numbers."""
+    if not options.skip_unlabelled:
+        return frame, np.arange(frame.height)
+    keep = frame[options.client].is_not_null() & frame[options.target].is_not_null()
+    if not keep.all():
+        notes.append(f"{int((~keep).sum()):,} rows without a target or a client are left out.")
+    return frame.filter(keep), keep.arg_true().to_numpy().astype(np.int64)
+
+
+def _target(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> Target | None:
+    series = frame[options.target]
+    gaps = series.is_null()
+    if gaps.any():
+        first = (gaps.arg_max() or 0) + 1
+        client = frame[options.client][first - 1]
+        problems.add(
+            f"target column {options.target!r} is missing in {int(gaps.sum()):,} of {len(gaps):,} rows, first in row "
+            f"{first} (client {client!r}); fill it in, or leave these rows out with skip-unlabelled"
+        )
+        return None
+    return read_target(series, options, problems)
+
+
+def _recognise(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> dict[str, Parsed]:
+    """The candidates for inputs, parsed; what cannot be parsed is a problem."""
+    special = [*options.roles.values(), *options.drop]
+    names = options.features or [name for name in frame.columns if name not in special]
+    columns: dict[str, Parsed] = {}
+    for name in _expanded(names, frame.columns):
+        try:
+            columns[name] = recognise(frame[name], category=name in options.categories)
+        except ValueError as error:
+            problems.add(str(error))
+    if not columns and not problems.found:
+        problems.add(f"there is no input column besides {listed(special)}; a model needs one at least")
+    return columns
+
+
+def _expanded(names: Iterable[str], columns: list[str]) -> list[str]:
+    """Names, a column of arrays being the columns of its entries."""
+    return [column for name in names for column in ([name] if name in columns else columns) if is_entry(column, name)]
+
+
+def is_entry(column: str, name: str) -> bool:
+    """Whether a column is `name`, or an entry of the array column `name`."""
+    return column == name or (column.startswith(f"{name}[") and column.endswith("]"))
+
+
+def _with_times(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> pl.DataFrame:
+    """The frame with its time column as numbers; a time that is missing or none is a problem."""
+    if options.time is None:
+        return frame
+    try:
+        parsed = recognise(frame[options.time])
+    except ValueError as error:
+        problems.add(str(error))
+        return frame
+    if parsed.kind not in ("number", "date"):
+        problems.add(f"time column {options.time!r} holds {parsed.kind} values, neither numbers nor dates")
+    elif parsed.values.null_count():
+        first = (parsed.values.is_null().arg_max() or 0) + 1
+        problems.add(
+            f"time column {options.time!r} is missing in {parsed.values.null_count():,} rows, first in row {first}; "
+            f"fill it in or remove these rows"
+        )
+    return frame.with_columns(parsed.values.alias(options.time))
+
+
+def _training_rows(splits: Splits, unseen: Bool[NDArray, " clients"], count: int) -> Bool[NDArray, " rows"]:
+    """The training rows of the clients that train."""
+    mask = np.zeros(count, np.bool_)
+    mask[splits[0].take(np.flatnonzero(~unseen)).rows] = True
+    return mask
+
+
+def _check_training(
+    splits: Splits, unseen: Bool[NDArray, " clients"], names: tuple[str, ...], options: TableOptions, problems: Problems
+) -> None:
+    idle = [name for name, size, held in zip(names, splits[0].sizes, unseen, strict=True) if not size and not held]
+    if idle:
+        rule = "split" if options.split else "group"
+        problems.add(f"clients {listed(idle)} have no training rows; change the {rule} column, or name them in unseen")
+    if not splits[2].rows.size and (options.test > 0 or options.split):
+        problems.add("no client has a row to test on; give clients with two rows or more, and other groups or splits")
+
+
+def _learn(
+    columns: dict[str, Parsed],
+    train: Bool[NDArray, " rows"],
+    owners: Int[NDArray, " rows"],
+    options: TableOptions,
+    notes: list[str],
+    problems: Problems,
+) -> tuple[tuple[ColumnEncoding, ...], dict[str, str]]:
+    """The encodings of the columns that are worth an input, and why the others are ignored."""
+    named = frozenset(_expanded((*(options.features or ()), *options.categories), list(columns)))
+    found = screen(columns, train, owners, named)
+    empty = [name for name, why in found.dropped.items() if name in named and why.startswith("missing")]
+    for name in empty:
+        problems.add(f"column {name!r} is asked for and is missing in all training rows; fill it in or leave it out")
+    if not found.kept:
+        problems.add(
+            f"no input column is left: {'; '.join(f'{name!r} is {why}' for name, why in found.dropped.items())}"
+        )
+    notes += [*about_dropped(found.dropped), *found.warnings]
+    mask = pl.Series(train)
+    encodings = tuple(fit_column(name, columns[name], mask) for name in found.kept)
+    notes += about_columns(encodings, columns)
+    return encodings, dict(found.dropped) | dict.fromkeys(options.drop, "dropped by the user")
+
+
+def _standardise_target(target: Target, train: Bool[NDArray, " rows"]) -> tuple[TargetEncoding, NDArray[Any]]:
+    """Class numbers as they are; the targets of a regression with mean 0 and deviation 1 over the training rows."""
+    if target.encoding.task == "classification":
+        return target.encoding, target.values.astype(np.int32)
+    shift, scale = float(target.values[train].mean()), float(target.values[train].std()) or 1.0
+    encoding = replace(target.encoding, shift=shift, scale=scale)
+    return encoding, ((target.values - shift) / scale).astype(np.float32)
+
+
+def _ignored(
+    names: list[str], encodings: tuple[ColumnEncoding, ...], options: TableOptions, left_out: dict[str, str]
+) -> dict[str, str]:
+    """Every column of the table that is no input, and why: rows may have it when the models are used."""
+    inputs = {encoding.name for encoding in encodings}
+    reasons = dict.fromkeys(names, "not among the features")
+    reasons |= {column: f"the {role} column" for role, column in options.roles.items()} | left_out
+    return {name: why for name, why in reasons.items() if name not in inputs}
+
+
+def _inputs(columns: dict[str, Parsed], encodings: tuple[ColumnEncoding, ...]) -> Float32[NDArray, "rows inputs"]:
+    rows = len(columns[encodings[0].name].values)
+    x = np.empty((rows, sum(len(encoding.inputs) for encoding in encodings)), np.float32)
+    start = 0
+    for encoding in encodings:
+        end = start + len(encoding.inputs)
+        encoding.encode(columns[encoding.name].values, x[:, start:end])
+        start = end
+    return x

@@ -1,0 +1,204 @@
+"""The column to predict: classes or numbers, as the models see them and as the user wrote them."""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import ArrayLike, NDArray
+
+from fedtailor.tables.kinds import MAX_CATEGORIES, as_numbers, category_text
+from fedtailor.tables.options import TableOptions, Task
+from fedtailor.tables.problems import Problems, listed
+
+MAX_CLASSES = 1000
+_COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+Label = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class TargetEncoding:
+    """How the target stands in the models.
+
+    Attributes:
+        name: the column.
+        task: "classification" or "regression".
+        classes: what each class is called in the user's file; empty for a regression.
+        shift, scale: a regression's model predicts (target - shift) / scale.
+    """
+
+    name: str
+    task: Task
+    classes: tuple[Label, ...] = ()
+    shift: float = 0.0
+    scale: float = 1.0
+
+    def decode(self, predictions: ArrayLike) -> NDArray[Any]:
+        """The user's labels of class numbers [n], or predictions of a regression [n] in the target's own unit.
+
+        Raises:
+            ValueError: a number that is no class.
+        """
+        given = np.asarray(predictions)
+        if self.task == "regression":
+            return given.astype(np.float64) * self.scale + self.shift
+        if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= len(self.classes)):
+            raise ValueError(f"predictions of {self.name!r} must be class numbers 0..{len(self.classes) - 1}")
+        labels = np.empty(len(self.classes), object)
+        labels[:] = self.classes
+        kinds = {type(label) for label in self.classes}
+        return (labels if len(kinds) > 1 else np.array(self.classes))[given]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of all rows of a table.
+
+    Attributes:
+        encoding: of classes complete; of a regression not yet standardised.
+        values: [rows] class numbers (int64) or the target in its own unit (float64).
+        notes: what was decided, in sentences.
+    """
+
+    encoding: TargetEncoding
+    values: NDArray[Any]
+    notes: tuple[str, ...]
+
+
+def read_target(series: pl.Series, options: TableOptions, problems: Problems) -> Target | None:
+    """Read a complete (no cell is missing), cleaned column; None if there are problems."""
+    name = series.name
+    if series.dtype == pl.String:
+        numbers = as_numbers(series)
+        series = series if numbers is None else numbers
+    if not (series.dtype in (pl.String, pl.Boolean) or series.dtype.is_numeric()):
+        problems.add(f"target column {name!r} holds {series.dtype}; it must hold numbers, text or booleans")
+        return None
+    if series.dtype.is_float() and series.is_infinite().any():
+        row = (series.is_infinite().arg_max() or 0) + 1
+        problems.add(f"target column {name!r} holds infinite numbers, first in row {row}; replace or remove them")
+        return None
+    if options.positive:
+        return _one_against_rest(series, options, problems)
+    task, notes = _task(series, options.task)
+    if task == "regression":
+        return _regression(series, notes, problems)
+    return _classes(series, options, notes, problems)
+
+
+def _task(series: pl.Series, wanted: Task | None) -> tuple[Task, tuple[str, ...]]:
+    """Classification or regression, and a sentence where it was guessed."""
+    name = series.name
+    if wanted is not None:
+        return wanted, ()
+    if not series.dtype.is_numeric():
+        return "classification", ()
+    if series.dtype.is_float() and not (series == series.round()).all():
+        return "regression", (f"The target {name!r} holds decimal numbers: a regression.",)
+    distinct = series.n_unique()
+    if distinct <= MAX_CATEGORIES:
+        return "classification", (
+            f"The target {name!r} holds {distinct} different whole numbers: classes (say task regression if they are "
+            f"quantities, or name the positive ones with positive).",
+        )
+    return "regression", (
+        f"The target {name!r} holds {distinct:,} different whole numbers: a regression (say task classification if "
+        f"they are classes).",
+    )
+
+
+def _regression(series: pl.Series, notes: tuple[str, ...], problems: Problems) -> Target | None:
+    if not series.dtype.is_numeric():
+        values = series.cast(pl.Float64, strict=False) if series.dtype == pl.String else None
+        bad = "" if values is None or not values.null_count() else f", such as {series.filter(values.is_null())[0]!r}"
+        problems.add(f"target column {series.name!r} holds {series.dtype}{bad}, not numbers; say task classification")
+        return None
+    values = series.cast(pl.Float64).to_numpy()
+    if len(values) and values.min() == values.max():
+        problems.add(f"target column {series.name!r} is {values[0]:g} in all rows; there is nothing to predict")
+        return None
+    return Target(TargetEncoding(series.name, "regression"), values, notes)
+
+
+def _classes(series: pl.Series, options: TableOptions, notes: tuple[str, ...], problems: Problems) -> Target | None:
+    name, found = series.name, series.unique().sort()
+    if len(found) < 2:
+        problems.add(f"target column {name!r} holds one class only, {found[0]!r}; there is nothing to tell apart")
+        return None
+    if len(found) > MAX_CLASSES or len(found) > len(series) / 2:
+        also = ", or say task regression" if series.dtype.is_numeric() else ""
+        problems.add(
+            f"target column {name!r} has {len(found):,} different values in {len(series):,} rows, too many for "
+            f"classes; name another column{also}"
+        )
+        return None
+    labels = [_plain(label) for label in found.to_list()]
+    codes = series.replace_strict(found, pl.Series(range(len(found)), dtype=pl.Int64), return_dtype=pl.Int64)
+    rare = [label for label, count in zip(labels, np.bincount(codes.to_numpy()), strict=True) if count < 3]
+    if rare:
+        notes = (*notes, f"Classes of fewer than three rows: {listed(rare)}; no test can judge them.")
+    return Target(TargetEncoding(name, "classification", tuple(labels)), codes.to_numpy(), notes)
+
+
+def _one_against_rest(series: pl.Series, options: TableOptions, problems: Problems) -> Target | None:
+    """Two classes: what `positive` says, and the rest."""
+    name = series.name
+    if options.task == "regression":
+        problems.add("positive is for classes, and task is regression; leave one of them out")
+        return None
+    comparison = _COMPARISON.fullmatch(options.positive[0]) if len(options.positive) == 1 else None
+    if comparison:
+        try:
+            limit = float(comparison[2])
+        except ValueError:
+            problems.add(f"positive is {options.positive[0]!r}; after {comparison[1]} stands a number, as in '>0'")
+            return None
+        if not series.dtype.is_numeric():
+            problems.add(f"positive is {options.positive[0]!r}, and target column {name!r} holds text; name its labels")
+            return None
+        is_positive = _OPERATORS[comparison[1]](series.cast(pl.Float64).to_numpy(), limit)
+    else:
+        text = category_text(series)
+        lower = text.str.to_lowercase() if series.dtype == pl.Boolean else text
+        wanted = [label.lower() if series.dtype == pl.Boolean else label for label in options.positive]
+        present = lower.unique().sort().to_list()
+        strange = [label for label in wanted if label not in present]
+        if strange:
+            problems.add(f"positive names {strange[0]!r}, which target column {name!r} never holds; it holds "
+                         f"{listed(present)}")  # fmt: skip
+            return None
+        is_positive = lower.is_in(wanted).to_numpy()
+    if is_positive.all() or not is_positive.any():
+        which = "all" if is_positive.all() else "no"
+        problems.add(f"{which} rows of target column {name!r} are positive ({', '.join(options.positive)}); name "
+                     f"other labels with positive")  # fmt: skip
+        return None
+    classes = _side_names(series, is_positive, options.positive, bool(comparison))
+    note = (f"The target {name!r} is positive ({classes[1]}) in {int(is_positive.sum()):,} of {len(series):,} rows.",)
+    return Target(TargetEncoding(name, "classification", classes), is_positive.astype(np.int64), note)
+
+
+def _side_names(
+    series: pl.Series, is_positive: NDArray[np.bool_], positive: Sequence[str], comparison: bool
+) -> tuple[Label, Label]:
+    """What the rest and the positives are called: the label, where a side has one only; else the rule."""
+    rule = positive[0].strip() if comparison else " or ".join(positive)
+    names: list[Label] = []
+    for side, other in ((~is_positive, f"not {rule}"), (is_positive, rule)):
+        labels = series.filter(pl.Series(side)).unique()
+        names.append(_plain(labels[0]) if len(labels) == 1 else other)
+    return names[0], names[1]
+
+
+def _plain(label: Any) -> Label:
+    """A label as JSON holds it; whole floats as integers."""
+    if isinstance(label, float) and label.is_integer():
+        return int(label)
+    return label

@@ -1,0 +1,203 @@
+"""Small federations whose answers are known exactly, and how to run methods on them.
+
+All tests share these few shapes, so that they share compiled programs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike, NDArray
+
+from fedtailor import models
+from fedtailor.executors import DeviceExecutor, Settings
+from fedtailor.federation import Federation, Ragged
+from fedtailor.models import Model
+from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort
+from fedtailor.runs import simulate
+from fedtailor.training import Training
+from fedtailor.training.participation import Participation
+
+BATCH = 8
+EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
+"""float64"""
+ROUNDED: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
+"""float32"""
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Double precision inside a `with` block."""
+    with jax.enable_x64(True):
+        yield
+
+
+def zeros(key: Array, size: int) -> Float[Array, " size"]:
+    """An initial model of zeros."""
+    return jnp.zeros(size)
+
+
+def shifted(key: Array, size: int) -> Float[Array, " size"]:
+    """An initial model of its own for every key."""
+    return jax.random.normal(key, (size,))
+
+
+def constant(theta: Float[Array, " d"], x: Float[Array, "b 0"]) -> Float[Array, "b d"]:
+    """A model without inputs: its outputs are its parameters."""
+    return jnp.broadcast_to(theta, (len(x), *theta.shape))
+
+
+def quadratic_loss(outputs: Float[Array, "b d"], y: Float[Array, "b 2*d"]) -> Float[Array, " b"]:
+    """(outputs - a) A (outputs - a) / 2 with A = diag(curvature), y = [curvature, a]."""
+    curvature, a = jnp.split(y, 2, axis=-1)
+    return 0.5 * (curvature * jnp.square(outputs - a)).sum(-1)
+
+
+_INITS = {(kind, size): partial(kind, size=size) for kind in (zeros, shifted) for size in (1, 2, 3)}
+
+
+def quadratic_model(size: int, init: Any = zeros) -> Model:
+    """theta [size] with loss (theta - a) A (theta - a) / 2; one program for every problem of one size."""
+    return models.from_function(_INITS[init, size], constant).bind((0,), size, loss=quadratic_loss, dtype="float64")
+
+
+def quadratics(
+    a: ArrayLike,
+    curvature: ArrayLike = 1.0,
+    sizes: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    unseen: ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+) -> Federation:
+    """Client i has sizes[i] equal samples of f_i(theta) = sum_k curvature_ik (theta_k - a_ik)^2 / 2.
+
+    Every batch of a client gives its full gradient, so closed forms hold for any batch size; `sizes` are ragged and
+    no multiples of BATCH by default."""
+    a = np.atleast_2d(np.asarray(a, float).T).T
+    curvature = np.broadcast_to(np.reshape(curvature, (-1, 1)) if np.ndim(curvature) == 1 else curvature, a.shape)
+    clients = len(a)
+    sizes = np.asarray([3 + 5 * i for i in range(clients)] if sizes is None else sizes)
+    y = np.repeat(np.concatenate([curvature, a], axis=1), sizes, axis=0)
+    rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    return Federation(
+        x=np.zeros((len(y), 0)),
+        y=y,
+        train=Ragged.of(rows),
+        val=Ragged.empty(clients),
+        test=Ragged.empty(clients),
+        names=tuple(names or (f"client {i}" for i in range(clients))),
+        groups=None if groups is None else np.asarray(groups),
+        unseen=np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
+    )
+
+
+def classification(
+    clients: int = 5,
+    sizes: ArrayLike | None = None,
+    seed: int = 0,
+    groups: ArrayLike | None = None,
+    unseen: ArrayLike | None = None,
+    test: int = 6,
+    val: int = 5,
+    same: bool = False,
+) -> Federation:
+    """Ragged clients with Gaussian inputs [4], 3 classes and a labelling of their own (`same`: identical clients)."""
+    rng = np.random.default_rng(seed)
+    sizes = np.asarray([11 + 6 * i for i in range(clients)] if sizes is None else sizes)
+    x, y, parts = [], [], ([], [], [])
+    start = 0
+    for size in sizes:
+        own = np.random.default_rng(seed + 1) if same else rng
+        inputs = own.normal(size=(size + val + test, 4))
+        labels = (inputs @ own.normal(size=(4, 3)) + 0.3 * own.normal(size=(len(inputs), 3))).argmax(1)
+        for part, (first, end) in zip(parts, ((0, size), (size, size + val), (size + val, len(inputs))), strict=True):
+            part.append(start + np.arange(first, end))
+        x.append(inputs)
+        y.append(labels)
+        start += len(inputs)
+    train, held, tested = (Ragged.of(part) for part in parts)
+    return Federation(
+        np.concatenate(x),
+        np.concatenate(y),
+        train,
+        held,
+        tested,
+        tuple(f"client {i}" for i in range(clients)),
+        None if groups is None else np.asarray(groups),
+        np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
+        classes=3,
+    )
+
+
+def softmax_model(dtype: Literal["float32", "float64"] = "float64") -> Model:
+    """Softmax regression for `classification`."""
+    return models.logistic().bind((4,), 3, dtype=dtype)
+
+
+def train(
+    algorithm: Algorithm,
+    federation: Federation,
+    model: Model,
+    rounds: int,
+    *,
+    seed: int = 0,
+    participation: Participation | None = None,
+    **settings: Any,
+) -> Training[DeviceExecutor]:
+    """A training after `rounds` rounds, without evaluations."""
+    participation = participation or Participation()
+    training = simulate(
+        algorithm, federation, model, seed=seed, participation=participation, settings=Settings(**settings)
+    )
+    for _ in range(rounds):
+        training.advance()
+    return training
+
+
+def personal(training: Training[DeviceExecutor]) -> NDArray[Any]:
+    """The personal models [m, d] of all seen clients, in the federation's order."""
+    return by_place(training, training.predictors(training.serve()))
+
+
+def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
+    """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...] in the federation's order."""
+    executor, found = training.executor, None
+    for table, unseen in ((executor.seen, False), (executor.unseen, True)):
+        if len(table):
+            leaves = jax.tree.leaves(training.predictors(training.serve(unseen=unseen)))
+            found = found or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
+            for target, leaf in zip(found, leaves, strict=True):
+                target[table.listed] = leaf
+    assert found is not None
+    return found
+
+
+def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any]:
+    """Rows over the population (sorted by id), in the federation's order."""
+    found = np.empty_like(np.asarray(rows))
+    found[np.argsort(np.argsort(training.population.listed))] = rows
+    return found
+
+
+def answers_of(cohort: Cohort, **arrays: Any) -> Answers:
+    """Answers of a cohort whose clients sent these arrays [c, ...]."""
+    rows = np.arange(len(cohort))
+    return Answers(cohort.reporting, {kind: ClientRows(value, rows) for kind, value in arrays.items()})
+
+
+def assert_absent_keep_their_state(training: Training[DeviceExecutor], rounds: int = 3) -> None:
+    """Advance: the states of clients that do not report stay as they are to the bit, those of reporters change."""
+    for _ in range(rounds):
+        report = training.participation.sample(training.population.ids, training.seed, training.round)
+        assert 0 < report.sum() < len(report)
+        before = [np.array(leaf) for leaf in jax.tree.leaves(training.executor.client_states)]
+        training.advance()
+        changed = np.zeros(len(report), bool)
+        for old, new in zip(before, jax.tree.leaves(training.executor.client_states), strict=True):
+            changed |= (old != np.asarray(new)).reshape(len(report), -1).any(axis=1)
+        np.testing.assert_array_equal(changed, report)

@@ -1,0 +1,18 @@
+"""The server's side of a run: rounds, participation, service of clients, measurements, callbacks."""
+
+from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
+from fedtailor.training.metrics import Metrics
+from fedtailor.training.participation import Participation, as_participation
+from fedtailor.training.personal import PersonalModel
+from fedtailor.training.training import Training
+
+__all__ = [
+    "AfterRound",
+    "Callback",
+    "EarlyStopping",
+    "Metrics",
+    "Participation",
+    "PersonalModel",
+    "Training",
+    "as_participation",
+]

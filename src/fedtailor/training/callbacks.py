@@ -1,0 +1,58 @@
+"""What looks on while a run trains, and may stop it: progress bars, checkpoints, early stopping, trackers."""
+
+from collections.abc import Callable
+
+from fedtailor.protocol import require
+from fedtailor.training.training import Training
+
+
+class Callback:
+    """Subclass it and override what you need; every method has an empty default."""
+
+    def on_start(self, training: Training, rounds: int) -> None:
+        """Before the first round of this call; a resumed training has done some rounds already."""
+
+    def after_round(self, training: Training, evaluated: bool) -> bool | None:
+        """After every round, and its evaluation if it had one (`evaluated`).
+
+        Returns:
+            True to stop: the run ends as if this round had been its last.
+        """
+
+    def on_end(self, training: Training) -> None:
+        """After the last round."""
+
+
+class AfterRound(Callback):
+    """A plain function as a callback."""
+
+    def __init__(self, function: Callable[[Training, bool], bool | None]) -> None:
+        """`function(training, evaluated)` is called after every round; True stops."""
+        self._function = function
+
+    def after_round(self, training: Training, evaluated: bool) -> bool | None:
+        return self._function(training, evaluated)
+
+
+class EarlyStopping(Callback):
+    """Stops when the mean validation score over clients has not become better for a number of evaluations."""
+
+    def __init__(self, patience: int, metric: str | None = None, min_gain: float = 0.0) -> None:
+        """`patience` evaluations without a gain of more than `min_gain`; None = the model's own metric."""
+        require(patience >= 1, f"patience is {patience}; it must be 1 or more evaluations")
+        require(min_gain >= 0, f"min_gain is {min_gain}; it must be 0 or more")
+        self.patience, self.metric, self.min_gain = patience, metric, min_gain
+
+    def after_round(self, training: Training, evaluated: bool) -> bool | None:
+        if not evaluated:
+            return None
+        metric = self.metric or training.model.metric
+        _, means = training.metrics.curve(metric, "val")
+        require(len(means) > 0, "early stopping looks at validation data, and this federation has none")
+        # from all measurements and no state of its own, so that a resumed run stops where an uninterrupted one does
+        gains = means if metric == "accuracy" else -means
+        best, since = gains[0], 0
+        for value in gains[1:]:
+            better = value > best + self.min_gain
+            best, since = (value, 0) if better else (best, since + 1)
+        return since >= self.patience

@@ -1,0 +1,354 @@
+"""A run in progress, on the server's side: its rounds, the service of clients, evaluations, written as exchanges.
+
+It knows a population, a method and a model; no example, device, file or thread. Each of `round`, `service` and
+`evaluation` is a generator of exchanges. `advance`, `serve` and `evaluate` have the executor answer them at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.accounting import Ledger, Phase
+from fedtailor.models import Model
+from fedtailor.protocol import (
+    Algorithm,
+    Answers,
+    Clients,
+    Cohort,
+    Downlink,
+    Exchange,
+    Exchanges,
+    Executor,
+    Pipeline,
+    Population,
+    Task,
+    decode,
+    drive,
+    on_host,
+)
+from fedtailor.training.metrics import Metrics
+from fedtailor.training.participation import Participation
+
+ExecutorT = TypeVar("ExecutorT", bound=Executor)
+
+
+@dataclass(frozen=True)
+class Service:
+    """All that is needed to run clients' personal models.
+
+    Attributes:
+        cohort: the clients.
+        downlink: what the server sent them.
+        states: what names their states, where the executor does not keep them; else None.
+    """
+
+    cohort: Cohort
+    downlink: Downlink
+    states: Any = None
+
+
+class Training(Generic[ExecutorT]):
+    """Trains one algorithm for the clients of one executor, round by round.
+
+    Attributes:
+        algorithm: the method (of the present phase of a schedule).
+        round: rounds done.
+        keeps_states: whether the method's clients keep a state between rounds.
+        took_part: [m] who has ever taken part in a round of this phase, in the order of the population.
+        ledger: what travelled and what was computed in training so far.
+        metrics: evaluations so far.
+        round_seconds: wall time of every round without its evaluation; of runs that share the clients' time, a share.
+        seconds: wall time of all rounds and evaluations, likewise.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        executor: ExecutorT,
+        model: Model,
+        *,
+        seed: int = 0,
+        participation: Participation = Participation(),  # noqa: B008 (frozen)
+        uplink: Pipeline = (),
+    ) -> None:
+        """Begin; nothing is asked of the clients yet.
+
+        Args:
+            executor: who answers for the clients.
+            uplink: what clients apply to what they send.
+        """
+        self.executor, self.model, self.seed = executor, model, seed
+        self.participation, self.uplink = participation, uplink
+        seen = executor.seen
+        self.population = Population(
+            seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
+            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples,
+        )  # fmt: skip
+        self.schedule = list(algorithm.phases())
+        for phase, _ in self.schedule:
+            phase.check(self.population)
+            for transform in uplink:
+                transform.check(phase)
+        self.round = 0
+        self.ledger, self.metrics = Ledger(), Metrics()
+        self.round_seconds: list[float] = []
+        self.seconds = 0.0
+        self._begin(0, self.initial)
+
+    def initial(self, k: int) -> jax.Array:
+        """The k-th random initial model [d]; k = 0 is common to all methods."""
+        return self.model.init(jax.random.fold_in(jax.random.key(self.seed), k))
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of all clients, seen and unseen, in the order in which the user listed them."""
+        seen, unseen = self.executor.seen, self.executor.unseen
+        places, names = np.concatenate([seen.listed, unseen.listed]), (*seen.names, *unseen.names)
+        return tuple(names[row] for row in np.argsort(places))
+
+    @property
+    def server(self) -> Any:
+        """The server's state; asks the clients for the probe, if the method has one and nobody has asked yet."""
+        if self._unprobed:
+            drive(self._probe(), self.executor)
+        return self._server
+
+    @server.setter
+    def server(self, state: Any) -> None:
+        self._server, self._unprobed = state, False
+
+    # a round ----------------------------------------------------------------------------------------------------------
+
+    def advance(self, reporting: NDArray[np.bool_] | None = None) -> None:
+        """Do one round; see `next_round`."""
+        drive(self.next_round(reporting), self.executor)
+
+    def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
+        """One round, and before it the probe or the next phase of a schedule, where they are due.
+
+        Args:
+            reporting: [m] who reports, in the order of the population; None = as participation draws them.
+
+        Raises:
+            Diverged: a client's model or message became NaN or infinite; the state is that of the round before.
+        """
+        yield from self._next_phase()
+        yield from self._probe()
+        if reporting is None:
+            reporting = self.participation.sample(self.population.ids, self.seed, self.round)
+        cohort = self.round_cohort(reporting)
+        downlink = self.algorithm.broadcast(self._server, cohort)
+        exchange = Exchange("client", self.algorithm, cohort, downlink, uplink=self.uplink)
+        answers = yield exchange
+
+        # The server works on answers that may still be on their way; nothing is kept before all are there and finite.
+        cohort = replace(cohort, reporting=answers.reporting)
+        decoded = replace(answers, update=decode(self.uplink, answers.update, downlink, cohort))
+        try:
+            server = self.algorithm.server(self._server, downlink, decoded, cohort)
+        except Exception:
+            answers.checked()  # NaN may have led the server there
+            raise
+        answers.checked()
+        self.executor.commit(exchange, answers)
+        self.server = server
+        self.took_part[cohort.position] = True
+        self._charge(self.ledger, "round", downlink, cohort, answers)
+        self.round += 1
+
+    def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
+        """The clients of the next round, where [m] report: these, or all where the method trains everybody."""
+        everyone = self.algorithm.participants == "all"
+        clients = np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
+        return self._cohort(self.executor.seen, clients, seen=True, reporting=reporting[clients])
+
+    def _next_phase(self) -> Exchanges[None]:
+        """Go on to the next method of a schedule when the rounds of the present one are over."""
+        rounds = self.schedule[self.phase][1]
+        last = self.phase + 1 == len(self.schedule)
+        if rounds is None or last or self.round - self.phase_start < rounds:
+            return
+        yield from self._probe()
+        start = self.algorithm.global_model(self._server)
+        self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
+
+    def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
+        """Start a phase of the schedule: server and client states; the probe, if the method has one, comes later."""
+        self.phase, self.phase_start = phase, self.round
+        self.algorithm = self.schedule[phase][0]
+        self.server = self.algorithm.init_server(init, self.population)
+        self.executor.begin(self.algorithm, self.uplink, init(0), phase)
+        self.took_part = np.zeros(len(self.population), bool)
+        self.keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
+        self._unprobed = self.algorithm.probes
+
+    def _probe(self) -> Exchanges[None]:
+        """The round before training of methods that have one. It is put off until somebody needs the server's state,
+        so that a training which is put where another stood makes none."""
+        if not self._unprobed:
+            return
+        cohort = self._cohort(self.executor.seen, np.arange(len(self.population)), seen=True)
+        downlink = self.algorithm.probe_downlink(self._server, cohort)
+        answers = yield Exchange("probe", self.algorithm, cohort, downlink)
+        answers.checked()
+        self.server = self.algorithm.aggregate_probe(
+            self._server, answers, replace(cohort, reporting=answers.reporting)
+        )
+        self._charge(self.ledger, "probe", downlink, cohort, answers)
+
+    # the service of clients -------------------------------------------------------------------------------------------
+
+    def serve(
+        self, clients: NDArray[np.int64] | None = None, *, unseen: bool = False, ledger: Ledger | None = None
+    ) -> Service:
+        """What clients need to predict; see `service`.
+
+        Args:
+            clients: [c] rows in the executor's table of seen clients, or of `unseen` ones; None = all.
+        """
+        table = self.executor.unseen if unseen else self.executor.seen
+        clients = np.arange(len(table)) if clients is None else clients
+        return drive(self.service(table, clients, seen=not unseen, ledger=ledger), self.executor)
+
+    def predictors(self, service: Service) -> Any:
+        """What the clients of a service predict with, stacked in the order of its cohort, on the host."""
+        answers = drive(self.run_personal("personal", service), self.executor)
+        return on_host(answers.output)
+
+    def services(
+        self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
+    ) -> Exchanges[list[Service]]:
+        """What some clients of one of the executor's tables (rows there, ascending) need to predict.
+
+        Clients of the population that were never sampled hold the state that all began with, which nobody has trained:
+        where the method keeps states they are served as newcomers are.
+        """
+        seen = np.full(len(clients), table is self.executor.seen)
+        if seen.all() and self.keeps_states and self.round > self.phase_start:
+            seen = self.took_part[clients]
+        phase: Phase = "delivery" if table is self.executor.seen else "unseen"
+        served = []
+        for group in (True, False):
+            if (seen == group).any():
+                chosen = clients[seen == group]
+                served.append((yield from self.service(table, chosen, seen=group, ledger=ledger, phase=phase)))
+        return served
+
+    def service(
+        self,
+        table: Clients,
+        clients: NDArray[np.int64],
+        *,
+        seen: bool,
+        ledger: Ledger | None = None,
+        phase: Phase = "unseen",
+    ) -> Exchanges[Service]:
+        """What some clients of a table (rows there, ascending) need to predict; charged to `ledger`.
+
+        Clients that never took part (not `seen`) answer the probe, if the method has one, and make a state of what
+        they are sent; the server keeps nothing of them.
+        """
+        yield from self._probe()
+        cohort = self._cohort(table, clients, seen=seen)
+        if seen:
+            downlink = self.algorithm.serve(self._server, cohort)
+            self._charge(ledger, "delivery", downlink, cohort)
+            return Service(cohort, downlink)
+        if self.algorithm.probes:
+            downlink = self.algorithm.probe_downlink(self._server, cohort)
+            answers = yield Exchange("probe", self.algorithm, cohort, downlink)
+            answers.checked()
+            self._charge(ledger, phase, downlink, cohort, answers)
+            cohort = replace(cohort, probes=answers)
+        downlink = self.algorithm.serve(self._server, cohort)
+        answers = yield Exchange("init_unseen", self.algorithm, cohort, downlink)
+        answers.checked()
+        self._charge(ledger, phase, downlink, cohort, answers)
+        return Service(cohort, downlink, answers.states)
+
+    def deliver(self, ledger: Ledger) -> Exchanges[None]:
+        """Charge the final models of all clients to `ledger`."""
+        for table in (self.executor.seen, self.executor.unseen):
+            yield from self.services(table, np.arange(len(table)), ledger)
+
+    def run_personal(self, task: Task, service: Service) -> Exchanges[Answers]:
+        """Run "personal" or "evaluate" for the clients of a service.
+
+        Raises:
+            Diverged: a personal model is NaN or infinite.
+        """
+        answers = yield Exchange(task, self.algorithm, service.cohort, service.downlink, service.states)
+        return answers.checked()
+
+    # evaluation -------------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Evaluate the personal models of all clients; see `evaluation`."""
+        drive(self.evaluation(), self.executor)
+
+    def evaluation(self) -> Exchanges[None]:
+        """Evaluate the personal models of all clients, seen and unseen, on their val and test splits."""
+        for table in (self.executor.seen, self.executor.unseen):
+            services = yield from self.services(table, np.arange(len(table)))
+            rows, scores = [], []
+            for service in services:
+                answers = yield from self.run_personal("evaluate", service)
+                rows.append(service.cohort.rows)
+                scores.append(on_host(answers.output))
+            if rows:
+                together = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
+                clients, unseen = table.listed[np.concatenate(rows)], table is self.executor.unseen
+                self.metrics.record(self.round, clients, unseen, together, self.model.classification)
+
+    def count_time(self, round: float, total: float) -> None:
+        """Add the wall time of a round, and of the round with its evaluation."""
+        self.round_seconds.append(round / self.executor.concurrency)
+        self.seconds += total / self.executor.concurrency
+
+    # checkpoints ------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the next round depends on, as dicts, lists, numbers and arrays (`restore` takes it back)."""
+        return {
+            "round": self.round,
+            "phase": [self.phase, self.phase_start],
+            "server": self.server,
+            "states": self.executor.snapshot(),
+            "took_part": self.took_part,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Continue where a training with the same arguments stood."""
+        phase, start = snapshot["phase"]
+        self._begin(phase, self.initial)
+        self.round, self.phase_start = snapshot["round"], start
+        self.server = snapshot["server"]
+        self.took_part = snapshot["took_part"]
+        self.executor.restore(snapshot["states"])
+
+    # helpers ----------------------------------------------------------------------------------------------------------
+
+    def _cohort(
+        self, table: Clients, clients: NDArray[np.int64], *, seen: bool, reporting: NDArray[np.bool_] | None = None
+    ) -> Cohort:
+        """Some clients of a table; everybody reports by default."""
+        return Cohort(
+            clients=table,
+            rows=clients,
+            seen=seen,
+            reporting=np.ones(len(clients), bool) if reporting is None else reporting,
+            round=self.round,
+            seed=self.seed,
+            examples=self.population.examples,
+        )
+
+    def _charge(
+        self, ledger: Ledger | None, phase: Phase, downlink: Downlink, cohort: Cohort, answers: Answers | None = None
+    ) -> None:
+        if ledger is not None:
+            update, work = ({}, (0, 0)) if answers is None else (answers.update, answers.work)
+            ledger.record(self.round, phase, downlink, update, cohort.reporting, *work)

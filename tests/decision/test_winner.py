@@ -1,0 +1,75 @@
+"""The overall winner: found where there is one, and not where there is none."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.decision import NO_DIFFERENCE, best_method
+
+
+def values(table, names=None):
+    """A table [methods, seeds, clients] as lines."""
+    method, seed, client = np.indices(table.shape)
+    names = np.array(names or [f"m{k}" for k in range(len(table))])
+    frame = pl.DataFrame({"method": names[method.ravel()], "seed": seed.ravel(), "client": client.ravel(),
+                          "value": table.ravel()})  # fmt: skip
+    return frame.filter(pl.col("value").is_not_nan())
+
+
+def test_the_best_of_clearly_different_methods_wins():
+    rng = np.random.default_rng(0)
+    common = rng.normal(0, 1, (1, 1, 15))  # clients differ by far more than methods do
+    table = common + np.array([0.0, 0.3, 0.5])[:, None, None] + rng.normal(0, 0.05, (3, 4, 15))
+    found = best_method(values(table, ["local", "fedavg", "ucfl"]), higher_is_better=True)
+    assert found.winner == found.leader == "ucfl" and found.unbeaten == ("ucfl",)
+    assert list(found.means) == ["ucfl", "fedavg", "local"] and (found.clients, found.seeds) == (15, 4)
+    np.testing.assert_allclose(found.means["local"], table[0].mean(), rtol=1e-12)
+    assert found.sentence() == "ucfl is better than every other method, over 15 clients and 4 seeds."
+    losses = best_method(values(table, ["local", "fedavg", "ucfl"]), higher_is_better=False)
+    assert losses.winner == "local" and (losses.pairs["difference"] > 0).all()
+    assert (found.pairs["p_holm"] >= found.pairs["p"]).all() and len(found.pairs) == 3
+
+
+def test_two_equal_leaders_have_no_winner_but_leave_the_third_behind():
+    rng = np.random.default_rng(1)
+    table = np.array([0.5, 0.5, 0.0])[:, None, None] + rng.normal(0, 0.1, (3, 3, 20))
+    found = best_method(values(table), higher_is_better=True)
+    assert found.winner is None and set(found.unbeaten) == {"m0", "m1"}
+    assert found.sentence().startswith("No single winner, over 20 clients and 3 seeds")
+
+
+@pytest.mark.parametrize(("seeds", "clients", "luck"), [(1, 10, 0.0), (3, 10, 0.5), (4, 40, 0.2)])
+def test_without_a_difference_an_order_is_named_in_one_case_of_twenty(seeds, clients, luck):
+    rng, repetitions, wrong = np.random.default_rng(7), 200, 0
+    for _ in range(repetitions):
+        table = rng.normal(0, 1, clients) + rng.normal(0, luck, (4, seeds, 1)) + rng.normal(0, 1, (4, seeds, clients))
+        found = best_method(values(table), higher_is_better=True)
+        wrong += len(found.unbeaten) < 4
+        assert (len(found.unbeaten) < 4) == (not found.sentence().startswith(NO_DIFFERENCE.capitalize()))
+    assert wrong / repetitions <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repetitions)
+
+
+def test_missing_values_pair_what_is_there():
+    table = np.random.default_rng(2).normal(0, 0.1, (3, 2, 8)) + np.array([0.0, 1.0, 2.0])[:, None, None]
+    table[1, 0] = np.nan
+    found = best_method(values(table), higher_is_better=True)
+    assert found.winner is None or found.winner == "m2"
+    pair = found.pairs.filter(method="m2", other="m1")["difference"][0]
+    np.testing.assert_allclose(pair, (table[2, 1] - table[1, 1]).mean(), rtol=1e-12)
+
+
+def test_one_seed_and_one_method_are_said():
+    one = best_method(values(np.random.default_rng(0).normal(size=(2, 1, 5))), higher_is_better=True)
+    assert "over 5 clients and 1 seed, too few to speak of other seeds" in one.sentence()
+    single = best_method(values(np.ones((1, 2, 3))), higher_is_better=True)
+    assert single.winner is None and single.leader == "m0"
+
+
+def test_tables_without_values_are_refused():
+    with pytest.raises(ValueError, match="there are no values"):
+        best_method(values(np.zeros((0, 1, 1)), ["x"]), higher_is_better=True)
+    twice = values(np.zeros((2, 1, 2)))
+    with pytest.raises(ValueError, match="two values for one client and seed"):
+        best_method(pl.concat([twice, twice]), higher_is_better=True)
+    with pytest.raises(ValueError, match=r"lacks the columns \['value'\]"):
+        best_method(twice.drop("value"), higher_is_better=True)

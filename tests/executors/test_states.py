@@ -1,0 +1,80 @@
+"""Client states: every store gives back what was written, and a training goes on from a snapshot without a probe."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.problems import classification, predictors, softmax_model, train
+from fedtailor.algorithms import UCFL, Ditto
+from fedtailor.executors import DeviceExecutor
+from fedtailor.executors.state_file import FileStates
+from fedtailor.executors.states import DeviceStates, HostStates
+from fedtailor.protocol import SGD
+from fedtailor.runs import simulate
+from fedtailor.training import Participation
+
+TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
+STATE = {"model": jnp.arange(3.0), "count": jnp.int32(7)}
+
+
+@pytest.mark.parametrize(
+    "store", [HostStates, DeviceStates, partial(FileStates, path=None)], ids=["host", "device", "file"]
+)
+def test_states_keep_what_was_written(store):
+    states, expected = (
+        store(STATE, 5),
+        {"model": np.tile(np.arange(3, dtype=np.float32), (5, 1)), "count": np.full(5, 7)},
+    )
+    index = np.array([3, 1])  # the third row is padding
+    rows = {
+        "model": jnp.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]]),
+        "count": jnp.array([1, 2, 3]),
+    }
+    states.write(index, rows)
+    for name in expected:
+        expected[name][index] = rows[name][:2]
+        np.testing.assert_array_equal(states.rows[name], expected[name])
+        read = states.read(np.array([1, 4, 3]), 4)[name]
+        assert read.shape == (4, *STATE[name].shape)
+        np.testing.assert_array_equal(read[:3], expected[name][[1, 4, 3]])
+    saved = states.snapshot()
+    states.write(np.arange(5), jax.tree.map(jnp.zeros_like, states.rows))
+    other = store(STATE, 5)
+    other.restore(saved)
+    for name in expected:
+        np.testing.assert_array_equal(other.rows[name], expected[name])
+        assert other.rows[name].dtype == STATE[name].dtype
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
+    """As on accelerators."""
+    federation, model = classification(unseen=[False, False, True, False, False]), softmax_model("float32")
+
+    def trained():
+        participation = Participation(fraction=0.5)
+        training = train(Ditto(sgd=TRAINED), federation, model, 3, participation=participation, canonical=canonical)
+        return predictors(training)
+
+    expected = trained()
+    monkeypatch.setattr("fedtailor.executors.device_executor.HostStates", DeviceStates)
+    for one, other in zip(trained(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_restored_training_makes_no_probe(monkeypatch):
+    federation, model, algorithm = classification(), softmax_model("float32"), UCFL(sgd=TRAINED)
+    training = train(algorithm, federation, model, 1)
+    tasks, answer = [], DeviceExecutor.exchange
+    monkeypatch.setattr(DeviceExecutor, "exchange", lambda self, it: tasks.append(it.task) or answer(self, it))
+    restored = simulate(algorithm, federation, model)
+    restored.restore(training.snapshot())
+    for each in (training, restored):
+        each.advance()
+    assert tasks == ["client", "client"]
+    for one, other in zip(predictors(training), predictors(restored), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {entry.phase for entry in training.ledger.entries} == {"probe", "round"}

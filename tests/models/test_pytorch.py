@@ -1,0 +1,185 @@
+"""PyTorch modules: converted, checked, trained as PyTorch trains them, and given back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.problems import train
+from fedtailor import models
+from fedtailor.algorithms import FedAvg
+from fedtailor.federation import Federation, Ragged
+from fedtailor.models.pytorch import OPERATIONS, operation
+from fedtailor.protocol import SGD
+
+torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+nn = torch.nn
+KEY = jax.random.key(0)
+
+
+class Net(nn.Module):
+    """Own convolutions (fused with pooling, strided, padded), BatchNorm, dropout, in-place operations, a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.second, self.third = nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, padding=1)
+        self.dropout, self.hidden, self.head = nn.Dropout(0.5), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = nn.functional.relu(self.norm(self.first(x)), inplace=True)
+        x = x[:, :, ::2, ::2] + nn.functional.gelu(self.second(x))
+        x = nn.functional.max_pool2d(torch.relu(self.third(x)), 2)
+        x = nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
+        return self.head(torch.tanh(self.hidden(self.dropout(x))))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 6, padding_idx=0)
+        self.recurrent, self.norm, self.head = nn.GRU(6, 4, batch_first=True), nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(self.recurrent(self.embedding(x))[0][:, -1]))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return models.from_torch(Net, torch.zeros(1, 2, 8, 8))
+
+
+def loaded(model, theta):
+    module = Net()
+    module.load_state_dict({name: torch.tensor(values) for name, values in models.state_dict(model, theta).items()})
+    return module
+
+
+def test_a_converted_module_computes_what_pytorch_computes(net):
+    """Data with channels last, and in PyTorch's order."""
+    assert [one.name for one in net.training.operations].count("conv_relu_pool") == 1
+    images = np.random.default_rng(0).standard_normal((5, 8, 8, 2)).astype(np.float32)
+    last, first = net.bind((8, 8, 2), 3), net.bind((2, 8, 8), 3)
+    theta = last.init(KEY)
+    module = loaded(last, theta)
+    x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    expected = module.eval()(x).detach().numpy()
+    np.testing.assert_allclose(last.logits(last.params(theta), images), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first.logits(first.params(theta), x.numpy()), expected, rtol=1e-5, atol=1e-6)
+    # training: batch statistics, padding left out, dropout off without a key
+    module.dropout.p = 0.0
+    expected = module.train()(x).detach().numpy()
+    padded = np.concatenate([images, 100 * np.ones((2, 8, 8, 2), np.float32)])
+    weight = jnp.asarray([1.0] * 5 + [0] * 2)
+    outputs, renewed = last.train_outputs(last.params(theta), padded, weight)
+    np.testing.assert_allclose(outputs[:5], expected, rtol=1e-4, atol=1e-5)
+    for name in ("running_mean", "running_var"):
+        np.testing.assert_allclose(renewed[f"norm.{name}"], getattr(module.norm, name), rtol=1e-5, atol=1e-6)
+
+
+def test_parts_statistics_dropout_and_starts(net):
+    model = net.bind((8, 8, 2), 3)
+    assert model.stochastic and model.has_statistics and model.statistics.size == 8
+    assert model.part("head").slices == model.part("head.weight,head.bias").slices
+    assert model.part("norm").size == 16 and model.part("last2").size == 18 + 35
+    theta, other = model.init(KEY), model.init(jax.random.key(1))
+    assert theta.tobytes() == model.init(KEY).tobytes() and not np.allclose(theta, other)
+    x = np.random.default_rng(1).standard_normal((4, 8, 8, 2)).astype(np.float32)
+    features = model.features(theta, x)
+    assert features.shape == (4, *model.feature_shape) == (4, 5)
+    np.testing.assert_allclose(
+        model.head_outputs(theta, features), model.logits(model.params(theta), x), rtol=1e-5, atol=1e-6
+    )
+    trained, again = (model.train_outputs(model.params(theta), x, jnp.ones(4), jax.random.key(k))[0] for k in (0, 1))
+    assert not np.allclose(trained, again)
+
+
+def test_a_module_starts_from_its_present_values_only_if_told_so():
+    module = nn.Linear(4, 3)
+    pretrained, anew = (models.from_torch(module, torch.zeros(1, 4), pretrained=told).bind((2, 2), 3)
+                        for told in (True, False))  # fmt: skip
+    for key in (KEY, jax.random.key(1)):
+        np.testing.assert_array_equal(pretrained.params(pretrained.init(key))["weight"], module.weight.detach())
+    assert not np.allclose(anew.init(KEY), anew.init(jax.random.key(1)))
+    assert pretrained != anew
+
+
+def test_training_is_pytorch_s_and_models_go_back(tmp_path):
+    """Two clients, full batches, one round of two epochs: plain PyTorch ends at the same models."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((14, 4)).astype(np.float32), rng.integers(0, 3, 14)
+    rows, empty = Ragged.cut(np.arange(14), np.array([6, 8])), Ragged.empty(2)
+    federation = Federation(x, y, rows, empty, empty, ("a", "b"), classes=3)
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    model = models.from_torch(module, torch.zeros(1, 4), pretrained=True).bind((4,), 3)
+    sgd = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
+    training = train(FedAvg(sgd=sgd), federation, model, 1)
+    states = []
+    for client in range(2):
+        copied = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        copied.load_state_dict(module.state_dict())
+        optimizer = torch.optim.SGD(copied.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            own = rows[client]
+            nn.functional.cross_entropy(copied(torch.from_numpy(x[own])), torch.from_numpy(y[own])).backward()
+            optimizer.step()
+        states.append(copied.state_dict())
+    theta = np.asarray(training.server["model"][0])
+    file = models.save_state_dict(model, theta, tmp_path / "model.safetensors")
+    back = safetensors_torch.load_file(file)
+    for name, values in back.items():
+        if not name.endswith("num_batches_tracked"):
+            expected = (6 * states[0][name] + 8 * states[1][name]) / 14
+            np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
+    copied.load_state_dict(back)  # every name is there
+    outputs = copied.eval()(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(model.logits(model.params(jnp.asarray(theta)), x), outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_sequences():
+    model = models.from_torch(Words, torch.arange(8).reshape(2, 4) % 9).bind((4,), 2)
+    theta, tokens = model.init(KEY), np.arange(12).reshape(3, 4) % 9
+    module = Words()
+    module.load_state_dict({name: torch.tensor(values) for name, values in models.state_dict(model, theta).items()})
+    expected = module(torch.from_numpy(tokens)).detach().numpy()
+    np.testing.assert_allclose(model.logits(model.params(theta), tokens), expected, rtol=1e-5, atol=1e-6)
+    assert model.part("norm").size == 8 and model.feature_shape == (4,) and not model.stochastic
+
+
+class Twisted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.dense(torch.special.bessel_j0(x))
+
+
+def test_what_cannot_be_converted_is_named_and_can_be_registered(monkeypatch):
+    example = torch.zeros(1, 3)
+    with pytest.raises(ValueError, match=r"Twisted cannot be converted.*'special_bessel_j0'.*register") as refused:
+        models.from_torch(Twisted, example)
+    assert "\n" not in str(refused.value)
+    # what is registered wrongly is found by the comparison with PyTorch
+    monkeypatch.setitem(OPERATIONS, "special_bessel_j0", None)
+    operation("special_bessel_j0")(lambda context, x: jnp.cos(x))
+    with pytest.raises(ValueError, match=r"Twisted cannot be converted: its output in training mode is .* away"):
+        models.from_torch(Twisted, example)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: models.from_torch(lambda: 3, torch.zeros(1, 3)), r"takes a torch\.nn\.Module"),
+        (lambda: models.from_torch(nn.ReLU, torch.zeros(1, 3)), "nothing to train"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)), r"torch\.export cannot trace it"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 4), check=False).bind((5,), 3), "inputs have shape"),
+        (lambda: models.state_dict(models.mlp().bind((4,), 3), np.zeros(3)), "does not come from from_torch"),
+    ],
+)
+def test_refusals(build, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        build()
+    assert "\n" not in str(refused.value)

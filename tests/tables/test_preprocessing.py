@@ -1,0 +1,223 @@
+"""What is learned from a table's training rows, kept as JSON, and applied to raw rows by name."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from fedtailor.tables import Preprocessing, from_table
+
+ROLES = {"client": "site", "target": "y"}
+N = 400
+
+
+@pytest.fixture(scope="module")
+def frame():
+    rng = np.random.default_rng(1)
+    town = rng.choice(["Rome", "Oslo", "Bern", "Wien", "Nice"], N, p=[0.4, 0.3, 0.28, 0.01, 0.01])
+    return pl.DataFrame({
+        "site": [f"s{number % 4}" for number in range(N)],
+        "mass": [None if rng.random() < 0.1 else float(value) for value in rng.lognormal(4, 0.3, N)],
+        "town": [None if rng.random() < 0.05 else str(value) for value in town],
+        "code": rng.integers(1, 4, N),
+        "smoker": [None if rng.random() < 0.1 else bool(value) for value in rng.random(N) < 0.3],
+        "born": [f"{year}-0{month}-01" for year, month in rng.integers((1930, 1), (2000, 9), (N, 2))],
+        "y": rng.normal(100, 20, N),
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table(frame):
+    return from_table(frame, **ROLES, categories=["code"], unseen=["s3"], seed=1)
+
+
+def training_rows(table):
+    return np.sort(table.train.take(table.seen).rows)
+
+
+def test_it_is_what_scikit_learns_pipeline_learns_from_the_training_rows(frame, table):
+    train = training_rows(table)
+    days = frame["born"].str.to_date().cast(pl.Int32).to_numpy().astype(float)
+    raw = np.empty((N, 5), object)
+    mass, smoker = frame["mass"].fill_null(np.nan).to_numpy(), frame["smoker"].cast(pl.Float64).to_numpy()
+    columns = (mass, frame["town"].to_numpy(), frame["code"].to_numpy(), smoker, days)
+    for place, values in enumerate(columns):
+        raw[:, place] = values
+    one_hot = {
+        "min_frequency": 5,
+        "max_categories": 21,
+        "handle_unknown": "infrequent_if_exist",
+        "sparse_output": False,
+    }
+    fill_text = SimpleImputer(strategy="most_frequent", missing_values=None)
+    expected = ColumnTransformer([
+        ("mass", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), [0]),
+        ("town", make_pipeline(fill_text, OneHotEncoder(**one_hot)), [1]),
+        ("code", OneHotEncoder(**one_hot), [2]),
+        ("smoker", SimpleImputer(strategy="most_frequent"), [3]),
+        ("born", StandardScaler(), [4]),
+    ]).fit(raw[train]).transform(raw).astype(float)  # fmt: skip
+    inputs = table.preprocessing.inputs
+    assert inputs == (
+        "mass", "mass is missing", "town = Bern", "town = Oslo", "town = Rome", "town = (other)", "town is missing",
+        "code = 1", "code = 2", "code = 3", "smoker", "smoker is missing", "born",
+    )  # fmt: skip
+    values = [place for place, name in enumerate(inputs) if not name.endswith("missing")]
+    np.testing.assert_allclose(table.x[:, values], expected, rtol=1e-6, atol=1e-6)
+    for name in ("mass", "town", "smoker"):
+        np.testing.assert_array_equal(table.x[:, inputs.index(f"{name} is missing")], frame[name].is_null().to_numpy())
+
+
+def test_nothing_is_learned_from_other_rows(frame, table):
+    """Other values in the rows for validation, test and unseen clients change no encoding, and no training input."""
+    train = np.zeros(N, np.bool_)
+    train[training_rows(table)] = True
+    other = pl.Series(~train)
+    changed = frame.with_columns(
+        mass=pl.when(other).then(pl.lit(1e6)).otherwise("mass"),
+        town=pl.when(other).then(pl.lit("Atlantis")).otherwise("town"),
+        smoker=pl.when(other).then(None).otherwise("smoker"),
+        born=pl.when(other).then(pl.lit("1900-01-01")).otherwise("born"),
+        y=pl.when(other).then(pl.lit(-1e4)).otherwise("y"),
+    )
+    again = from_table(changed, **ROLES, categories=["code"], unseen=["s3"], seed=1)
+    assert again.preprocessing == table.preprocessing
+    np.testing.assert_array_equal(again.x[train], table.x[train])
+    np.testing.assert_array_equal(again.y[train], table.y[train])
+    assert np.abs(again.x[~train] - table.x[~train]).max() > 1e3
+
+
+def test_targets_of_a_regression_are_standardised_and_come_back(frame, table):
+    train, learned = training_rows(table), table.preprocessing
+    np.testing.assert_allclose([table.y[train].mean(), table.y[train].std()], [0, 1], atol=1e-6)
+    np.testing.assert_allclose(learned.decode(table.y), frame["y"].to_numpy(), rtol=1e-6)
+    y = frame["y"].to_numpy()[train]
+    np.testing.assert_allclose([learned.target_shift, learned.target_scale], [y.mean(), y.std()], rtol=1e-12)
+
+
+def test_json_gives_the_same_preprocessing_back(frame, table, tmp_path):
+    learned = table.preprocessing
+    again = Preprocessing.from_json(learned.to_json())
+    assert again == learned and again.to_json() == learned.to_json()
+    np.testing.assert_array_equal(again.transform(frame), table.x)
+    assert Preprocessing.load(learned.save(tmp_path / "preprocessing.json")) == learned
+    for text, message in (("{}", "holds no preprocessing"), ("[", "no preprocessing, or a damaged"), ("3", "damaged")):
+        with pytest.raises(ValueError, match=message):
+            Preprocessing.from_json(text)
+    damaged = json.loads(learned.to_json())
+    del damaged["columns"][0]["mean"], damaged["columns"][0]["name"]
+    (tmp_path / "damaged.json").write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match=r"damaged\.json: this is no preprocessing"):
+        Preprocessing.load(tmp_path / "damaged.json")
+
+
+def test_rows_are_read_by_name(frame, table):
+    learned = table.preprocessing
+    shuffled = frame.select("town", "born", "code", "smoker", "mass")
+    np.testing.assert_array_equal(learned.transform(shuffled), table.x)
+    np.testing.assert_array_equal(learned.transform(frame), table.x)
+    np.testing.assert_array_equal(learned.transform(frame.rows(named=True)), table.x)
+    texts = shuffled.cast(pl.String)
+    np.testing.assert_array_equal(learned.transform(texts.rows(named=True)), table.x)
+    np.testing.assert_array_equal(learned.transform(frame.row(7, named=True)), table.x[7:8])
+    typed = frame.with_columns(
+        pl.col("born").str.to_date(), pl.col("code").cast(pl.Float64), pl.col("mass").cast(pl.Float64).fill_null(np.nan)
+    )
+    np.testing.assert_array_equal(learned.transform(typed), table.x)
+
+
+def test_pandas_rows(frame, table):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed; fedtailor does not need it")
+    np.testing.assert_array_equal(
+        table.preprocessing.transform(pandas.DataFrame(frame.to_dict(as_series=False))), table.x
+    )
+
+
+GOOD = {"mass": 70.0, "town": "Rome", "code": 1, "smoker": True, "born": "1960-05-01"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({key: value for key, value in GOOD.items() if key != "mass"}, "no column 'mass' for the model's inputs"),
+        ({**GOOD, "tonw": "Rome"}, "no column 'tonw' for these rows.*did you mean 'town'"),
+        ([GOOD, {**GOOD, "code": None}], "'code' is missing in row 2, and in training it never was.*impute'"),
+        ({**GOOD, "born": float("nan")}, "'born' is missing in row 1"),
+        ({**GOOD, "code": 9}, "'code' is '9' in row 1, which no training row was; training had 1, 2, 3"),
+        ({**GOOD, "mass": "heavy"}, "'mass' holds 'heavy' in row 1, which is no number"),
+        ({**GOOD, "mass": float("inf")}, "'mass' holds inf in row 1, which is no number"),
+        ({**GOOD, "born": "last May"}, "'born' holds 'last May' in row 1, which is no date"),
+        ({**GOOD, "born": 7}, "'born' holds 7 in row 1, which is no date"),
+        ({**GOOD, "smoker": "often"}, "'smoker' holds 'often' in row 1, which is no boolean"),
+        ({**GOOD, "smoker": 2}, "'smoker' holds 2 in row 1, which is no boolean"),
+        ([GOOD, {"mass": 1.0}], "'town' is not given in row 2; use None"),
+        ([GOOD, 3], "each row is a dict of column names and values, not int"),
+        ([], "there are none; give one at least"),
+        (pl.DataFrame({"mass": [1.0]}), "no column 'town'"),
+        (7, "not int"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_explained(table, rows, message):
+    with pytest.raises(ValueError, match=message):
+        table.preprocessing.transform(rows)
+
+
+def test_what_is_imputed_is_asked_for_or_was_learned(table):
+    learned = table.preprocessing
+    x = learned.transform({**GOOD, "mass": "?", "town": None, "smoker": ""})[0]
+    found = dict(zip(learned.inputs, x.tolist(), strict=True))
+    assert (found["mass is missing"], found["town is missing"], found["smoker is missing"]) == (1, 1, 1)
+    assert found["town = Rome"] == 1 and found["smoker"] == 0
+    other = dict(zip(learned.inputs, learned.transform({**GOOD, "town": "Atlantis"})[0].tolist(), strict=True))
+    assert other["town = (other)"] == 1 and sum(value for name, value in other.items() if "town = " in name) == 1
+    x = learned.transform({**GOOD, "born": None, "code": 9}, missing="impute", unknown="other")[0]
+    found = dict(zip(learned.inputs, x.tolist(), strict=True))
+    assert [found[f"code = {code}"] for code in (1, 2, 3)] == [0, 0, 0]
+    born = next(column for column in learned.columns if column.name == "born")
+    np.testing.assert_allclose(found["born"], (born.fill - born.mean) / born.deviation, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "classes", "first"),
+    [
+        ([-1, 1], {}, (-1, 1), 0),
+        ([1.0, 2.0], {}, (1, 2), 0),
+        ([True, False], {}, (False, True), 1),
+        (["yes", "no"], {"positive": ["yes"]}, ("no", "yes"), 1),
+        (["yes", "no"], {"positive": ["no"]}, ("yes", "no"), 0),
+        ([0, 1, 2, 4], {"positive": ">0"}, (0, ">0"), 0),
+        ([0, 1, 2, 4], {"positive": [1, 2]}, ("not 1 or 2", "1 or 2"), 0),
+        ([0, 1, 2, 4], {}, (0, 1, 2, 4), 0),
+    ],
+)
+def test_predictions_are_called_what_the_user_calls_them(labels, options, classes, first):
+    frame = pl.DataFrame({"site": ["a"] * 40 + ["b"] * 40, "v": np.random.default_rng(0).normal(size=80),
+                          "y": labels * (80 // len(labels))})  # fmt: skip
+    table = from_table(frame, **ROLES, **options)
+    learned = Preprocessing.from_json(table.preprocessing.to_json())
+    assert table.classes == len(classes) and table.class_names == tuple(map(str, classes)) and table.y[0] == first
+    assert tuple(learned.decode(np.arange(len(classes))).tolist()) == classes
+    if not options:
+        assert learned.decode(table.y).tolist() == frame["y"].to_list()
+    with pytest.raises(ValueError, match=f"must be class numbers 0..{len(classes) - 1}"):
+        learned.decode([len(classes)])
+
+
+def test_tasks_are_guessed_and_said():
+    rng = np.random.default_rng(0)
+    sites = {"site": ["a", "b"] * 150, "v": rng.normal(size=300)}
+    for y, task in (
+        (rng.normal(size=300), "regression"), (rng.integers(0, 5, 300), "classification"),
+        (np.arange(300) % 62 + 0.0, "regression"), (rng.integers(18, 90, 300), "regression"),
+        (np.arange(300) % 13, "classification"),
+    ):  # fmt: skip
+        table = from_table(pl.DataFrame({**sites, "y": y}), **ROLES)
+        assert table.preprocessing.target.task == task and any("The target 'y' holds" in note for note in table.notes)
+    many = pl.DataFrame({"site": ["a", "b"] * 1500, "v": rng.normal(size=3000), "y": np.arange(3000) % 62})
+    assert from_table(many, **ROLES).classes is None
+    assert from_table(many, **ROLES, task="classification").classes == 62

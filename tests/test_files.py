@@ -1,0 +1,124 @@
+"""Files that are written whole or not at all, and what may go wrong when one is read."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from fedtailor import _files as module
+from fedtailor._files import existing_file, reading, remove_leftovers, replacing
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_written_takes_the_place_of_the_old(tmp_path, folder):
+    for content in ("old", "new"):
+        with replacing(tmp_path / "f") as temporary:
+            if folder:
+                temporary.mkdir()
+            (temporary / "part" if folder else temporary).write_text(content)
+        assert (tmp_path / "f/part" if folder else tmp_path / "f").read_text() == content
+    assert names(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    (tmp_path / "f").write_text("old")
+    with pytest.raises(type(error)), replacing(tmp_path / "f") as temporary:
+        temporary.write_text("half")
+        raise error
+    assert names(tmp_path) == ["f"] and (tmp_path / "f").read_text() == "old"
+
+
+def test_modes_follow_the_umask_whatever_the_writer_chose(tmp_path):
+    before = os.umask(0o026)
+    try:
+        with replacing(tmp_path / "f") as temporary:
+            temporary.touch(0o600)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
+
+
+def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
+    events = []
+
+    def fsync(descriptor):
+        events.append((stat.S_ISDIR(os.fstat(descriptor).st_mode) and names(tmp_path)[-1] == "f") or "content")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replacing(tmp_path / "f") as temporary:
+        temporary.write_text("x")
+    assert events == ["content", True]
+
+
+KILL = """
+import os, sys
+from pathlib import Path
+from fedtailor._files import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    temporary.with_name(".tmpXYZ").write_text("a library's own unfinished file")
+    os._exit(9)
+"""
+
+
+def test_the_next_write_removes_what_a_killed_one_left(tmp_path):
+    assert subprocess.run([sys.executable, "-c", KILL, str(tmp_path / "f")], check=False).returncode == 9
+    (left,) = names(tmp_path)
+    assert left.startswith(".f.") and left.endswith(".part")
+    with replacing(tmp_path / "g") as temporary:
+        temporary.write_text("whole")
+    assert names(tmp_path) == ["g"]
+
+
+def test_unfinished_files_of_others_stay(tmp_path, monkeypatch):
+    with replacing(tmp_path / "mine") as mine:
+        mine.touch()
+        foreign = tmp_path / ".f.0badcafe.1.0.part"
+        foreign.mkdir()
+        (tmp_path / ".download.part").touch()  # of another program
+        remove_leftovers(tmp_path)
+        assert mine.exists() and foreign.exists()
+    monkeypatch.setattr(module.time, "time", lambda: foreign.stat().st_mtime + 25 * 3600)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".download.part", "mine"], "another machine's go after a day"
+
+
+def test_a_file_is_found(tmp_path, monkeypatch):
+    (tmp_path / "f").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert existing_file("~/f") == existing_file(tmp_path / "f") == tmp_path / "f"
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (None, "f", "there is no file .*f; check the path"),
+        (os.mkdir, "f", "f is a folder; give a file"),
+        (os.mkfifo, "f", "f is no regular file; give a file"),
+        (None, "x" * 300, "cannot be reached: File name too long"),
+        (None, "a\0b", "there is no file|cannot be reached"),
+        (None, "~nobody-here/f", "cannot be reached: Could not determine home"),
+    ],
+    ids=["nothing", "folder", "pipe", "long", "null", "home"],
+)
+def test_what_is_no_file_is_named(tmp_path, make, name, message):
+    path = name if name.startswith("~") else f"{tmp_path}/{name}"
+    if make is not None:
+        make(path)
+    with pytest.raises(ValueError, match=message) as raised:
+        existing_file(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_failing_disk_is_not_a_damaged_file(tmp_path):
+    message = r"f cannot be read: Permission denied; check its permissions"
+    with pytest.raises(ValueError, match=message) as raised, reading(tmp_path / "f"):
+        raise PermissionError(13, "Permission denied", "f")
+    assert "damaged" not in str(raised.value)

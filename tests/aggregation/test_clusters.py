@@ -242,6 +242,14 @@ def test_a_chain_tells_the_linkages_apart():
     np.testing.assert_array_equal(bipartition(similarity, "single"), [0, 1, 1, 1])  # at the widest gap
 
 
+def test_complete_linkage_is_not_average_linkage():
+    """By average linkage the fourth direction would join the second and third instead of the last."""
+    angles = np.deg2rad([0, 40, 50, 76, 110])
+    similarity = np.cos(angles[:, None] - angles[None])
+    np.testing.assert_array_equal(bipartition(similarity, "complete"), [0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(bipartition(similarity, "single"), [0, 1, 1, 1, 1])
+
+
 def test_impossible_bipartitions_are_refused():
     with pytest.raises(ValueError, match="two"):
         bipartition(np.ones((1, 1)))

@@ -23,10 +23,13 @@ _ALL_UP_TO = 100
 
 
 def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.ndarray, "k p"]]:
-    """Global k-means (squared Euclidean distance): labels [m] and centroids [k, p].
+    """Global k-means (squared Euclidean distance).
 
     Rows that differ by rounding only are one point: they stay together, and the number of distinct points bounds the
-    number of clusters, which may so be less than k. Centroids of rows that sum to 1 sum to 1.
+    number of clusters, which may so be less than k.
+
+    Returns:
+        Labels [m] and centroids [k, p]. Centroids of rows that sum to 1 sum to 1.
 
     Raises:
         ValueError: k is not in 1..m, or a row is not finite.
@@ -46,13 +49,16 @@ def clusterings(rows: Float[np.ndarray, "m p"], largest: int) -> Iterator[tuple[
     """
     points = _of_rows(np.asarray(rows, np.float64))
     distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
-    for found in points.partitions(largest):
-        distances = distances.moved(found.labels, found.count)
-        yield _by_first_member(found.labels[points.of_row]), _silhouette(distances, points.multiplicity)
+    for partition in points.partitions(largest):
+        distances = distances.moved(partition.labels, partition.count)
+        yield _by_first_member(partition.labels[points.of_row]), _silhouette(distances, points.multiplicity)
 
 
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
-    """`k_means` of whole models: labels [m].
+    """`k_means` of whole models.
+
+    Returns:
+        Labels [m].
 
     Raises:
         ValueError: k is not in 1..m, or a model is not finite.
@@ -75,16 +81,19 @@ def costs_of_models(
     """
     points = _of_models(models)
     shares = np.bincount(points.of_row, weights)
-    costs = {found.count: np.einsum("i,i->", shares, found.to_own()) for found in points.partitions(largest)}
+    costs = {one.count: np.einsum("i,i->", shares, one.squared_to_own()) for one in points.partitions(largest)}
     return np.array([*costs]), np.array([*costs.values()])
 
 
 def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None) -> tuple[int, dict[int, float]]:
-    """The number of streams with the best silhouette, and the silhouettes {k: s_k} that were compared.
+    """The number of streams with the best silhouette.
 
     Compares k = 2..m-1 as far as there are distinct rows; from 101 on, numbers a tenth apart. k = 1, whose silhouette
     counts as 0, wins where no other is positive; the fewest streams win on ties. `trade_off` replaces s_k by
     c(k, s_k) (Mestoukirdi et al., algorithm 2).
+
+    Returns:
+        The number, and the silhouettes {k: s_k} that were compared.
 
     Raises:
         ValueError: `trade_off` returns NaN, there are no rows, or one is not finite.
@@ -117,7 +126,10 @@ def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
 
 
 def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
-    """The one-to-one assignment of new clusters to old ones with the least total cost: [new] columns of `cost`.
+    """The one-to-one assignment of new clusters to old ones with the least total cost.
+
+    Returns:
+        The old cluster of every new one [new].
 
     Raises:
         ValueError: there are more new clusters than old ones.
@@ -130,10 +142,13 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
 
 
 def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete", "single"] = "complete") -> Labels:
-    """Labels 0 and 1 of a split in two by agglomerative clustering (Sattler et al. 2020).
+    """A split in two by agglomerative clustering (Sattler et al. 2020).
 
     `single` minimises the largest similarity between the two parts, as their paper does; `complete` is what their
-    released code runs. Row 0 has label 0.
+    released code runs.
+
+    Returns:
+        Labels 0 and 1 [m]; row 0 has label 0.
 
     Raises:
         ValueError: fewer than two rows, or an unknown linkage.
@@ -164,8 +179,8 @@ class _Points:
 
     def labels(self, k: int) -> Labels:
         """Labels of the rows in k clusters, or as many as there are points."""
-        *_, found = self.partitions(k)
-        return _by_first_member(found.labels[self.of_row])
+        *_, last = self.partitions(k)
+        return _by_first_member(last.labels[self.of_row])
 
     def partitions(self, largest: int) -> Iterator[Partition]:
         """Of the points in 1, 2, 3, ... up to 100 clusters, then a tenth apart, up to `largest` or one for each."""

@@ -17,7 +17,7 @@ from fedtailor.protocol.hyperparameters import (
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
 from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGradient
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
-from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline
+from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline, receive, send
 from fedtailor.protocol.predictor import Mixture, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ServerState, server_state, state_name
@@ -72,7 +72,9 @@ __all__ = [
     "is_hyperparameters",
     "is_off",
     "on_host",
+    "receive",
     "require",
+    "send",
     "server_rng",
     "server_state",
     "state_name",

@@ -30,6 +30,7 @@ def run(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     progress: Callable[[Training, bool], bool | None] | None = None,
@@ -48,7 +49,8 @@ def run(
         participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
             them (from 2; `Participation(count=1)` is a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
-        uplink: what clients apply to what they send, in this order (`fedtailor.uplink`).
+        uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
+        downlink: transforms of what the server sends, likewise.
         settings: devices, chunk size, debugging.
         callbacks: look on, and may stop the run (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
@@ -62,9 +64,11 @@ def run(
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
     """
     executor = executor_of(federation, bind(model, federation), settings, directory)
+    if progress is not None:
+        callbacks = (*callbacks, AfterRound(progress))
     exchanges = run_exchanges(
         algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
-        uplink=uplink, callbacks=callbacks if progress is None else (*callbacks, AfterRound(progress)),
+        uplink=uplink, downlink=downlink, callbacks=callbacks,
         directory=directory, resume=resume, checkpoint_every=checkpoint_every,
     )  # fmt: skip
     return drive(exchanges, executor)
@@ -86,6 +90,7 @@ def simulate(
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
@@ -96,7 +101,13 @@ def simulate(
     """
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
-        algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink
+        algorithm,
+        executor,
+        executor.model,
+        seed=seed,
+        participation=as_participation(participation),
+        uplink=uplink,
+        downlink=downlink,
     )
 
 
@@ -109,6 +120,7 @@ def run_exchanges(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     callbacks: Sequence[Callback] = (),
     directory: Path | str | None = None,
     resume: bool = False,
@@ -128,9 +140,13 @@ def run_exchanges(
     store, continued = None, False
     if directory is not None:
         store = RunDirectory(Path(directory))
-        settings = manifest(algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink)
+        settings = manifest(
+            algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink, downlink
+        )
         continued = store.open(settings, resume)
-    training = Training(algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink)
+    training = Training(
+        algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink, downlink=downlink
+    )
     if store is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))

@@ -23,12 +23,14 @@ def manifest(
     participation: Participation,
     every: int,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
 ) -> dict[str, Any]:
     """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
     return {
         "run": {"seed": seed, "evaluate_every": every, "participation": settings(participation)},
         "algorithm": settings(algorithm),
         **({"uplink": settings(uplink)} if uplink else {}),
+        **({"downlink": settings(downlink)} if downlink else {}),
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
         "versions": {

@@ -29,6 +29,7 @@ from fedtailor.protocol import (
     decode,
     drive,
     on_host,
+    send,
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation
@@ -74,15 +75,17 @@ class Training(Generic[ExecutorT]):
         seed: int = 0,
         participation: Participation = Participation(),  # noqa: B008 (frozen)
         uplink: Pipeline = (),
+        downlink: Pipeline = (),
     ) -> None:
         """Begin; nothing is asked of the clients yet.
 
         Args:
             executor: who answers for the clients.
-            uplink: what clients apply to what they send.
+            uplink: transforms of what clients send in rounds.
+            downlink: transforms of what the server sends.
         """
         self.executor, self.model, self.seed = executor, model, seed
-        self.participation, self.uplink = participation, uplink
+        self.participation, self.uplink, self.downlink = participation, uplink, downlink
         seen = executor.seen
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
@@ -91,7 +94,7 @@ class Training(Generic[ExecutorT]):
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:
             phase.check(self.population)
-            for transform in uplink:
+            for transform in (*uplink, *downlink):
                 transform.check(phase)
         self.round = 0
         self.ledger, self.metrics = Ledger(), Metrics()
@@ -142,7 +145,7 @@ class Training(Generic[ExecutorT]):
             reporting = self.participation.sample(self.population.ids, self.seed, self.round)
         cohort = self.round_cohort(reporting)
         downlink = self.algorithm.broadcast(self._server, cohort)
-        exchange = Exchange("client", self.algorithm, cohort, downlink, uplink=self.uplink)
+        exchange = self._exchange("client", cohort, downlink)
         answers = yield exchange
 
         # The server works on answers that may still be on their way; nothing is kept before all are there and finite.
@@ -157,7 +160,7 @@ class Training(Generic[ExecutorT]):
         self.executor.commit(exchange, answers)
         self.server = server
         self.took_part[cohort.position] = True
-        self._charge(self.ledger, "round", downlink, cohort, answers)
+        self._charge(self.ledger, "round", exchange.downlink, cohort, answers)
         self.round += 1
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
@@ -193,12 +196,13 @@ class Training(Generic[ExecutorT]):
             return
         cohort = self._cohort(self.executor.seen, np.arange(len(self.population)), seen=True)
         downlink = self.algorithm.probe_downlink(self._server, cohort)
-        answers = yield Exchange("probe", self.algorithm, cohort, downlink)
+        exchange = self._exchange("probe", cohort, downlink)
+        answers = yield exchange
         answers.checked()
         self.server = self.algorithm.aggregate_probe(
             self._server, answers, replace(cohort, reporting=answers.reporting)
         )
-        self._charge(self.ledger, "probe", downlink, cohort, answers)
+        self._charge(self.ledger, "probe", exchange.downlink, cohort, answers)
 
     # the service of clients -------------------------------------------------------------------------------------------
 
@@ -255,20 +259,20 @@ class Training(Generic[ExecutorT]):
         yield from self._probe()
         cohort = self._cohort(table, clients, seen=seen)
         if seen:
-            downlink = self.algorithm.serve(self._server, cohort)
+            downlink = send(self.downlink, self.algorithm.serve(self._server, cohort))
             self._charge(ledger, "delivery", downlink, cohort)
             return Service(cohort, downlink)
         if self.algorithm.probes:
-            downlink = self.algorithm.probe_downlink(self._server, cohort)
-            answers = yield Exchange("probe", self.algorithm, cohort, downlink)
+            probe = self._exchange("probe", cohort, self.algorithm.probe_downlink(self._server, cohort))
+            answers = yield probe
             answers.checked()
-            self._charge(ledger, phase, downlink, cohort, answers)
+            self._charge(ledger, phase, probe.downlink, cohort, answers)
             cohort = replace(cohort, probes=answers)
-        downlink = self.algorithm.serve(self._server, cohort)
-        answers = yield Exchange("init_unseen", self.algorithm, cohort, downlink)
+        exchange = self._exchange("init_unseen", cohort, self.algorithm.serve(self._server, cohort))
+        answers = yield exchange
         answers.checked()
-        self._charge(ledger, phase, downlink, cohort, answers)
-        return Service(cohort, downlink, answers.states)
+        self._charge(ledger, phase, exchange.downlink, cohort, answers)
+        return Service(cohort, exchange.downlink, answers.states)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Charge the final models of all clients to `ledger`."""
@@ -281,7 +285,8 @@ class Training(Generic[ExecutorT]):
         Raises:
             Diverged: a personal model is NaN or infinite.
         """
-        answers = yield Exchange(task, self.algorithm, service.cohort, service.downlink, service.states)
+        cohort, downlink = service.cohort, service.downlink
+        answers = yield Exchange(task, self.algorithm, cohort, downlink, service.states, received_through=self.downlink)
         return answers.checked()
 
     # evaluation -------------------------------------------------------------------------------------------------------
@@ -329,6 +334,12 @@ class Training(Generic[ExecutorT]):
         self.server = snapshot["server"]
         self.took_part = snapshot["took_part"]
         self.executor.restore(snapshot["states"])
+
+    def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
+        """An exchange whose downlink has gone through the pipeline."""
+        uplink = self.uplink if task == "client" else ()
+        sent = send(self.downlink, downlink)
+        return Exchange(task, self.algorithm, cohort, sent, uplink=uplink, received_through=self.downlink)
 
     # helpers ----------------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,8 @@ class ClientStore:
             durable_state_round: of the request: the same, as it stands on the coordinator's disk.
         """
         for round in self.rounds():
-            if not durable_state_round <= round <= state_round:
+            # the state on the disk stays also where a new phase of a schedule starts without one (state_round = -1)
+            if round != durable_state_round and not durable_state_round <= round <= state_round:
                 self._path(round).unlink(missing_ok=True)
 
     def size(self) -> int:

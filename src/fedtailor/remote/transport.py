@@ -71,14 +71,14 @@ class AnswerBook:
 
     Attributes:
         requests: all requests, by client.
-        expected: the arrays that an answer must hold.
+        expected: from a request to the arrays that its answer must hold.
         open: clients whose answer is awaited; the mark of the connection on which each was asked, None before.
         replies: accepted answers by client.
         refused: why an answer was refused, by client.
     """
 
     requests: Mapping[str, Request]
-    expected: Mapping[str, ArraySpec]
+    expected: Callable[[Request], Mapping[str, ArraySpec]]
     open: dict[str, str | None]
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class AnswerBook:
             check_identity(reply, request)
             require(sender not in self.replies, "it answered twice; the first answer stands")
             require(sender in self.open, "it answered again after its answer was refused")
-            check_content(reply, self.expected)
+            check_content(reply, self.expected(request))
         except ValueError as error:
             line = f"client {sender}: {error}"
             if sender in self.open and not _is_stale(body, self.requests[sender]):
@@ -111,7 +111,7 @@ class AnswerBook:
 def exchange(
     transport: Transport,
     requests: Mapping[str, Request],
-    expected: Mapping[str, ArraySpec],
+    expected: Mapping[str, ArraySpec] | Callable[[Request], Mapping[str, ArraySpec]],
     *,
     minimum: int = 1,
     tell: Callable[[str], None] = lambda line: None,
@@ -124,7 +124,7 @@ def exchange(
     Args:
         transport: carries the messages.
         requests: by client; each is given a nonce of its own.
-        expected: the arrays that each answer must hold.
+        expected: the arrays that each answer must hold, or a function from a request to those of its answer.
         minimum: answers without which the exchange fails.
         tell: is given a line for every answer that is not accepted, and for every client that is missing.
         pause: seconds between two looks.
@@ -133,7 +133,8 @@ def exchange(
         TooFewClients: fewer than `minimum` answers were accepted by the deadline.
     """
     marked = {client: replace(request, nonce=secrets.token_hex(12)) for client, request in requests.items()}
-    book = AnswerBook(marked, expected, dict.fromkeys(marked))
+    specs = expected if callable(expected) else lambda request: expected
+    book = AnswerBook(marked, specs, dict.fromkeys(marked))
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while book.open:
         _send_open(transport, book)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedtailor.federation import Federation
+from fedtailor.federation import Federation, Ragged
+from fedtailor.protocol import drive
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
@@ -20,8 +21,6 @@ def share(federation, client):
     rows = np.concatenate(list(splits.values()))
     ends = np.cumsum([0, *map(len, splits.values())])
     places = {name: np.arange(ends[k], ends[k + 1]) for k, name in enumerate(splits)}
-    from fedtailor.federation import Ragged
-
     return Federation(
         x=federation.x[rows], y=federation.y[rows], **{name: Ragged.of([part]) for name, part in places.items()},
         names=(federation.names[client],), classes=federation.classes, shift=federation.shift, scale=federation.scale,
@@ -76,9 +75,8 @@ class Remote:
         for table, unseen in ((training.executor.seen, False), (training.executor.unseen, True)):
             if len(table):
                 service = training.serve(unseen=unseen)
-                from fedtailor.protocol import drive
-
                 drive(training.run_personal("personal", service), training.executor)
+        assert not self.lines, self.lines
         return {
             name: load_models(self.store(name).directory / PERSONAL, self.plan.model)[name].predictor
             for name in self.federation.names

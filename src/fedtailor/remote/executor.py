@@ -65,6 +65,9 @@ class RemoteExecutor:
     Attributes:
         seen: the clients that take part in training.
         unseen: those that came after it began.
+        federation: the form of the clients' examples, and the federation's name; nobody's examples.
+        examples: None: a server has none.
+        concurrency: 1.
     """
 
     examples = None
@@ -92,11 +95,12 @@ class RemoteExecutor:
         """
         self.plan, self.seen, self.rules = plan, seen, rules
         self.unseen = client_table((), np.zeros(0), first=len(seen)) if unseen is None else unseen
-        self._transport, self._tell = transport, tell
+        self.federation, self._transport, self._tell = template, transport, tell
         pool, _ = build_pool([template], plan.model.dtype)
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
         self._last = (-1, -1)
+        self._newcomer: Any = ()  # the form of what `init_unseen` makes
         self._accepted = self._durable = self._pending = np.full(len(seen), -1, np.int64)
 
     def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
@@ -114,6 +118,8 @@ class RemoteExecutor:
         cohort, task = exchange.cohort, exchange.task
         prefix = SENT_UP.get(task, "")
         shapes = self._answer_shapes(exchange).get(prefix, {}) if prefix else {}
+        if task == "init_unseen":
+            self._newcomer = self._answer_shapes(exchange)["state"]
         specs = specs_of(shapes, prefix)
         asked = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         if task == "evaluate" and not self.plan.evaluate:  # the job lets nobody say how good its model is
@@ -143,9 +149,7 @@ class RemoteExecutor:
         def expected(request: Request) -> dict[str, ArraySpec]:
             return {WORK: WORK_SPEC, **(specs if request.reply else {})}
 
-        return ask(
-            self._transport, requests, expected, minimum=minimum, tell=self._tell, pause=self.rules.pause
-        )
+        return ask(self._transport, requests, expected, minimum=minimum, tell=self._tell, pause=self.rules.pause)
 
     def _requests(self, exchange: Exchange, asked: NDArray[np.bool_]) -> dict[str, Request]:
         """One request for each client of the cohort, by name."""
@@ -179,8 +183,9 @@ class RemoteExecutor:
             *((name, np.asarray(value).dtype.kind) for name, value in downlink.scalars.items()),
         )  # fmt: skip
         if form not in self._shapes:
-            state = (self._first[0], ()) if exchange.states is not None else self._first
+            state = self._newcomer if exchange.states is not None else self._first
             state = () if exchange.task in ("probe", "init_unseen") else state
+            state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
             self._shapes[form] = answer_shapes(exchange, self._algorithm, state, self.plan.model, self._pool)
         return self._shapes[form]
 

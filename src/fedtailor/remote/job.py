@@ -14,6 +14,7 @@ from fedtailor.experiments.document import Document, ConfigError, read
 from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, require
+from fedtailor.training import Participation, as_participation
 
 NUMBER = "number"
 """How the file says that a column holds numbers; a list of texts says which categories it holds."""
@@ -57,6 +58,7 @@ rounds = 50
 seed = 0
 minimum = {minimum}                       # clients without which a round does not count
 deadline = 300                    # seconds that a round waits for clients
+participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
 
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions
@@ -88,6 +90,7 @@ class _Training(_Table):
     seed: Annotated[int, Field(ge=0)] = 0
     minimum: Annotated[int, Field(ge=1)] = 1
     deadline: Annotated[float, Field(gt=0)] = 300.0
+    participation: Annotated[float, Field(gt=0)] = 1.0
 
 
 class _Privacy(_Table):
@@ -130,6 +133,7 @@ class Job:
         algorithm: how.
         rounds, seed, minimum, deadline: how long, from which random numbers, with how many clients at least, and how
             many seconds a round waits.
+        participation: who reports in a round.
         evaluate: whether clients send sums of losses and of correct predictions.
         uplink: what happens to an update before it leaves a client, in order; each a table with `use`.
         content: the file as plain values.
@@ -145,6 +149,7 @@ class Job:
     seed: int
     minimum: int
     deadline: float
+    participation: Participation
     evaluate: bool
     uplink: tuple[Mapping[str, Any], ...]
     content: Mapping[str, Any] = field(repr=False)
@@ -217,10 +222,14 @@ def _job(document: Document) -> Job:
     except ValueError as error:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
+    try:
+        participation = as_participation(training.participation)
+    except ValueError as error:
+        raise ConfigError(("training", "participation"), str(error)) from None
     return Job(
         title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
         _algorithm(content["method"]), training.rounds, training.seed, training.minimum, training.deadline,
-        privacy.evaluate, _uplink(privacy.uplink), content,
+        participation, privacy.evaluate, _uplink(privacy.uplink), content,
     )  # fmt: skip
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.models import Model, cross_entropy, squared_error
+from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
+from fedtailor.runs.run import bind
 from fedtailor.storage.manifest import settings
 
 
@@ -41,7 +43,9 @@ class Plan:
             ValueError: the schedule is shorter.
         """
         phases = self.algorithm.phases()
-        require(0 <= number < len(phases), f"the job's schedule has {len(phases)} methods, and number {number} is asked for")
+        require(
+            0 <= number < len(phases), f"the job's schedule has {len(phases)} methods, and number {number} is asked for"
+        )
         return phases[number][0]
 
     def describe(self, phase: int) -> dict[str, Any]:
@@ -63,10 +67,7 @@ def plan_of(job: Job) -> Plan:
         not job.uplink,
         "uplink transforms of a job are not part of this version; leave `uplink` empty, or do not take part",
     )
-    schema = job.schema
-    outputs, loss = (1, squared_error) if schema.classes is None else (len(schema.classes), cross_entropy)
-    model = job.model.bind((schema.width,), outputs, loss=loss)
-    return Plan(job.identity, job.algorithm, model, job.seed, evaluate=job.evaluate)
+    return Plan(job.identity, job.algorithm, bind(job.model, template_of(job)), job.seed, evaluate=job.evaluate)
 
 
 def _finite(value: Any) -> Any:

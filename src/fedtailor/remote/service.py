@@ -3,26 +3,31 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fedtailor.client.pool import split_sizes
+from fedtailor.federation import Federation
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.examples import federation_of
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
 from fedtailor.remote.kit import JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.plan import plan_of
 from fedtailor.remote.processes import running_superlink
-from fedtailor.remote.table import Rows, read_rows
+from fedtailor.remote.table import read_rows
 from fedtailor.remote.transport import Collected, Responder, Transport, Work, exchange
+from fedtailor.remote.work import ClientWork
 
 HELLO = "hello"
-"""The task that asks a client whether it is ready: it answers how many rows it has."""
+"""The task that asks a client whether it is ready: it answers how many rows it trains, validates and tests on."""
 
-HELLO_ANSWER = {"rows": ArraySpec((), "int64")}
+HELLO_ANSWER = {"rows": ArraySpec((3,), "int64")}
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], N
 
 
 def greet(connection: Connection, *, wait: float, tell: Callable[[str], None] = print) -> Collected:
-    """Ask all clients whether they are ready, and wait for them for `wait` seconds; each answers its number of rows.
+    """Ask all clients whether they are ready, and wait for them for `wait` seconds; each answers its numbers of rows.
 
     Raises:
         TooFewClients: fewer are there than the job's minimum.
@@ -79,7 +84,7 @@ def join(
     kit: Kit,
     data: Path,
     *,
-    make_work: Callable[[Kit, Rows, ClientStore], Work] | None = None,
+    make_work: Callable[[Kit, Federation, ClientStore], Work] | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
     """Take part in a federation until the process is told to stop (SIGTERM, or Ctrl-C).
@@ -87,7 +92,8 @@ def join(
     Args:
         kit: of this client.
         data: its file.
-        make_work: from the kit, the rows and the client's store to what answers requests other than "hello".
+        make_work: from the kit, its own examples and its store to what answers requests other than "hello"; by default
+            what the job's method does.
         tell: is given lines for the user.
 
     Raises:
@@ -99,23 +105,25 @@ def join(
 
     rows = read_rows(data, kit.job.schema)
     tell(f"{kit.name}: {len(rows.y)} rows of {data.name} fit the job {kit.job.title!r}")
-    stop = threading.Event()
+    own, stop = federation_of(kit.job, {kit.name: rows}), threading.Event()
+    make = _work_of_method if make_work is None else make_work
     with ClientStore(kit.state, kit.job.identity) as store, _stopping(stop):
-        other = None if make_work is None else make_work(kit, rows, store)
-        respond = Responder(kit.job.identity, kit.name, _answering(rows, other))
+        respond = Responder(kit.job.identity, kit.name, _answering(own, make(kit, own, store)))
         connection = FleetConnection(kit.job.address, kit.authority, read_key(kit.key))
         answer_messages(connection, respond, memory=store.directory / "node", stop=stop, tell=tell)
 
 
-def _answering(rows: Rows, other: Work | None) -> Work:
+def _work_of_method(kit: Kit, own: Federation, store: ClientStore) -> Work:
+    return ClientWork(plan_of(kit.job), own, store)
+
+
+def _answering(own: Federation, other: Work) -> Work:
     """Answers "hello" here, and everything else by `other`."""
 
-    def work(request: Request) -> dict[str, np.ndarray]:
+    def work(request: Request) -> Mapping[str, np.ndarray]:
         if request.task == HELLO:
-            return {"rows": np.array(len(rows.y), np.int64)}
-        if other is None:
-            raise ValueError(f"this client cannot do {request.task!r}")
-        return dict(other(request))
+            return {"rows": split_sizes(own)[0].astype(np.int64)}
+        return other(request)
 
     return work
 

@@ -27,8 +27,8 @@ class Rows:
     y: Shaped[np.ndarray, " rows"]
 
 
-def read_rows(path: Path, schema: Schema) -> Rows:
-    """Read a client's file.
+def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
+    """Read a client's file; without `target`, that column is not read, and all targets are 0.
 
     Raises:
         ValueError: it cannot be read, lacks a column, has a gap, or a value that the schema does not know; with the row
@@ -41,7 +41,7 @@ def read_rows(path: Path, schema: Schema) -> Rows:
         frame = READERS[suffix](path)
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
-    for name in (*schema.columns, schema.target):
+    for name in (*schema.columns, *([schema.target] if target else [])):
         require(
             name in frame.columns, f"{path.name} has no column {name!r}; its columns are {', '.join(frame.columns)}"
         )
@@ -52,9 +52,11 @@ def read_rows(path: Path, schema: Schema) -> Rows:
         else np.eye(len(categories), dtype=np.float32)[_codes(frame[name], categories, path)]
         for name, categories in schema.columns.items()
     ]
-    target = frame[schema.target]
-    y = _numbers(target, path) if schema.classes is None else _codes(target, schema.classes, path)
-    return Rows(np.concatenate(parts, axis=1, dtype=np.float32), y)
+    x = np.concatenate(parts, axis=1, dtype=np.float32)
+    if not target:
+        return Rows(x, np.zeros(len(x), np.float32 if schema.classes is None else np.int32))
+    column = frame[schema.target]
+    return Rows(x, _numbers(column, path) if schema.classes is None else _codes(column, schema.classes, path))
 
 
 def _numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:

@@ -1,12 +1,12 @@
 """What travels in an exchange, as named arrays: a client's share of a downlink, its answer, and what that must be.
 
-    stream/KIND    [n, ...] the streams of a kind that this client receives, each once
-    index/KIND     [k] which of them stands in each of its places, -1 = nothing
-    scalar/NAME    () a number for this client
-    initial        [d] the model that its state starts from, in a later phase of a schedule
-    update/KIND    what it sends up
-    scores/...     sums of losses and of correct predictions over its validation and test rows, and their counts
-    work           [2] gradients and forward passes of single examples
+stream/KIND    [n, ...] the streams of a kind that this client receives, each once
+index/KIND     [k] which of them stands in each of its places, -1 = nothing
+scalar/NAME    () a number for this client
+initial        [d] the model that its state starts from, in a later phase of a schedule
+update/KIND    what it sends up
+scores/...     sums of losses and of correct predictions over its validation and test rows, and their counts
+work           [2] gradients and forward passes of single examples
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ def answer_shapes(exchange: Exchange, algorithm: Algorithm, state: Any, model: M
     row = (
         PackedInputs(numbers, kinds),
         state,
-        {name: jnp.asarray(_scalars(value, model.dtype, 1)[0]) for name, value in scalars.items()},
+        {name: jnp.asarray(_scalars(value, model.dtype, len(exchange.cohort))[0]) for name, value in scalars.items()},
     )
 
     def one(algorithm: Any, pipelines: Any, pool: Any, values: Any, row: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedtailor.executors import DeviceExecutor, Settings
@@ -15,7 +16,6 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.wire import INITIAL, WORK, named, read_downlink
-from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.storage.export import export_models
 from fedtailor.training import PersonalModel
 
@@ -40,6 +40,8 @@ class ClientWork:
     def __init__(self, plan: Plan, federation: Federation, store: ClientStore) -> None:
         require(len(federation) == 1, f"a client's own data are one client's, not {len(federation)} clients'")
         self._plan, self._store = plan, store
+        # what `init_unseen` made, for the requests that follow it at once; never on the disk
+        self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
         # canonical: what is computed here does not depend on how many devices this machine has
         self._executor = DeviceExecutor(federation, plan.model, Settings(devices=1, canonical=True))
 
@@ -64,8 +66,7 @@ class ClientWork:
             self._store.prune(request.state_round, request.durable_state_round)
             self._keep(request.round, answers.states)
         elif task == "init_unseen":
-            kept = {"round": request.round, "phase": phase, "leaves": _first(answers.states)}
-            save_tree(self._store.directory / f"{NEWCOMER}.safetensors", kept)
+            self._newcomer = (request.round, phase), answers.states
         elif task == "personal":
             self._store_personal(on_host(answers.output))
         elif task == "evaluate":
@@ -92,27 +93,24 @@ class ClientWork:
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request continues from, as that of a cohort of one."""
-        newcomer = bool(request.algorithm.get(NEWCOMER))
+        if request.algorithm.get(NEWCOMER):
+            made_in, state = self._newcomer
+            fits = made_in == (request.round, request.algorithm["phase"])
+            require(fits, "it was started again, and has no state as a newcomer yet")
+            return state
         first = self._first_state(request, algorithm)
-        if newcomer:
-            first = (first[0], ())
         structure, leaves = jax.tree.structure(first), jax.tree.leaves(first)
-        if newcomer:
-            path = self._store.directory / f"{NEWCOMER}.safetensors"
-            kept = load_tree(path) if path.is_file() else {}
-            fits = (kept.get("round"), kept.get("phase")) == (request.round, request.algorithm["phase"])
-            require(fits, "its state as a newcomer is of another round")
-            leaves = kept["leaves"]
-        elif leaves and request.state_round >= 0:
+        if leaves and request.state_round >= 0:
             leaves = self._store.load(request.state_round)
         return jax.tree.unflatten(structure, [np.asarray(leaf)[None] for leaf in leaves])
 
     def _first_state(self, request: Request, algorithm: Algorithm) -> Any:
         """What a client that has not taken part holds."""
-        theta = request.arrays.get(INITIAL)
-        if theta is None:
-            theta = self._plan.model.init(jax.random.fold_in(jax.random.key(self._plan.seed), 0))
-        return algorithm.init_client(theta), init_pipeline(self._plan.uplink, theta)  # pyright: ignore[reportArgumentType]
+        model, given = self._plan.model, request.arrays.get(INITIAL)
+        theta = model.init(jax.random.fold_in(jax.random.key(self._plan.seed), 0)) if given is None else given
+        theta = jnp.asarray(theta)
+        require(theta.shape == (model.size,), f"the initial model has shape {theta.shape}; it must be ({model.size},)")
+        return algorithm.init_client(theta), init_pipeline(self._plan.uplink, theta)
 
     def _keep(self, round: int, states: Any) -> None:
         leaves = _first(states)

@@ -10,10 +10,10 @@ from conformance.examples import example
 from fedtailor import models
 from fedtailor.algorithms import DAPPER, Then
 from fedtailor.algorithms.dapper import sampler
-from fedtailor.protocol import Algorithm
-from fedtailor.runs import simulate
 from fedtailor.executors import Settings
+from fedtailor.protocol import Algorithm
 from fedtailor.remote.transport import LoopbackTransport, TooFewClients
+from fedtailor.runs import simulate
 from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.testing.conformance import participation_of
 from fedtailor.testing.problems import classification, predictors, softmax_model

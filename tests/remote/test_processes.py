@@ -131,7 +131,7 @@ def running(tmp_path_factory):
         yield directory, connection, others
 
 
-def probe_downlink(connection, round, *, state=-1, seconds=0.0, wait=120.0, minimum=2, lines=None, names=NAMES):
+def ask(connection, round, *, state=-1, seconds=0.0, wait=120.0, minimum=2, lines=None, names=NAMES):
     requests = {
         name: Request(
             connection.job.identity, round, 0, "echo", name, state, state, time.time() + wait,

@@ -7,7 +7,7 @@ import pytest
 from fedtailor.remote.superlink import LoopbackOnly
 
 
-def probe_downlink(path, client, kind="http"):
+def ask(path, client, kind="http"):
     """Status that a request gets; 200 comes from behind the middleware."""
     sent = []
 

@@ -39,7 +39,7 @@ def changed(name, **change):
     return {name: respond}
 
 
-def probe_downlink(clients, *, minimum=1, seconds=30.0, transport=LoopbackTransport, **options):
+def ask(clients, *, minimum=1, seconds=30.0, transport=LoopbackTransport, **options):
     lines = []
     found = exchange(
         transport(clients), requests(seconds), SPECS, minimum=minimum, tell=lines.append, pause=0.01, **options

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.protocol import require
+from fedtailor.storage.checkpoint import load_tree, save_tree
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 

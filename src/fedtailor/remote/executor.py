@@ -81,7 +81,7 @@ class RemoteExecutor:
         template: Federation,
         *,
         unseen: Clients | None = None,
-        rules: Rules = Rules(),  # noqa: B008 (frozen)
+        rules: Rules = Rules(),
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Nobody is asked yet.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.experiments.document import Document, ConfigError, read
+from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, require

@@ -63,7 +63,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
             usable = index is not None and index.ndim == 1 and index.dtype == np.int32 and array.ndim >= 1
             require(usable, f"the streams {kind!r} come without places")
             assert index is not None
-            fits = len(index) > 0 and -1 <= index.min() and index.max() < len(array) <= len(index)
+            fits = len(index) > 0 and index.min() >= -1 and index.max() < len(array) <= len(index)
             require(fits, f"the places of the streams {kind!r} do not fit them")
             padding = np.zeros((len(index) - len(array), *array.shape[1:]), array.dtype)
             streams[kind] = Streams(jnp.asarray(np.concatenate([array, padding])), index[None])

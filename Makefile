@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test lint format benchmark
+.PHONY: help demo federation-demo test lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
+	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       everything that CI runs: make lint, then the tests with coverage'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
@@ -17,6 +18,9 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtailor demo
+
+federation-demo: $(VENV)/.installed-flower
+	$(BIN)/python -m fedtailor.remote.demo
 
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist worksteal --cov

@@ -112,7 +112,7 @@ def deploy(directory: Path, files: Mapping[str, Path], killed: str | None = KILL
                 clients[killed].wait()
                 print(f"killed {killed} after round {rounds_done(directory)}; starting it again", flush=True)
                 with (directory / f"{killed}.log").open("ab") as again:
-                    clients[killed] = start(_join(directory, killed, files), again)
+                    clients[killed] = start(join_command(directory, killed, files), again)
             code = serving.wait(WAIT_S * 2)
         finally:
             stop(serving)
@@ -127,7 +127,7 @@ def clients_of(directory: Path, files: Mapping[str, Path]) -> Iterator[dict[str,
     try:
         for name in files:
             with (directory / f"{name}.log").open("ab") as log:
-                processes[name] = start(_join(directory, name, files), log)
+                processes[name] = start(join_command(directory, name, files), log)
         yield processes
     finally:
         for process in processes.values():
@@ -195,7 +195,8 @@ def personal_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def _join(directory: Path, name: str, files: Mapping[str, Path]) -> list[str]:
+def join_command(directory: Path, name: str, files: Mapping[str, Path]) -> list[str]:
+    """The arguments with which a client of the demonstration joins."""
     return ["join", str(directory / "kits" / name), "--data", str(files[name])]
 
 

@@ -19,14 +19,16 @@ def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
     sizes = [len(own.y) for own in rows.values()]
     starts = np.cumsum([0, *sizes])
     parts = [split_rows(size, job.schema, job.seed, name) for name, size in zip(names, sizes, strict=True)]
-    splits = {
-        split: Ragged.of([start + part[split] for start, part in zip(starts, parts, strict=False)]) for split in SPLITS
-    }
+    train, val, test = (
+        Ragged.of([start + part[split] for start, part in zip(starts, parts, strict=False)]) for split in SPLITS
+    )
     classes = None if job.schema.classes is None else len(job.schema.classes)
     return Federation(
         x=np.concatenate([own.x for own in rows.values()]),
         y=np.concatenate([own.y for own in rows.values()]),
-        **splits,
+        train=train,
+        val=val,
+        test=test,
         names=names,
         classes=classes,
         name=job.title,

@@ -130,8 +130,9 @@ class RemoteExecutor:
         arrays = [found.replies[name].arrays if name in found.replies else None for name in names]
         there = np.array([answer is not None for answer in arrays], bool)
         stacked = stack(arrays, specs, prefix, shapes)
-        work = np.sum([answer[WORK] for answer in arrays if answer is not None], axis=0, dtype=np.int64, initial=0) \
-            if there.any() else np.zeros(2, np.int64)  # fmt: skip
+        work = np.zeros(2, np.int64)
+        for answer in arrays:
+            work += 0 if answer is None else answer[WORK]
         return Answers(
             reporting=asked & there,
             update=stacked if prefix == "update" else {},

@@ -99,9 +99,12 @@ class ClientWork:
             require(fits, "it was started again, and has no state as a newcomer yet")
             return state
         first = self._first_state(request, algorithm)
-        structure, leaves = jax.tree.structure(first), jax.tree.leaves(first)
+        structure, leaves = jax.tree.structure(first), [np.asarray(leaf) for leaf in jax.tree.leaves(first)]
         if leaves and request.state_round >= 0:
-            leaves = self._store.load(request.state_round)
+            stored = self._store.load(request.state_round)
+            fits = isinstance(stored, list) and [np.shape(leaf) for leaf in stored] == [leaf.shape for leaf in leaves]
+            require(fits, f"its state after round {request.state_round + 1} is not one of this method")
+            leaves = stored or leaves
         return jax.tree.unflatten(structure, [np.asarray(leaf)[None] for leaf in leaves])
 
     def _first_state(self, request: Request, algorithm: Algorithm) -> Any:

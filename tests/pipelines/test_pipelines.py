@@ -73,7 +73,7 @@ def test_pipelines_survive_a_resume(tmp_path):
     run(FEDAVG, clients, model, 3, directory=tmp_path / "parts", resume=True, **options)
     for file in ("metrics.parquet", "ledger.parquet"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
-    with pytest.raises(ValueError, match="other settings .*uplink"):
+    with pytest.raises(ValueError, match=r"other settings .*uplink"):
         run(FEDAVG, clients, model, 4, directory=tmp_path / "parts", resume=True)
 
 

@@ -32,7 +32,7 @@ def client_task(
     predictor = algorithm.personal(state[0], inbox, local)
     if task == "personal":
         return {"predictor": predictor}
-    before = local.work
+    before, local.evaluating = local.work, True
     scores = {
         split: {"sums": jnp.stack(local.scores(predictor, split)), "count": local.count(split)}
         for split in EVALUATED_SPLITS

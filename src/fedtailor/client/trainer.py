@@ -74,6 +74,7 @@ class DeviceTrainer:
         self.model, self.pool, self.address, self.round = model, pool, address, round
         self.size = address.size[0]
         self.work: Int[Array, " 2"] = jnp.zeros(2, jnp.int32)
+        self.evaluating = False  # only an evaluation may read test rows
         self._views: tuple[Permutation, ...] = ()
         self._in_step: list[Work] | None = None
         self._step: Step | None = None
@@ -86,6 +87,7 @@ class DeviceTrainer:
         return _named(self.address.key, purpose)
 
     def count(self, split: str) -> Int[Array, ""]:
+        self._require_open(split)
         return self.size if split == "train" else self.address.size[SPLITS.index(split)]
 
     def part(self, first: Any, end: Any, purpose: str) -> "DeviceTrainer":
@@ -94,6 +96,11 @@ class DeviceTrainer:
         part._views = (*self._views, Permutation(words, self.size, jnp.asarray(first, jnp.int32)))
         part.size = jnp.maximum(jnp.asarray(end, jnp.int32) - jnp.asarray(first, jnp.int32), 0)
         return part
+
+    def _require_open(self, split: str) -> None:
+        """Keep methods away from the rows that they are measured on."""
+        if split not in SPLITS or (split == "test" and not self._root.evaluating):
+            raise ValueError(f"a method asks for the split {split!r}; it may look at 'train' and 'val' only")
 
     def in_round(self, round: Any) -> "DeviceTrainer":
         there = copy.copy(self)
@@ -107,6 +114,7 @@ class DeviceTrainer:
 
     def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
         """The examples at positions (0-based, below the split's size) of a split."""
+        self._require_open(split)
         if split == "train":
             for view in reversed(self._views):
                 positions = view(positions)

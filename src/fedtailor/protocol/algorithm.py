@@ -114,7 +114,7 @@ class Algorithm:
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
         """What travels down in the probe round (default: the common initial model, `server.initial` [d])."""
-        return Downlink({"model": Streams.everyone(_field(server, "initial"), len(cohort))})
+        return Downlink({"model": Streams.everyone(server.initial, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         """One client's answer to the probe."""
@@ -145,12 +145,6 @@ class Algorithm:
         Raises:
             ValueError: the method's server holds no model.
         """
-        model = _field(server, "model")
+        model = getattr(server, "model", None)
         require(model is not None, f"{self.about.name} has no global model that another method could start from")
         return model[0]
-
-
-def _field(server: Any, name: str) -> Any:
-    """A field of a server state; None where it has none."""
-    # states of methods that are not typed yet are dicts
-    return server.get(name) if isinstance(server, dict) else getattr(server, name, None)

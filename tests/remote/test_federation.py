@@ -88,4 +88,5 @@ def test_random_kills_lose_nothing(tmp_path):
     measured = pl.read_parquet(directory / "run" / METRICS)
     expected = simulated.frame()
     keys = ["round", "client", "split", "metric"]
-    assert measured.sort(keys).select(keys + ["value"]).equals(expected.sort(keys).select(keys + ["value"]))
+    columns = [*keys, "value"]
+    assert measured.sort(keys).select(columns).equals(expected.sort(keys).select(columns))

@@ -71,7 +71,7 @@ def test_a_figure_without_runs_is_left_out_with_a_line(results, capsys, tmp_path
     write_index(tmp_path, cells, sweeps={})
     printed(capsys, tmp_path, "--out", tmp_path / "out")
     report = (tmp_path / "out" / NAME / "report.md").read_text()
-    left_out = ["accuracy-by-bytes", "accuracy-by-time", "collaboration", "silhouette", "sweep"]
+    left_out = ["accuracy-by-bytes", "accuracy-by-time", "collaboration", "silhouette", "diagnostics", "sweep"]
     for name in FIGURES:
         assert (f"Figure {name} is left out: it needs " in report) == (name in left_out)
         assert (tmp_path / "out" / NAME / "figures" / f"{name}.png").exists() == (name not in left_out)

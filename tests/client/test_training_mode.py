@@ -147,7 +147,7 @@ def test_methods_with_steps_of_their_own_drop_out(algorithm):
 
     def trained(drops, rounds):
         training = train(algorithm, federation, bound(Dropping(drops), federation, "float32"), rounds)
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((training.server, training.states.rows))])
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))])
 
     start, dropped, without = trained(False, 0), trained(True, 1), trained(False, 1)
     assert not np.allclose(dropped, without) and not np.allclose(dropped, start)
@@ -162,7 +162,7 @@ def test_every_use_of_randomness_in_a_step_is_another():
         def client(self, state, inbox, local):
             def step(params, batch, index):
                 first, second = local.logits(params, batch.x), local.logits(params, batch.x)
-                inner = local.fold(2, lambda k, carry: carry.at[k].set(local.logits(params, batch.x)[0, 0]),
+                inner = local.fori_loop(2, lambda k, carry: carry.at[k].set(local.logits(params, batch.x)[0, 0]),
                                    jnp.zeros(2))  # fmt: skip
                 jax.debug.callback(lambda *found: seen.append([np.asarray(one) for one in found]),
                                    first, second, local.logits(params, batch.x, training=False), inner)  # fmt: skip

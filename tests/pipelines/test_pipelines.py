@@ -60,7 +60,7 @@ def test_sixteen_bits_halve_the_bytes_and_hardly_move_the_models(dtype):
     for direction in ("up", "down"):
         assert 2 * sent(half, direction) == sent(full, direction) > 0
     one, other = (np.concatenate(predictors(training)) for training in (full, half))
-    assert one.dtype == other.dtype == np.float32
+    assert full.server.model.dtype == half.server.model.dtype == np.float32
     difference = np.abs(one - other).max()
     assert 0 < difference < 0.02
 
@@ -73,7 +73,7 @@ def test_pipelines_survive_a_resume(tmp_path):
     run(FEDAVG, clients, model, 3, directory=tmp_path / "parts", resume=True, **options)
     for file in ("metrics.parquet", "ledger.parquet"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
-    with pytest.raises(ValueError, match=r"other settings .*uplink"):
+    with pytest.raises(ValueError, match=r"other settings .*downlink"):
         run(FEDAVG, clients, model, 4, directory=tmp_path / "parts", resume=True)
 
 

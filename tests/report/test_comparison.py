@@ -268,7 +268,7 @@ def test_a_damaged_run_is_named(tmp_path):
         StoredRun(path)
     (path / "summary.json").write_text('{"metric": "accuracy"}')
     run = StoredRun(path)
-    for read in (run.spread, lambda: run.seed, lambda: run.ledger, lambda: run.clients, lambda: run.server):
+    for read in (run.spread, lambda: run.seed, lambda: run.ledger, lambda: run.clients):
         with pytest.raises(ValueError, match=r"run.*missing"):
             read()
     (path / "metrics.parquet").write_bytes(b"PAR1")

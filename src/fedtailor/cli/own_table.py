@@ -22,6 +22,9 @@ class OwnTable(TableOptions):
     """Communication rounds."""
     seeds: tuple[int, ...] | None = None
     """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for each part)."""
+    metrics: tuple[str, ...] = ()
+    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a regression rmse, mae, r2); the
+    first is what methods are judged by."""
     lr: tuple[float, ...] | None = None
     """Learning rates to choose from, on validation data, for each method (default: 0.01 and 0.1 for classes; for a
     regression the largest rate at which no client should diverge, computed from the training inputs, and a fifth)."""
@@ -76,6 +79,7 @@ def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experi
         "title": f"{path.name}: one model per {options.client}",
         "rounds": options.rounds,
         "seeds": list(options.all_seeds()),
+        "measured": list(options.metrics),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: {"use": "table", "path": str(path), **options.table_options()}},
         "algorithms": {method: {"grid": {"sgd": {"lr": list(rates)}}} for method in options.algorithms},

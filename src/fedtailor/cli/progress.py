@@ -56,7 +56,7 @@ def _run_lines(title: str, runs: int) -> ComparisonProgress:
 
 
 def _score(training: Training) -> str:
-    metric = training.model.metric
+    metric = training.metric.name
     values = training.metrics.values(metric)
     return f"{metric} {values.mean():.3f}" if len(values) else ""
 

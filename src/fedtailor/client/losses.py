@@ -46,17 +46,3 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
         return jax.nn.logsumexp(model.log_probabilities(each) + log_weights.reshape(-1, *[1] * (each.ndim - 1)), axis=0)
 
     return mixed
-
-
-def sums(model: Model, predictor: Predictor) -> Callable[[Batch], tuple[Array, Array]]:
-    """batch -> (sum of losses, number correct; 0 where the loss is no classification's)."""
-    predict = outputs(model, predictor)
-
-    def scores(batch: Batch) -> tuple[Array, Array]:
-        out = predict(batch.x)
-        loss = jnp.vdot(model.losses(out, batch.y), batch.weight)
-        if not model.classification:
-            return loss, jnp.zeros_like(loss)
-        return loss, jnp.vdot(model.correct(out, batch.y).astype(loss.dtype), batch.weight)
-
-    return scores

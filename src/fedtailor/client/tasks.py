@@ -7,13 +7,19 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedtailor.client.trainer import DeviceTrainer
-from fedtailor.protocol import Algorithm, Inbox, Pipeline, Task, encode
+from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, encode
 
 EVALUATED_SPLITS = ("val", "test")
 
 
 def client_task(
-    task: Task, algorithm: Algorithm, uplink: Pipeline, state: Any, inbox: Inbox, local: DeviceTrainer
+    task: Task,
+    algorithm: Algorithm,
+    uplink: Pipeline,
+    state: Any,
+    inbox: Inbox,
+    local: DeviceTrainer,
+    metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
     """One client's part of an exchange (traced).
 
@@ -34,7 +40,7 @@ def client_task(
         return {"predictor": predictor}
     before, local.evaluating = local.work, True
     scores = {
-        split: {"sums": jnp.stack(local.scores(predictor, split)), "count": local.count(split)}
+        split: {"count": local.count(split), "statistics": local.statistics(predictor, split, metrics)}
         for split in EVALUATED_SPLITS
     }
     local.work = before  # looking at a model is not work of the method

@@ -3,7 +3,7 @@
 import copy
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
-from fedtailor.client.losses import mean_loss, sums, training_loss
+from fedtailor.client.losses import mean_loss, outputs, training_loss
 from fedtailor.client.pool import SPLITS, ClientAddress, Pool, model_input
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.steps import train
+from fedtailor.metrics import Loss, add_statistics, zero_statistic
 from fedtailor.models import Model
-from fedtailor.protocol import SGD, Batch, Params, Predictor, StepGradient
+from fedtailor.protocol import SGD, Batch, BatchMetric, Params, Predictor, StepGradient
 
 Carry = TypeVar("Carry")
 
@@ -178,23 +179,25 @@ class DeviceTrainer:
         return self.vector(self._repeat(_passes(count), add, zero))
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
-        total, _ = self.scores(predictor, split)
+        total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
         return total / jnp.maximum(self.count(split), 1)
 
-    def scores(self, predictor: Predictor, split: str) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Sum of losses and number of correct predictions over a split, in evaluation mode."""
+    def statistics(
+        self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
+    ) -> dict[str, dict[str, Array]]:
+        """The sums of metrics over a split, in evaluation mode: metric's name -> its statistic."""
         count = self.count(split)
-        predict = sums(self.model, predictor)
+        predict = outputs(self.model, predictor)
 
-        def add(index: Int[Array, ""], total: tuple[Array, Array]) -> tuple[Array, Array]:
+        def of_batch(index: Int[Array, ""]) -> dict[str, dict[str, Array]]:
             positions = index * PASS_BATCH + jnp.arange(PASS_BATCH, dtype=jnp.int32)
             batch = self.examples(jnp.clip(positions, 0, count - 1), positions < count, split)
-            loss, correct = predict(batch)
-            return total[0] + loss, total[1] + correct
+            out = predict(batch.x)
+            return {metric.name: metric.statistic(self.model, out, batch.y, batch.weight) for metric in metrics}
 
         self._add(forwards=count)
-        zero = jnp.zeros((), self.model.dtype)
-        return self._repeat(_passes(count), add, (zero, zero))
+        zero = zero_statistic(of_batch, jnp.int32(0))
+        return self._repeat(_passes(count), lambda index, total: add_statistics(total, of_batch(index)), zero)
 
     # steps of a method's own ---------------------------------------------------------------------------------------
 

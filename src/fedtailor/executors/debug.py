@@ -55,6 +55,7 @@ class DebugExecutor(DeviceExecutor):
                         values,
                         row,
                         trainer,
+                        exchange.metrics,
                     )
                 )
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)

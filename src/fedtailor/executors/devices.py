@@ -19,7 +19,7 @@ from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Exchange
+from fedtailor.protocol import Algorithm, BatchMetric, Exchange
 
 MEMORY_SHARE = 0.9
 """The share of the free memory that a program may plan with."""
@@ -65,7 +65,7 @@ class ExchangeRequest:
         numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink, exchange.received_through))
         state, form = jax.tree.flatten(self.states)
         return (
-            *(exchange.task, structure, tuple(np.asarray(number).tobytes() for number in numbers)),
+            *(exchange.task, exchange.metrics, structure, tuple(np.asarray(number).tobytes() for number in numbers)),
             *(self.model, self.row_count),
             *(form, tuple((leaf.shape, leaf.dtype) for leaf in state)),
             *((kind, it.recipients.shape[1], it.values.shape[1:], it.values.dtype) for kind, it in streams),
@@ -104,7 +104,7 @@ class Devices:
         stacked = jax.tree.map(self._shard_rows, rows[0] if len(requests) == 1 else _interleaved(rows))
         arguments = (first.task, *self._numbers(first), requests[0].model, self.mesh)
         inputs = (self.pool, values, *stacked)
-        outputs = map_clients(*arguments, self._chunk(arguments, inputs), *inputs)
+        outputs = map_clients(*arguments, self._chunk(arguments, inputs, first.metrics), *inputs, first.metrics)
         parts = [outputs] if len(requests) == 1 else self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
 
@@ -158,7 +158,7 @@ class Devices:
             self._shipped = jax.device_put(numbers, self.everywhere) if here else numbers
         return self._shipped
 
-    def _chunk(self, arguments: tuple, inputs: tuple) -> int:
+    def _chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
         """Clients trained at once on one device: as many as its free memory holds by the compiler's own account.
 
         On CPUs one at a time: what one client touches stays in the cache, and its products fill the core.
@@ -166,13 +166,14 @@ class Devices:
         if self.settings.chunk is not None or not self._counts_memory:
             return self.settings.chunk or (UNPLANNED_CHUNK if self.settings.several_at_once else 1)
         leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
-        program = (*arguments[:1], *arguments[3:], structure, *((np.shape(leaf), leaf.dtype) for leaf in leaves))
+        shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
+        program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
         if program not in self.chunks:
             free = free_memory(self.mesh.local_devices)
             rows = len(inputs[2].numbers) // self.mesh.size
             chunk = min(max(rows, 1), MAX_CHUNK)
             while chunk > 1:
-                planned = map_clients.lower(*arguments, chunk, *inputs).compile().memory_analysis()
+                planned = map_clients.lower(*arguments, chunk, *inputs, metrics).compile().memory_analysis()
                 assert planned is not None  # by a backend that keeps an account of its memory
                 # the outputs twice: the server works on what it makes of them
                 needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes

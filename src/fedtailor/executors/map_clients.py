@@ -16,7 +16,7 @@ from fedtailor.client.tasks import all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Inbox, Pipeline, Task, receive
+from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, receive
 
 AXIS = "clients"
 
@@ -24,7 +24,7 @@ Pipelines = tuple[Pipeline, Pipeline]
 """What is applied to messages up, and what was applied to messages down."""
 
 
-@partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk"))
+@partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk", "metrics"))
 def map_clients(
     task: Task,
     algorithm: Algorithm,
@@ -37,6 +37,7 @@ def map_clients(
     inputs: PackedInputs,
     states: Any,
     scalars: dict[str, Array],
+    metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
     """`client_task` for all clients of a cohort [c] (c a multiple of the mesh's devices), outputs stacked [c, ...].
 
@@ -53,7 +54,7 @@ def map_clients(
         check_vma=False,
     )
     def shard(algorithm: Algorithm, pipelines: Pipelines, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
-        one = partial(run_one, task, algorithm, pipelines, model, pool, values)
+        one = partial(run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics)
         return jax.lax.map(one, rows) if chunk == 1 else jax.lax.map(one, rows, batch_size=chunk)
 
     return shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
@@ -68,6 +69,7 @@ def run_one(
     values: dict[str, Array],
     row: tuple[PackedInputs, Any, dict[str, Array]],
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
+    metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
     """One client of `map_clients`: its outputs and done [3]: two numbers of work, whether all is finite."""
     inputs, state, scalars = row
@@ -76,7 +78,7 @@ def run_one(
     received_values = {kind: _receive(values[kind], places) for kind, places in inputs.recipients.items()}
     inbox = Inbox(received_values, received, scalars, inputs.reply)
     uplink, received_through = pipelines
-    out = client_task(task, algorithm, uplink, state, receive(received_through, inbox), local)
+    out = client_task(task, algorithm, uplink, state, receive(received_through, inbox), local, metrics)
     return {**out, "done": jnp.append(local.work, all_finite(out).astype(jnp.int32))}
 
 

@@ -26,6 +26,7 @@ import fedtailor
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
+from fedtailor.metrics import find_metric
 from fedtailor.protocol import Diverged, Exchanges, drive, require
 from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import bind, executor_of
@@ -202,6 +203,7 @@ class Comparison:
                 seed=seed, participation=column.participation, evaluate_every=self._every(column),
                 callbacks=[AfterRound(self._forward(entry, seed, name))], directory=self.results / name, resume=True,
                 checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
+                metrics=self.experiment.file.measured, keep_rows=True,
             )  # fmt: skip
 
     def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
@@ -233,6 +235,7 @@ class Comparison:
             "algorithm": described(candidate.algorithm), "model": described(column.scenario.model),
             "data": {**column.arguments, "file": _file(column)}, "rounds": column.rounds, "every": self._every(column),
             "participation": described(column.participation),
+            **({"measured": measured} if (measured := self.experiment.file.measured) else {}),
         }  # fmt: skip
         fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
         return f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
@@ -300,8 +303,8 @@ def _sweeps(experiment: Experiment) -> dict[str, Any]:
 
 
 def _validation_score(path: Path) -> float | None:
-    """Mean over clients of the validation accuracy (without classes: minus the loss) after the last round; None if
-    the run diverged.
+    """Mean over clients, on validation data after the last round, of what the run is judged by (minus it, where lower
+    is better); None if the run diverged.
 
     Raises:
         ValueError: the scenario has no validation data.
@@ -316,4 +319,4 @@ def _validation_score(path: Path) -> float | None:
     require(len(frame) > 0, "a grid is chosen on validation data, and this scenario has none; remove the grid")
     last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
     assert isinstance(last, float)
-    return last if metric == "accuracy" else -last
+    return last if find_metric(metric).higher_is_better else -last

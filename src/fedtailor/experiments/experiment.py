@@ -1,7 +1,7 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +13,7 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.metrics import find_metric
 from fedtailor.protocol import Algorithm, require
 from fedtailor.training import Participation, as_participation
 
@@ -21,7 +22,7 @@ METRICS = (
 )  # fmt: skip
 FIGURES = (
     "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-time", "histogram", "collaboration", "silhouette",
-    "fairness", "sweep",
+    "diagnostics", "fairness", "sweep",
 )  # fmt: skip
 
 Share = Annotated[float, Field(gt=0)]
@@ -74,6 +75,7 @@ class _File(_Table):
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: int | None = Field(None, ge=1)
+    measured: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
     figures: list[Literal[FIGURES]] = ["accuracy-by-round", "accuracy-by-bytes", "fairness"]  # type: ignore[valid-type]
     sgd: dict[str, Any] = {}
@@ -171,6 +173,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
     try:
         file = _validated(document.content)
+        _check_measured(file.measured)
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
         entries = tuple(entry for column in columns for entry in _entries(column, file))
         _check_published(file, entries, quick)
@@ -193,6 +196,15 @@ def _validated(content: Mapping[str, Any]) -> _File:
             raise ConfigError(place, f"{place[-1]} is missing") from None
         wrong = first["msg"].lower().removeprefix("value error, ")
         raise ConfigError(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
+
+
+def _check_measured(names: Sequence[str]) -> None:
+    """The metrics exist; whether each is defined for a scenario is known with its data."""
+    for name in names:
+        try:
+            find_metric(name)
+        except ValueError as error:
+            raise ConfigError(("measured",), str(error)) from None
 
 
 def _column(label: str, table: _Scenario, file: _File) -> Column:

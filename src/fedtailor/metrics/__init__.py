@@ -9,7 +9,15 @@ from fedtailor.metrics.f1 import F1Macro
 from fedtailor.metrics.log_loss import LogLoss
 from fedtailor.metrics.loss import Loss
 from fedtailor.metrics.mae import MAE
-from fedtailor.metrics.metric import Metric, Statistic, add_statistics, find_metric, find_metrics, zero_statistic
+from fedtailor.metrics.metric import (
+    Metric,
+    Statistic,
+    add_statistics,
+    default_metrics,
+    find_metric,
+    find_metrics,
+    zero_statistic,
+)
 from fedtailor.metrics.perplexity import Perplexity
 from fedtailor.metrics.r2 import R2
 from fedtailor.metrics.rmse import RMSE
@@ -34,6 +42,7 @@ __all__ = [
     "Statistic",
     "TokenAccuracy",
     "add_statistics",
+    "default_metrics",
     "find_metric",
     "find_metrics",
     "zero_statistic",

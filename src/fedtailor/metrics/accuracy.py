@@ -3,7 +3,9 @@
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, is_classification, mean
 from fedtailor.models import Model
@@ -28,3 +30,6 @@ class Accuracy(Metric):
 
     def result(self, statistic: Statistic) -> float:
         return float(mean(statistic, "correct"))
+
+    def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
+        return {self.name: mean(statistic, "correct")}

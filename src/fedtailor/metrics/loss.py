@@ -3,7 +3,9 @@
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model
@@ -26,3 +28,6 @@ class Loss(Metric):
 
     def result(self, statistic: Statistic) -> float:
         return float(mean(statistic, "loss"))
+
+    def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
+        return {self.name: mean(statistic, "loss")}

@@ -5,7 +5,17 @@ from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
 from fedtailor.protocol.errors import Diverged
-from fedtailor.protocol.exchange import Answers, ClientRows, Exchange, Exchanges, Executor, Task, drive, on_host
+from fedtailor.protocol.exchange import (
+    Answers,
+    BatchMetric,
+    ClientRows,
+    Exchange,
+    Exchanges,
+    Executor,
+    Task,
+    drive,
+    on_host,
+)
 from fedtailor.protocol.hyperparameters import (
     TracedInt,
     ZeroIsStatic,
@@ -29,6 +39,7 @@ __all__ = [
     "Algorithm",
     "Answers",
     "Batch",
+    "BatchMetric",
     "ClientRows",
     "ClientUpdate",
     "Clients",

@@ -7,7 +7,7 @@ it owns the examples and the clients' states. Neither side knows how the other w
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
@@ -27,6 +27,16 @@ Task = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
 """Which of an algorithm's client functions to run; "evaluate" = `personal`, then its scores on val and test."""
 
 
+class BatchMetric(Protocol):
+    """A metric as far as clients need it; `fedtailor.metrics.Metric` is one. Equal ones share compiled programs."""
+
+    name: ClassVar[str]
+
+    def statistic(self, model: Any, outputs: Any, y: Any, weight: Any) -> dict[str, Array]:
+        """The sums of one batch."""
+        ...
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What the server's side asks of a cohort.
@@ -40,6 +50,7 @@ class Exchange:
             keep (unseen ones); None = the states that it keeps.
         uplink: what clients of the task "client" apply to their updates before they send them.
         received_through: what the server has applied to the downlink, and clients undo.
+        metrics: what clients of the task "evaluate" measure.
     """
 
     task: Task
@@ -49,6 +60,7 @@ class Exchange:
     states: Any = None
     uplink: "Pipeline" = ()
     received_through: "Pipeline" = ()
+    metrics: tuple[BatchMetric, ...] = ()
 
 
 @jax.tree_util.register_dataclass

@@ -22,6 +22,9 @@ JUDGED = frozenset({"mean", "weighted", "worst", "worst10", "largest10", "unseen
 
 NOTHING = "-"
 
+BASELINE_ROW = "(nothing learned)"
+"""The row of the baseline: each client's majority class, or the mean of its targets."""
+
 
 def tables(experiment: Experiment) -> dict[str, Table]:
     """All tables by (file) name: one for each metric, two for each scenario, and what was chosen on val."""
@@ -46,15 +49,20 @@ def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
     unit, better = experiment.unit(scenarios[0]), {}
     columns, labels = ["algorithm"], experiment.index.algorithms
     rows: list[list[Cell]] = [[label] for label in labels]
+    lowest: list[Cell] = [BASELINE_ROW]
     for scenario in scenarios:
         better[len(columns)] = unit.higher_is_better
         columns.append(f"{scenario},\n{measure.warning}" if measure.warning else scenario)
         for label, row in zip(labels, rows, strict=True):
             row.append(cell(experiment, scenario, label, measure))
+        lowest.append(nothing_learned(experiment, scenario, measure))
         if scenario in theirs:
             columns.append(f"{scenario},\npublished" if len(scenarios) > 1 else "published")
             for label, row in zip(labels, rows, strict=True):
                 row.append(published(theirs[scenario].get(label, NOTHING)))
+            lowest.append(NOTHING)
+    if any(cell != NOTHING for cell in lowest[1:]):
+        rows.append(lowest)
     judged = better if name in JUDGED else {}
     return Table(f"Test {unit.label}: {measure.title}", columns, rows, higher_is_better=judged)
 
@@ -64,10 +72,12 @@ def over_clients(experiment: Experiment, scenario: str) -> Table:
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     newcomers = any(run.clients["unseen"].any() for found in runs.values() for run in found)
     names = [name for name in SPREAD if name != "unseen" or newcomers]
-    rows = [
+    rows: list[list[Cell]] = [
         [label, *(cell(experiment, scenario, label, MEASURES[name]) for name in names)]
         for label in _present(experiment, scenario)
     ]
+    if experiment.baselines[scenario]:
+        rows.append([BASELINE_ROW, *(nothing_learned(experiment, scenario, MEASURES[name]) for name in names)])
     columns = ["algorithm", *(MEASURES[name].header for name in names)]
     better = {place: unit.higher_is_better for place, name in enumerate(names, 1) if name in JUDGED}
     return Table(f"{scenario}: test {unit.label}, over clients", columns, rows, higher_is_better=better)
@@ -124,6 +134,12 @@ def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) ->
     fewer = f" [{len(values)}]" if len(values) < len(experiment.index.seeds) else ""
     text = number.text + fewer + (f", {diverged} diverged" if diverged else "")
     return replace(number, text=text, diverged=diverged)
+
+
+def nothing_learned(experiment: Experiment, scenario: str, measure: Measure) -> Cell:
+    """What a model that learns nothing from the inputs reaches; mean ± deviation over seeds."""
+    values = [value for run in experiment.baselines[scenario] if (value := measure.of(run)) is not None]
+    return experiment.unit(scenario).number(values) if values else NOTHING
 
 
 def settings(parameters: Mapping[str, Any]) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.report import drawing, overview
-from fedtailor.report.comparison import tables
+from fedtailor.report.comparison import slug, tables
+from fedtailor.report.decision import MOST_LINES, Decision, decisions
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.tables import Table
 
@@ -19,18 +20,20 @@ REPORT = "report.md"
 
 def show(experiment: Experiment, form: Format) -> None:
     """Print what was run (as terminal or Markdown text only) and all tables."""
-    found = tables(experiment)
+    found, decided = tables(experiment), decisions(experiment)
     if form == "terminal":
         _show_facts(experiment)
         for table in found.values():
             print()
             table.show()
+        _show_decisions(decided)
     elif form == "markdown":
-        print(markdown(experiment, found))
+        print(markdown(experiment, found, decided))
     elif form == "json":
-        print(json.dumps(as_dict(experiment, found), indent=2, allow_nan=False))
+        print(json.dumps(as_dict(experiment, found, decided), indent=2, allow_nan=False))
     elif form == "csv":
-        print("\n".join(f"# {table.title}\n{table.csv()}" for table in found.values()))
+        every = [*found.values(), *_gain_tables(decided).values()]
+        print("\n".join(f"# {table.title}\n{table.csv()}" for table in every))
     else:
         print("\n".join(table.latex() for table in found.values()))
 
@@ -41,29 +44,38 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
     Raises:
         ValueError: the directory cannot be written.
     """
-    found = tables(experiment)
+    found, decided = tables(experiment), decisions(experiment)
     try:
         (directory / "tables").mkdir(parents=True, exist_ok=True)
-        for name, table in found.items():
+        for name, table in {**found, **_gain_tables(decided)}.items():
             (directory / "tables" / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
             (directory / "tables" / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
         written, left_out = drawing.draw(experiment, directory / "figures") if figures else ([], [])
         drawn = [f"![{path.stem}](figures/{path.name})" for path in written if path.suffix == ".png"]
-        (directory / REPORT).write_text(markdown(experiment, found, [*drawn, *left_out]), encoding="utf-8")
+        (directory / REPORT).write_text(markdown(experiment, found, decided, [*drawn, *left_out]), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
     return directory / REPORT
 
 
-def markdown(experiment: Experiment, found: Mapping[str, Table], paragraphs: Sequence[str] = ()) -> str:
-    """What was run, the tables, and further paragraphs (figures)."""
+def markdown(
+    experiment: Experiment,
+    found: Mapping[str, Table],
+    decided: Sequence[Decision],
+    paragraphs: Sequence[str] = (),
+) -> str:
+    """What was run, the tables, what they decide, and further paragraphs (figures)."""
     facts = "\n".join(f"- {fact}" for fact in overview.facts(experiment))
     parts = [f"# {overview.title(experiment)}", facts, *(table.markdown().rstrip() for table in found.values())]
+    for decision in decided:
+        said = [*decision.sentences, *(f"Warning: {warning}" for warning in decision.warnings)]
+        parts += [f"## Decision: {decision.scenario}", "\n".join(f"- {sentence}" for sentence in said)]
+        parts += [table.markdown().rstrip() for table in _short_tables(decision)]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
 
 
-def as_dict(experiment: Experiment, found: Mapping[str, Table]) -> dict[str, Any]:
-    """What was run and all tables, for JSON."""
+def as_dict(experiment: Experiment, found: Mapping[str, Table], decided: Sequence[Decision]) -> dict[str, Any]:
+    """What was run, all tables and what they decide, for JSON."""
     return {
         "experiment": experiment.index.name,
         "title": experiment.index.title,
@@ -71,7 +83,32 @@ def as_dict(experiment: Experiment, found: Mapping[str, Table]) -> dict[str, Any
         "runs": experiment.index.runs,
         "done": experiment.done,
         "tables": {name: table.as_dict() for name, table in found.items()},
+        "decision": {decision.scenario: decision.as_dict() for decision in decided},
     }
+
+
+def _gain_tables(decided: Sequence[Decision]) -> dict[str, Table]:
+    """The tables of all clients' gains, by the name of their file."""
+    tables = {f"{slug(decision.scenario)}-gains": decision.table for decision in decided}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _short_tables(decision: Decision) -> list[Table]:
+    """The table of gains, where people would read it to its end."""
+    table = decision.table
+    return [table] if table is not None and len(table.rows) <= MOST_LINES else []
+
+
+def _show_decisions(decided: Sequence[Decision]) -> None:
+    """The decisions, wrapped to a terminal's width."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    for decision in decided:
+        for table in _short_tables(decision):
+            print()
+            table.show()
+        print(f"\nDecision: {decision.scenario}")
+        for line in (*decision.sentences, *(f"Warning: {warning}" for warning in decision.warnings)):
+            print(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
 
 
 def _show_facts(experiment: Experiment) -> None:

@@ -52,20 +52,35 @@ def histogram(runs: Runs, path: Path) -> list[Path]:
 
 
 def collaboration(runs: Runs, path: Path) -> list[Path]:
-    """UCFL's weights: who learns from whom, for the first seed of the first row that is UCFL."""
-    found = {name: seeds[0] for name, labels in runs.items() if (seeds := _first_ucfl(labels, "rows"))}
-    return figures.matrices({name: (run.server["rows"], run.groups()) for name, run in found.items()}, path) \
-        if found else []  # fmt: skip
+    """Who learns from whom, for the first seed of the first row whose method says it."""
+    return diagnostics(runs, path, only="collaboration")
 
 
 def silhouette(runs: Runs, path: Path) -> list[Path]:
-    """How well clients fall into k streams, for the first row of UCFL that chooses k by itself."""
-    scores = {
-        name: [dict(run.server["silhouettes"].tolist()) for run in seeds]
-        for name, labels in runs.items()
-        if (seeds := _first_ucfl(labels, "silhouettes"))
-    }
-    return figures.silhouettes(scores, path) if scores else []
+    """How well clients fall into k streams, for the first row whose method chooses k by itself."""
+    return diagnostics(runs, path, only="silhouette")
+
+
+def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path]:
+    """What methods tell about themselves (`Algorithm.diagnostics`), a panel for each.
+
+    Args:
+        runs: of all rows.
+        path: of the figure, without suffix.
+        only: the diagnostic of that name, of the first row of each scenario that has it; by default those of all rows
+            that no figure of their own shows.
+    """
+    panels: dict[str, figures.Panel] = {}
+    for scenario, found in runs.items():
+        for label, seeds in _drawn(found).items():
+            for name, first in seeds[0].diagnostics.items():
+                if name != only if only is not None else name in ("collaboration", "silhouette"):
+                    continue
+                title = scenario if only is not None else f"{scenario}, {label}\n{first.title}"
+                if only is None or title not in panels:
+                    every = [run.diagnostics[name] for run in seeds if name in run.diagnostics]
+                    panels[title] = figures.Panel(first, every, seeds[0].groups())
+    return figures.diagnostics(panels, path) if panels else []
 
 
 def fairness(runs: Runs, path: Path) -> list[Path]:
@@ -132,8 +147,9 @@ FIGURES: Mapping[str, Figure] = {
     "accuracy-by-bytes": Figure(_of_runs(by_bytes), "a finished run in which something travels"),
     "accuracy-by-time": Figure(_of_runs(by_time), "a finished run in which something travels"),
     "histogram": Figure(_of_runs(histogram)),
-    "collaboration": Figure(_of_runs(collaboration), "a finished run of UCFL"),
-    "silhouette": Figure(_of_runs(silhouette), "a finished run of UCFL that chooses its number of streams"),
+    "collaboration": Figure(_of_runs(collaboration), "a finished run of a method that weighs clients (ucfl)"),
+    "silhouette": Figure(_of_runs(silhouette), "a finished run of a method that chooses its number of streams (ucfl)"),
+    "diagnostics": Figure(_of_runs(diagnostics), "a finished run of a method that tells more about itself (afl)"),
     "fairness": Figure(_of_runs(fairness)),
     "sweep": Figure(sweep, "finished runs of an algorithm with a varied parameter"),
 }
@@ -206,17 +222,6 @@ def _drawn(found: Found) -> Found:
 
 def _talking(found: Found) -> Found:
     return {label: seeds for label, seeds in _drawn(found).items() if not seeds[0].silent}
-
-
-def _first_ucfl(found: Found, table: str) -> Sequence[StoredRun]:
-    """The runs of the first row that ended with UCFL, alone or in a schedule, and filled a table of its server's."""
-    for seeds in _drawn(found).values():
-        last = seeds[0].manifest["algorithm"]
-        while "next" in last:
-            last = last["next"]
-        if last["name"].startswith("ucfl") and len(seeds[0].server.get(table, ())):
-            return seeds
-    return ()
 
 
 def _unit(found: Found) -> Unit:

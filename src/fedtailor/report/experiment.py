@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
-from fedtailor.report.stored import Runs, StoredRun
-from fedtailor.report.units import UNITS, Unit
+from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
+from fedtailor.report.units import Unit, unit_of
 
 INDEX = "experiment.json"
 
@@ -164,6 +164,15 @@ class Experiment:
         """(scenario, algorithm) -> how many runs diverged."""
         return Counter((cell.scenario, cell.algorithm) for cell, run in self._ended if run.diverged)
 
+    @cached_property
+    def baselines(self) -> dict[str, list[StoredBaseline]]:
+        """Scenario -> what a model that learns nothing reaches, one a seed, where the runs say it."""
+        found: dict[str, dict[int, StoredBaseline]] = {scenario: {} for scenario in self.index.scenarios}
+        for cell, run in self._ended:
+            if not run.diverged and cell.seed not in found[cell.scenario] and run.baseline is not None:
+                found[cell.scenario][cell.seed] = run.baseline
+        return {scenario: list(of_seeds.values()) for scenario, of_seeds in found.items()}
+
     @property
     def done(self) -> int:
         """How many of `index.runs` have ended."""
@@ -172,7 +181,7 @@ class Experiment:
     def unit(self, scenario: str) -> Unit:
         """How a scenario's metric is shown."""
         units = (run.unit for runs in self.runs[scenario].values() for run in runs)
-        return next(units, UNITS["accuracy"])
+        return next(units, unit_of("accuracy"))
 
     @cached_property
     def _ended(self) -> Sequence[tuple[Cell, StoredRun]]:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -159,36 +162,82 @@ def error_bars(
     return written
 
 
-def matrices(panels: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]], path: Path) -> list[Path]:
-    """Collaboration matrices W [m, m] with the clients ordered by group [m], and lines between the groups."""
-    with _figure(len(panels), len(panels), path, height=3.6) as (axes, written):
-        for axis, (title, (weights, groups)) in zip(axes, panels.items(), strict=True):
-            order = np.argsort(groups, kind="stable")
-            image = axis.imshow(weights[np.ix_(order, order)], cmap="viridis", vmin=0, interpolation="nearest")
-            for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
-                axis.axhline(edge, color="white", linewidth=1)
-                axis.axvline(edge, color="white", linewidth=1)
-            ordered = " (by group)" if np.ptp(groups) else ""
-            axis.set(title=title, xlabel="learns from client $j$", ylabel=f"client $i${ordered}")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.yaxis.get_major_locator().set_params(integer=True)
-            axis.figure.colorbar(image, ax=axis, label="weight $w_{ij}$", shrink=0.85)
+@dataclass(frozen=True)
+class Panel:
+    """One diagnostic of a method, to be drawn.
+
+    Attributes:
+        first: of the first seed.
+        seeds: of all seeds.
+        groups: [m] true groups of the clients, in the order of their ids.
+    """
+
+    first: Diagnostic
+    seeds: Sequence[Diagnostic]
+    groups: NDArray[np.int64]
+
+
+def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
+    """One panel for each entry: matrices and trees of the first seed, lines of all seeds."""
+    columns = min(len(panels), 3)
+    with _figure(len(panels), columns, path, height=3.6) as (axes, written):
+        for axis, (title, panel) in zip(axes, panels.items(), strict=True):
+            if isinstance(panel.first, MatrixDiagnostic):
+                _matrix(axis, panel.first, panel.groups)
+            elif isinstance(panel.first, TreeDiagnostic):
+                _tree(axis, panel.first)
+            else:
+                _quantity(axis, [seed for seed in panel.seeds if isinstance(seed, LineDiagnostic)])
+            axis.set(title=title)
     return written
 
 
-def silhouettes(panels: Mapping[str, Sequence[Curve]], path: Path) -> list[Path]:
-    """Silhouette of the clients' rows by number of streams: one thin line a seed, the best of each marked."""
-    with _figure(len(panels), len(panels), path) as (axes, written):
-        for axis, (title, seeds) in zip(axes, panels.items(), strict=True):
-            for scores in seeds:
-                k = np.array(list(scores))
-                s = np.array(list(scores.values()))
-                axis.plot(k, s, color=COLORS[0], linewidth=1.2, alpha=0.7)
-                axis.plot(k[s.argmax()], s.max(), "o", color=COLORS[1], markersize=7, alpha=0.8)
-            axis.set(title=title, xlabel="streams $k$", ylabel="silhouette $s_k$")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.grid(alpha=0.25)
-    return written
+def _matrix(axis: Any, found: MatrixDiagnostic, groups: NDArray[np.int64]) -> None:
+    """Numbers between clients, who are ordered by group, with lines between the groups."""
+    order = np.argsort(groups, kind="stable")
+    lowest = min(0.0, float(np.nanmin(found.values)))
+    image = axis.imshow(found.values[np.ix_(order, order)], cmap="viridis", vmin=lowest, interpolation="nearest")
+    for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
+        axis.axhline(edge, color="white", linewidth=1)
+        axis.axvline(edge, color="white", linewidth=1)
+    ordered = " (by group)" if np.ptp(groups) else ""
+    axis.set(xlabel="learns from client $j$", ylabel=f"client $i${ordered}")
+    _whole_numbers(axis.xaxis, axis.yaxis)
+    axis.figure.colorbar(image, ax=axis, label=found.name, shrink=0.85)
+
+
+def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
+    """One thin line a seed (dots where x are clients), the choice of each marked."""
+    of_clients = seeds[0].x_label == "client"
+    for found in seeds:
+        axis.plot(found.x, found.y, "." if of_clients else "-", color=COLORS[0], linewidth=1.2, alpha=0.7)
+        if found.chosen is not None and (chosen := np.asarray(found.x) == found.chosen).any():
+            axis.plot(found.chosen, np.asarray(found.y)[chosen][0], "o", color=COLORS[1], markersize=7, alpha=0.8)
+    axis.set(xlabel=seeds[0].x_label, ylabel=seeds[0].y_label)
+    if all(np.equal(np.mod(found.x, 1), 0).all() for found in seeds):
+        _whole_numbers(axis.xaxis)
+    axis.grid(alpha=0.25)
+
+
+def _tree(axis: Any, found: TreeDiagnostic) -> None:
+    """Clusters as lines over rounds, from the split that made them; how many clients ended in each."""
+    clusters, last = len(found.parent) + 1, float(np.max(found.round, initial=0)) + 1
+    sizes = np.bincount(np.asarray(found.members, int), minlength=clusters)
+    for cluster in range(clusters):
+        born = float(found.round[cluster - 1]) if cluster else 0.0
+        axis.plot([born, last], [cluster, cluster], color=style(cluster)["color"], linewidth=1.6)
+        if cluster:
+            axis.plot([born, born], [int(found.parent[cluster - 1]), cluster], color="0.6", linewidth=1)
+        axis.annotate(f" {sizes[cluster]}", (last, cluster), va="center")
+    axis.set(xlabel="round (right: clients)", ylabel="cluster", xlim=(0, 1.1 * last))
+    axis.invert_yaxis()
+    _whole_numbers(axis.xaxis, axis.yaxis)
+
+
+def _whole_numbers(*axes: Any) -> None:
+    """Ticks at whole numbers only."""
+    for axis in axes:
+        axis.get_major_locator().set_params(integer=True)
 
 
 @contextmanager

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Wireless
 from fedtailor.protocol import client_ids, require
-from fedtailor.report.units import UNITS, Unit
+from fedtailor.protocol.diagnostics import Diagnostic
+from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
-from fedtailor.storage.checkpoint import load_tree
-from fedtailor.storage.run_directory import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.storage.diagnostics import read_diagnostics
+from fedtailor.storage.run_directory import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class StoredRun:
             found = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError, RecursionError) as error:
             raise _unreadable(self.path / SUMMARY, error) from None
-        ended = isinstance(found, dict) and ("diverged" in found or found.get("metric") in UNITS)
+        ended = isinstance(found, dict) and ("diverged" in found or isinstance(found.get("metric"), str))
         require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
         return found
 
@@ -86,14 +87,32 @@ class StoredRun:
         return Ledger.from_frame(self._table(LEDGER))
 
     @cached_property
-    def server(self) -> dict[str, Any]:
-        """The server's final state."""
-        require((self.path / CHECKPOINT).exists(), f"{self.path / CHECKPOINT} is missing; repeat the run")
-        return load_tree(self.path / CHECKPOINT)["server"]
+    def diagnostics(self) -> dict[str, Diagnostic]:
+        """What the method told about itself in the end, by name."""
+        try:
+            return {found.name: found for found in read_diagnostics(self.path)}
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
+
+    @cached_property
+    def rows(self) -> pl.DataFrame | None:
+        """client, row, loss and prediction of every test row in the end; None where the run did not keep them."""
+        return self._table(ROWS) if (self.path / ROWS).exists() else None
+
+    @cached_property
+    def baseline(self) -> "StoredBaseline | None":
+        """What a model that learns nothing reaches by the run's metric; None where the run does not say it."""
+        found = StoredBaseline(self.path) if (self.path / BASELINE).exists() else None
+        return found if found is not None and found.is_known else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known of the test rows, where the run kept them."""
+        return [str(warning) for warning in self.summary.get("warnings", ())]
 
     @property
     def metric(self) -> str:
-        """What the run is judged by: "accuracy", in [0, 1], or "loss" where there is none."""
+        """What the run is judged by, such as "accuracy"."""
         return self.summary["metric"]
 
     @property
@@ -107,18 +126,23 @@ class StoredRun:
     @property
     def unit(self) -> Unit:
         """How `metric` is shown."""
-        return UNITS[self.metric]
+        return unit_of(self.metric)
 
-    def curve(self, split: str = "test") -> dict[int, float]:
-        """Mean of the metric over the seen clients, by number of rounds done."""
-        means = self._scores(split, unseen=False).group_by("round").agg(pl.col("value").mean()).sort("round")
+    def curve(self, split: str = "test", metric: str | None = None) -> dict[int, float]:
+        """Mean of a metric (the run's own by default) over the seen clients, by number of rounds done."""
+        means = (
+            self._scores(split, unseen=False, metric=metric).group_by("round").agg(pl.col("value").mean()).sort("round")
+        )
         return dict(means.iter_rows())
 
     def scores(self, *, unseen: bool = False) -> pl.DataFrame:
         """The metric on test after the last evaluation: value, and the columns of `clients`, one row a client."""
-        found = self._scores("test", unseen=unseen)
-        found = found.filter(pl.col("round") == pl.col("round").max()).select("client", "value")
+        found = self.last("test", unseen=unseen).select("client", "value")
         return found.join(self.clients, on="client", how="left", maintain_order="left")
+
+    def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
+        """The metric of clients on a split after the last evaluation, with the columns of `metrics`."""
+        return self._scores(split, unseen=unseen).filter(pl.col("round") == pl.col("round").max())
 
     def spread(self) -> dict[str, float]:
         """Mean, worst, worst10 and std of `scores` over the seen clients."""
@@ -148,8 +172,10 @@ class StoredRun:
         order = np.argsort(client_ids(tuple(seen["client"])))
         return seen["group"].fill_null(0).to_numpy()[order]
 
-    def _scores(self, split: str, *, unseen: bool) -> pl.DataFrame:
-        wanted = (pl.col("metric") == self.metric) & (pl.col("split") == split) & (pl.col("unseen") == unseen)
+    def _scores(self, split: str, *, unseen: bool, metric: str | None = None) -> pl.DataFrame:
+        wanted = (
+            (pl.col("metric") == (metric or self.metric)) & (pl.col("split") == split) & (pl.col("unseen") == unseen)
+        )
         found = self.metrics.filter(wanted)
         missing = found.is_empty() and split == "test" and not unseen
         require(not missing, f"{self.path} has no {self.metric} on test; a report needs clients with test data")
@@ -179,6 +205,20 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
     if isinstance(error, FileNotFoundError):
         return ValueError(f"{path} is missing; repeat the run")
     return ValueError(f"cannot read {path}: {error.strerror}")
+
+
+class StoredBaseline(StoredRun):
+    """What a model that learns nothing reaches on a run's data, measured as the run is."""
+
+    @cached_property
+    def metrics(self) -> pl.DataFrame:
+        """As a run's, of round 0."""
+        return self._table(BASELINE)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the run's metric follows from labels alone."""
+        return not self.metrics.filter((pl.col("metric") == self.metric) & (pl.col("split") == "test")).is_empty()
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]

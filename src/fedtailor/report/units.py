@@ -1,8 +1,9 @@
-"""How accuracies and losses are shown."""
+"""How metrics are shown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedtailor.metrics import find_metric
 from fedtailor.report.tables import Number, mean_of
 
 
@@ -36,5 +37,14 @@ class Unit:
         return self.number(values).text
 
 
-UNITS: Mapping[str, Unit] = {"accuracy": Unit("accuracy, %", 100.0, 1, True), "loss": Unit("loss", 1.0, 3, False)}
-"""By the name of the metric."""
+def unit_of(name: str) -> Unit:
+    """How the metric of that name is shown.
+
+    Raises:
+        ValueError: there is no such metric.
+    """
+    metric = find_metric(name)
+    title = metric.title if metric.title[1:2].isupper() else metric.title[0].lower() + metric.title[1:]
+    if metric.percent:
+        return Unit(f"{title}, %", 100.0, 1, metric.higher_is_better)
+    return Unit(title, 1.0, 3, metric.higher_is_better)

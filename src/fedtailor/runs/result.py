@@ -13,6 +13,7 @@ from fedtailor.executors import DeviceExecutor, guest_executor
 from fedtailor.federation import Federation
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Predictor, drive
+from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.summary import Summary, spread
 from fedtailor.storage.export import export_models
 from fedtailor.training import Metrics, PersonalModel, Training
@@ -88,6 +89,11 @@ class Run:
         for name, predictor in predictors.items():
             self._personal[name] = PersonalModel(name, predictor, self.model, federation.shift, federation.scale)
 
+    def row_outcomes(self) -> "pl.DataFrame":
+        """What became of every test row: client, row (its number in the data), loss, and correct and prediction, or
+        squared_error and prediction of a regression, by the final personal models."""
+        return drive(row_outcomes(self.training, self.executor), self.executor)
+
     def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:
         """Serve a client that arrives after training: its personal model, from its examples x [n, ...], y [n].
 
@@ -114,17 +120,17 @@ class Run:
     def summary(self) -> Summary:
         """The run in numbers."""
         training, totals = self.training, self.ledger.totals()
-        metric = self.model.metric
-        values = self.metrics.values(metric)
-        unseen = self.metrics.values(metric, unseen=True)
+        metric = training.metric
+        values = self.metrics.values(metric.name)
+        unseen = self.metrics.values(metric.name, unseen=True)
         return Summary(
             algorithm=self.algorithm.about.name,
             federation=self.federation.name,
             rounds=training.round,
             seed=training.seed,
             clients=len(training.population),
-            metric=metric,
-            **spread(values, higher_is_better=metric == "accuracy"),
+            metric=metric.name,
+            **spread(values, higher_is_better=metric.higher_is_better),
             unseen_mean=float(unseen.mean()) if len(unseen) else None,
             streams=self.ledger.last_streams(),
             models_down=totals.models_down,

@@ -13,10 +13,15 @@ import numpy as np
 from fedtailor.accounting import Ledger
 from fedtailor.executors import DebugExecutor, DeviceExecutor, Settings
 from fedtailor.federation import Federation
+from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
+from fedtailor.runs.baseline import baseline, data_warnings
 from fedtailor.runs.result import Run
+from fedtailor.runs.row_outcomes import row_outcomes
+from fedtailor.runs.target_units import default_metrics, target_units
 from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
+from fedtailor.storage.run_directory import BASELINE, ROWS
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
 
@@ -31,12 +36,14 @@ def run(
     evaluate_every: int = 1,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
+    metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     progress: Callable[[Training, bool], bool | None] | None = None,
     directory: Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int = 10,
+    keep_rows: bool = False,
 ) -> Run:
     """Train `algorithm` for all clients of `federation`.
 
@@ -51,12 +58,16 @@ def run(
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
         uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
         downlink: transforms of what the server sends, likewise.
+        metrics: what to measure beside the loss and the accuracy ("roc_auc", "balanced_accuracy", ...; see
+            `fedtailor.metrics`); the first is what the run is judged by. By default a regression on a table is judged
+            by its RMSE, in the target's own unit, and any other run by accuracy, or loss where there are no classes.
         settings: devices, chunk size, debugging.
         callbacks: look on, and may stop the run (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
         directory: keep a run directory: it is made if it does not exist, and must be empty unless `resume`.
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
         checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C).
+        keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
 
     Raises:
         ValueError: something does not fit together, in one line.
@@ -68,8 +79,8 @@ def run(
         callbacks = (*callbacks, AfterRound(progress))
     exchanges = run_exchanges(
         algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
-        uplink=uplink, downlink=downlink, callbacks=callbacks,
-        directory=directory, resume=resume, checkpoint_every=checkpoint_every,
+        uplink=uplink, downlink=downlink, metrics=metrics, callbacks=callbacks,
+        directory=directory, resume=resume, checkpoint_every=checkpoint_every, keep_rows=keep_rows,
     )  # fmt: skip
     return drive(exchanges, executor)
 
@@ -91,6 +102,7 @@ def simulate(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     uplink: Pipeline = (),
     downlink: Pipeline = (),
+    metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
@@ -101,14 +113,9 @@ def simulate(
     """
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
-        algorithm,
-        executor,
-        executor.model,
-        seed=seed,
-        participation=as_participation(participation),
-        uplink=uplink,
-        downlink=downlink,
-    )
+        algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink,
+        downlink=downlink, metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
+    )  # fmt: skip
 
 
 def run_exchanges(
@@ -121,10 +128,12 @@ def run_exchanges(
     evaluate_every: int = 1,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
+    metrics: Sequence[str | Metric] = (),
     callbacks: Sequence[Callback] = (),
     directory: Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int = 10,
+    keep_rows: bool = False,
     stopped: threading.Event | None = None,
 ) -> Exchanges[Run]:
     """`run` as the exchanges that it needs, for whoever drives several runs at once; see there.
@@ -135,18 +144,21 @@ def run_exchanges(
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more")
     require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be 1 or more")
     require(checkpoint_every >= 1, f"checkpoint_every is {checkpoint_every}; it must be 1 or more")
+    require(directory is not None or not keep_rows, "keep_rows writes into the run's directory; name one, or ask the "
+                                                    "run for row_outcomes()")  # fmt: skip
     participation = as_participation(participation)
+    federation, model = executor.federation, executor.model
+    asked = find_metrics(metrics or default_metrics(federation), model)
 
     store, continued = None, False
     if directory is not None:
         store = RunDirectory(Path(directory))
-        settings = manifest(
-            algorithm, executor.federation, executor.model, seed, participation, evaluate_every, uplink, downlink
-        )
+        settings = manifest(algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked)
         continued = store.open(settings, resume)
     training = Training(
-        algorithm, executor, executor.model, seed=seed, participation=participation, uplink=uplink, downlink=downlink
-    )
+        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink, downlink=downlink,
+        metrics=asked, target_scale=target_units(federation)[1],
+    )  # fmt: skip
     if store is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
@@ -154,7 +166,7 @@ def run_exchanges(
     if continued:
         store.load(training)
     else:
-        store.write_clients(executor.federation)
+        store.write_clients(federation)
     with interrupts() if stopped is None else nullcontext(stopped) as stop:
         checkpoints = Checkpoints(store, checkpoint_every, stop)
         try:
@@ -165,9 +177,13 @@ def run_exchanges(
             raise
     done = yield from finished_run(training, executor)
     store.write_ledger(done.ledger)  # with the delivery of the final models
-    store.write_summary(
-        {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
-    )
+    store.write_diagnostics(training.algorithm.diagnostics(training.server))
+    summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+    if keep_rows:
+        store.write_table(ROWS, (yield from row_outcomes(training, executor)))
+        store.write_table(BASELINE, baseline(federation, model, training.measured))
+        summary["warnings"] = data_warnings(federation, model)
+    store.write_summary(summary)
     return done
 
 

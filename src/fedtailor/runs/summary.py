@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in numbers. Accuracies (or losses, where there are no classes) of personal models on their clients' own
+    """One run in numbers. What the run is judged by (`metric`: by default the accuracy, or
+    the loss where there are no classes) of personal models on their clients' own
     test splits after the last round: over clients, the mean, the worst, the mean of the worst tenth, the deviation.
 
     Attributes:

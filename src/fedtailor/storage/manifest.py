@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedtailor._version import __version__
 from fedtailor.federation import Federation
+from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
@@ -24,10 +26,16 @@ def manifest(
     every: int,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, Any]:
     """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
     return {
-        "run": {"seed": seed, "evaluate_every": every, "participation": settings(participation)},
+        "run": {
+            "seed": seed,
+            "evaluate_every": every,
+            "participation": settings(participation),
+            **({"metrics": [metric.name for metric in metrics]} if metrics else {}),
+        },
         "algorithm": settings(algorithm),
         **({"uplink": settings(uplink)} if uplink else {}),
         **({"downlink": settings(downlink)} if downlink else {}),

@@ -6,6 +6,9 @@
     ledger.parquet          what travelled and was computed; at the end, the delivery of the final models too
     checkpoint.safetensors  the state after the last saved round
     states-<phase>.bin      the clients' states, where they do not fit into memory (`Settings.state_limit`)
+    diagnostics.json        what the method tells about itself in the end (arrays: diagnostics.safetensors)
+    rows.parquet            where asked for: client, row, loss and prediction of every test row in the end
+    baseline.parquet        with it: as metrics.parquet, what a model that learns nothing reaches
     summary.json            the run in numbers: written last, so a directory that has it holds a finished run
 
 A file is replaced whole or not at all, and the checkpoint last: whenever a run is killed, `resume` continues from its
@@ -17,7 +20,7 @@ import json
 import signal
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,12 +34,15 @@ from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
 from fedtailor.protocol import require
+from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import all_here, load_tree, save_tree, write_atomically
+from fedtailor.storage.diagnostics import write_diagnostics
 from fedtailor.storage.manifest import difference
 from fedtailor.training import Callback, Metrics, Training
 
 MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
 CHECKPOINT, SUMMARY = "checkpoint.safetensors", "summary.json"
+ROWS, BASELINE = "rows.parquet", "baseline.parquet"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -93,6 +99,7 @@ class RunDirectory:
         self._write(METRICS, metrics)
         with self._one_line():  # what a run was in numbers before it was extended is no longer true
             (self.path / SUMMARY).unlink(missing_ok=True)
+            (self.path / ROWS).unlink(missing_ok=True)
         self._write(LEDGER, ledger)
         rows = {"metrics": len(metrics), "ledger": len(ledger), "seconds": np.asarray(training.round_seconds, float)}
         rows["total_seconds"] = training.seconds
@@ -115,6 +122,23 @@ class RunDirectory:
             ValueError: it cannot be written (the old file stays).
         """
         self._write(LEDGER, ledger.frame())
+
+    def write_table(self, name: str, frame: pl.DataFrame) -> None:
+        """Put down one more table.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        self._write(name, frame)
+
+    def write_diagnostics(self, found: Sequence[Diagnostic]) -> None:
+        """Put down what the method tells about itself.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        with self._one_line():
+            write_diagnostics(self.path, found)
 
     def _write(self, name: str, frame: pl.DataFrame) -> None:
         with self._one_line():

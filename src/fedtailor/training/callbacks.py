@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fedtailor.metrics import find_metric
 from fedtailor.protocol import require
 from fedtailor.training.training import Training
 
@@ -38,7 +39,7 @@ class EarlyStopping(Callback):
     """Stops when the mean validation score over clients has not become better for a number of evaluations."""
 
     def __init__(self, patience: int, metric: str | None = None, min_gain: float = 0.0) -> None:
-        """`patience` evaluations without a gain of more than `min_gain`; None = the model's own metric."""
+        """`patience` evaluations without a gain of more than `min_gain`; None = what the run is judged by."""
         require(patience >= 1, f"patience is {patience}; it must be 1 or more evaluations")
         require(min_gain >= 0, f"min_gain is {min_gain}; it must be 0 or more")
         self.patience, self.metric, self.min_gain = patience, metric, min_gain
@@ -46,11 +47,13 @@ class EarlyStopping(Callback):
     def after_round(self, training: Training, evaluated: bool) -> bool | None:
         if not evaluated:
             return None
-        metric = self.metric or training.model.metric
-        _, means = training.metrics.curve(metric, "val")
+        metric = training.metric if self.metric is None else find_metric(self.metric)
+        measured = [it.name for it in training.measured]
+        require(metric.name in measured, f"early stopping looks at {metric.name}, and the run measures {measured}")
+        _, means = training.metrics.curve(metric.name, "val")
         require(len(means) > 0, "early stopping looks at validation data, and this federation has none")
         # from all measurements and no state of its own, so that a resumed run stops where an uninterrupted one does
-        gains = means if metric == "accuracy" else -means
+        gains = means if metric.higher_is_better else -means
         best, since = gains[0], 0
         for value in gains[1:]:
             better = value > best + self.min_gain

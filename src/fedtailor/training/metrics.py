@@ -1,11 +1,13 @@
-"""What was measured: losses and accuracies of clients' personal models, by round."""
+"""What was measured: metrics of clients' personal models, by round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedtailor.metrics import Metric
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,8 +22,8 @@ class Evaluation:
         clients: [c] places in the federation.
         unseen: whether these clients never trained.
         split: "val" or "test".
-        metric: "loss" (mean over the split) or "accuracy" (share correct, in [0, 1]).
-        values: [c].
+        metric: name of what was measured: a `Metric`'s, or of something more that it tells.
+        values: [c], as `Metric.result` gives them; targets' units are those of the data as the user gave them.
     """
 
     round: int
@@ -39,20 +41,41 @@ class Metrics:
     evaluations: list[Evaluation] = field(default_factory=list)
 
     def record(
-        self, round: int, clients: NDArray[np.int64], unseen: bool, scores: Mapping[str, Any], classification: bool
+        self,
+        round: int,
+        clients: NDArray[np.int64],
+        unseen: bool,
+        scores: Mapping[str, Any],
+        metrics: Sequence[Metric],
+        target_scale: float = 1.0,
     ) -> None:
-        """Add what clients [c] (places in the federation) answered to the task "evaluate": split -> "count" [c]
-        and "sums" [c, 2] (of losses and of correct predictions).
+        """Add what clients [c] (places in the federation) answered to the task "evaluate".
 
-        Clients are listed in the federation's order; those without samples in a split are left out."""
+        Clients are listed in the federation's order. Left out are those without samples in a split, and those for which
+        a metric is not defined (as the area under the curve where all samples are of one class).
+
+        Args:
+            round: rounds done.
+            clients: who answered.
+            unseen: whether they never trained.
+            scores: split -> "count" [c] and "statistics", of every metric by its name, stacked [c, ...].
+            metrics: what was measured.
+            target_scale: what one unit of the model's target is in the user's own.
+        """
         order = np.argsort(clients)
         for split, of_split in scores.items():
-            count, sums = of_split["count"], of_split["sums"]
-            present = order[count[order] > 0]
-            for column, metric in enumerate(("loss", "accuracy") if classification else ("loss",)):
-                if len(present):
-                    values = sums[present, column].astype(np.float64) / count[present]
-                    self.evaluations.append(Evaluation(round, clients[present], unseen, split, metric, values))
+            present = order[of_split["count"][order] > 0]
+            if not len(present):
+                continue
+            for metric in metrics:
+                statistic = {key: rows[present] for key, rows in of_split["statistics"][metric.name].items()}
+                for name, values in metric.values_of_clients(statistic).items():
+                    defined = ~np.isnan(values)
+                    if defined.any():
+                        scaled = values * target_scale if metric.unit == "target" else values
+                        self.evaluations.append(
+                            Evaluation(round, clients[present][defined], unseen, split, name, scaled[defined])
+                        )
 
     def values(
         self, metric: str = "accuracy", split: str = "test", *, round: int | None = None, unseen: bool = False

@@ -4,7 +4,7 @@ It knows a population, a method and a model; no example, device, file or thread.
 `evaluation` is a generator of exchanges. `advance`, `serve` and `evaluate` have the executor answer them at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Phase
+from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
 from fedtailor.models import Model
 from fedtailor.protocol import (
     Algorithm,
@@ -59,6 +60,8 @@ class Training(Generic[ExecutorT]):
         algorithm: the method (of the present phase of a schedule).
         round: rounds done.
         keeps_states: whether the method's clients keep a state between rounds.
+        measured: what evaluations measure.
+        metric: what the run is judged by.
         took_part: [m] who has ever taken part in a round of this phase, in the order of the population.
         ledger: what travelled and what was computed in training so far.
         metrics: evaluations so far.
@@ -76,6 +79,8 @@ class Training(Generic[ExecutorT]):
         participation: Participation = Participation(),  # noqa: B008 (frozen)
         uplink: Pipeline = (),
         downlink: Pipeline = (),
+        metrics: Sequence[str | Metric] = (),
+        target_scale: float = 1.0,
     ) -> None:
         """Begin; nothing is asked of the clients yet.
 
@@ -83,9 +88,21 @@ class Training(Generic[ExecutorT]):
             executor: who answers for the clients.
             uplink: transforms of what clients send in rounds.
             downlink: transforms of what the server sends.
+            metrics: what to measure, by name, beside the loss and, of classifications, the accuracy; the run is judged
+                by the first one (by default: as the model says).
+            target_scale: what one unit of the model's target is in the user's own: metrics in the target's unit are
+                recorded in the user's.
+
+        Raises:
+            ValueError: the method or a pipeline is not defined for this population, or a metric for this model.
         """
         self.executor, self.model, self.seed = executor, model, seed
         self.participation, self.uplink, self.downlink = participation, uplink, downlink
+        self.target_scale = target_scale
+        asked = find_metrics(metrics, model)
+        own = tuple(metric for metric in default_metrics(model) if metric.name not in {it.name for it in asked})
+        self.measured = own + asked
+        self.metric = asked[0] if asked else find_metric(model.metric)
         seen = executor.seen
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
@@ -285,8 +302,10 @@ class Training(Generic[ExecutorT]):
         Raises:
             Diverged: a personal model is NaN or infinite.
         """
-        cohort, downlink = service.cohort, service.downlink
-        answers = yield Exchange(task, self.algorithm, cohort, downlink, service.states, received_through=self.downlink)
+        cohort, downlink, measured = service.cohort, service.downlink, self.measured if task == "evaluate" else ()
+        answers = yield Exchange(
+            task, self.algorithm, cohort, downlink, service.states, received_through=self.downlink, metrics=measured
+        )
         return answers.checked()
 
     # evaluation -------------------------------------------------------------------------------------------------------
@@ -307,7 +326,7 @@ class Training(Generic[ExecutorT]):
             if rows:
                 together = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
                 clients, unseen = table.listed[np.concatenate(rows)], table is self.executor.unseen
-                self.metrics.record(self.round, clients, unseen, together, self.model.classification)
+                self.metrics.record(self.round, clients, unseen, together, self.measured, self.target_scale)
 
     def count_time(self, round: float, total: float) -> None:
         """Add the wall time of a round, and of the round with its evaluation."""

@@ -15,7 +15,7 @@ from fedtailor.protocol import Algorithm
 from fedtailor.report import StoredRun, costs, drawing
 from fedtailor.report.stored import Runs
 from fedtailor.report.tables import Table
-from fedtailor.report.units import UNITS
+from fedtailor.report.units import unit_of
 from fedtailor.runs import run
 from fedtailor.storage import Interrupted
 from fedtailor.storage.run_directory import MANIFEST
@@ -90,7 +90,7 @@ def _train(scenario: Scenario, directory: Path, options: Options) -> dict[str, l
 
 def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
     """Accuracy over clients and seeds, traffic, and time to FedAvg's best accuracy."""
-    unit, rows = UNITS["accuracy"], []
+    unit, rows = unit_of("accuracy"), []
     reference = costs.reference(found)
     assert reference is not None  # FedAvg is one of the methods
     for label, runs in found.items():

@@ -32,6 +32,9 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    metrics: tuple[str, ...] = ()
+    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
+    by."""
     evaluate_every: int = 1
     """Evaluate all personal models after every n-th round, and after the last."""
     out: Path | None = None
@@ -40,6 +43,8 @@ class Options:
     """Continue the run in --out."""
     checkpoint_every: int = 10
     """Save after every n-th round, and after the last."""
+    keep_rows: bool = False
+    """Write what became of every test row to rows.parquet in --out."""
     devices: int | None = None
     """Devices to use (all by default)."""
     debug: bool = False
@@ -66,12 +71,14 @@ def run(arguments: list[str]) -> int:
         require(options.out is not None, "--resume needs the directory of the run: --out DIR")
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
+    require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
     settings = Settings(devices=options.devices, debug=options.debug)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
         "participation": as_participation(options.participation),
         "evaluate_every": options.evaluate_every,
+        "metrics": options.metrics,
         "settings": settings,
     }
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
@@ -79,6 +86,7 @@ def run(arguments: list[str]) -> int:
             done = train(
                 algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
                 directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
+                keep_rows=options.keep_rows,
             )  # fmt: skip
         except Interrupted as stopped:
             raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped

@@ -1,0 +1,215 @@
+"""What a comparison decides: who gains from sharing, which method is best, and what to know before believing it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from fedtailor.decision import (
+    SCORES,
+    Choice,
+    Winner,
+    best_method,
+    choose_by_validation,
+    client_gains,
+    warn_grid_edges,
+    warn_still_falling,
+)
+from fedtailor.report.experiment import Experiment
+from fedtailor.report.stored import StoredRun
+from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.units import Unit, unit_of
+
+ALONE = "local"
+"""The method that trains every client alone."""
+MOST_LINES = 60
+"""Tables of gains with more lines (a client and a method each) stand in files only."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the runs of one scenario say.
+
+    Attributes:
+        scenario: its label.
+        metric: what runs are judged by.
+        winner: of the paired test over clients and seeds; None where there is only one method.
+        choice: a method for each client by its validation data; None without such data.
+        base: the row of the method that trains every client alone; None where there is none.
+        gain_metric: what gains are measured in.
+        gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
+        why_no_gains: what is missing then.
+        warnings: what to know before believing all this.
+    """
+
+    scenario: str
+    metric: str
+    winner: Winner | None = None
+    choice: Choice | None = None
+    base: str | None = None
+    gain_metric: str = ""
+    gains: pl.DataFrame | None = None
+    why_no_gains: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The decision in words."""
+        unit, found = unit_of(self.metric), list[str]()
+        if self.winner is not None:
+            found.append(f"By test {unit.label}: {self.winner.sentence()}")
+        if self.choice is not None:
+            reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
+            found.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
+        if self.gains is None:
+            return [*found, self.why_no_gains]
+        if self.gain_metric != self.metric:
+            found.append(f"Gains in {unit.label} do not follow from single test rows: those below are in "
+                         f"{unit_of(self.gain_metric).label}.")  # fmt: skip
+        for (method,), part in self.gains.group_by(["method"], maintain_order=True):
+            counts = {verdict: int((part["verdict"] == verdict).sum()) for verdict in ("helps", "hurts")}
+            unclear = len(part) - sum(counts.values())
+            found.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
+                         f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
+        return found
+
+    def _mean_gain(self, method: str) -> str:
+        """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
+        assert self.winner is not None  # there are two methods at least
+        unit, pairs = unit_of(self.metric), self.winner.pairs
+        for first, second, sign in ((method, self.base, 1), (self.base, method, -1)):
+            for line in pairs.filter((pl.col("method") == first) & (pl.col("other") == second)).iter_rows(named=True):
+                ends = sorted(sign * unit.scale * line[name] for name in ("low", "high"))
+                low, high = (f"{end:+.{unit.digits}f}" for end in ends)
+                gain = sign * unit.scale * line["difference"]
+                return f"mean gain in {unit.label}: {gain:+.{unit.digits}f} (95 % interval {low} to {high})"
+        return "no mean gain"
+
+    @property
+    def table(self) -> Table | None:
+        """The gains of every client by every method; None where there are none."""
+        if self.gains is None:
+            return None
+        unit = unit_of(self.gain_metric)
+        columns = ["client", "method", "test\nrows", "alone", unit.label, "gain", "from", "to", "sharing"]
+        rows = [_gain_row(line, unit) for line in self.gains.iter_rows(named=True)]
+        title = f"{self.scenario}: gain of each client over training alone, test {unit.label}, 95 % interval"
+        return Table(title, columns, rows, text=2, note=_GAIN_NOTE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        winner = self.winner
+        return {
+            "metric": self.metric,
+            "sentences": self.sentences,
+            "winner": None if winner is None else winner.winner,
+            "leader": None if winner is None else winner.leader,
+            "unbeaten": [] if winner is None else list(winner.unbeaten),
+            "pairs": [] if winner is None else _finite(winner.pairs),
+            "choice": [] if self.choice is None else _finite(self.choice.chosen),
+            "gain_metric": self.gain_metric,
+            "gains": [] if self.gains is None else _finite(self.gains),
+            "warnings": self.warnings,
+        }
+
+
+_GAIN_NOTE = (
+    "Positive gains are better. helps, hurts: the interval excludes 0, for this client and method alone; where sharing "
+    "changes nothing, one line in twenty says either by chance."
+)
+
+
+def decide(experiment: Experiment, scenario: str) -> Decision | None:
+    """What the finished runs of a scenario say; None where none has ended."""
+    runs = {label: found for label, found in experiment.runs[scenario].items() if found}
+    first = next((run for found in runs.values() for run in found), None)
+    if first is None:
+        return None
+    higher, metric = first.unit.higher_is_better, first.metric
+    test, val = _values(runs, "test"), _values(runs, "val")
+    several = len(runs) > 1
+    base = next((label for label, found in runs.items() if found[0].method == ALONE), None)
+    gain_metric, gains, missing = _gains(runs, metric, base)
+    return Decision(
+        scenario,
+        metric,
+        winner=best_method(test, higher_is_better=higher) if several else None,
+        choice=choose_by_validation(val, test, higher_is_better=higher) if several and _overlap(val, test) else None,
+        base=base,
+        gain_metric=gain_metric,
+        gains=gains,
+        why_no_gains=missing,
+        warnings=[*first.warnings, *_training_warnings(experiment, scenario, runs)],
+    )
+
+
+def decisions(experiment: Experiment) -> list[Decision]:
+    """One for each scenario with a finished run."""
+    found = (decide(experiment, scenario) for scenario in experiment.index.scenarios)
+    return [decision for decision in found if decision is not None]
+
+
+def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
+    """method, seed, client, value: the metric of seen clients on a split after the last evaluation."""
+    parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
+             for label, found in runs.items() for run in found]  # fmt: skip
+    return pl.concat(parts)
+
+
+def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:
+    return len(val.join(test, on=["method", "seed", "client"], how="semi")) > 0
+
+
+def _gains(
+    runs: Mapping[str, Sequence[StoredRun]], metric: str, base: str | None
+) -> tuple[str, pl.DataFrame | None, str]:
+    """What gains are measured in, the gains, and why there are none."""
+    if base is None:
+        return metric, None, f"Gains over training alone need the method {ALONE}; add it to the comparison."
+    if len(runs) < 2:
+        return metric, None, "Gains over training alone need another method; add one to the comparison."
+    parts = [
+        run.rows.join(run.clients.filter(~pl.col("unseen")).select("client"), on="client", how="semi")
+        .with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
+        for label, found in runs.items() for run in found if run.rows is not None
+    ]  # fmt: skip
+    kept = {part["method"][0] for part in parts if len(part)}
+    if base not in kept or len(kept) < 2:
+        return metric, None, "Gains over training alone need the test rows, which these runs did not keep; repeat them."
+    rows = pl.concat(parts)
+    if metric not in SCORES:
+        metric = next((name for name in SCORES if SCORES[name].column in rows.columns and name != "loss"), "loss")
+    return metric, client_gains(rows, base, metric), ""
+
+
+def _training_warnings(experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+    """Curves that still fall, by the first seed, and settings chosen from the edge of their grid."""
+    curves = {}
+    for label, found in runs.items():
+        if losses := found[0].curve("val", "loss"):
+            curves[label] = (list(losses), list(losses.values()))
+    warnings = warn_still_falling(curves)
+    for label in runs:
+        tried = [it for it in experiment.index.candidates if (it.scenario, it.algorithm) == (scenario, label)]
+        chosen = next((it.parameters for it in tried if it.chosen), {})
+        grid = {name: [it.parameters[name] for it in tried if name in it.parameters] for name in chosen}
+        warnings += [f"{label}: {warning}" for warning in warn_grid_edges(chosen, grid)]
+    return warnings
+
+
+def _gain_row(line: Mapping[str, Any], unit: Unit) -> list[Cell]:
+    numbers = (line["base_value"], line["value"], line["gain"], line["low"], line["high"])
+    alone, value, gain, low, high = (unit.scale * number for number in numbers)
+    shown = [Number(number, f"{number:.{unit.digits}f}") for number in (alone, value)]
+    signed = [Number(number, f"{number:+.{unit.digits}f}") for number in (gain, low, high)]
+    return [line["client"], line["method"], Number(line["test_rows"], str(line["test_rows"])), *shown, *signed,
+            line["verdict"]]  # fmt: skip
+
+
+def _finite(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Lines for JSON, which knows neither NaN nor infinity."""
+    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
+    return frame.with_columns(
+        pl.when(pl.col(name).is_finite()).then(pl.col(name)).otherwise(None).alias(name) for name in floats
+    ).to_dicts()

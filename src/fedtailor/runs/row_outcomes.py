@@ -1,0 +1,86 @@
+"""What became of every test row when a run is over: losses and predictions of the final personal models."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+from fedtailor.client.losses import outputs
+from fedtailor.client.pool import Pool, model_input
+from fedtailor.executors import DeviceExecutor
+from fedtailor.federation import Federation
+from fedtailor.metrics.rows import row_scores, rows_frame
+from fedtailor.models import Model
+from fedtailor.protocol import Exchanges, Predictor
+from fedtailor.runs.target_units import target_units
+from fedtailor.tables import Table
+from fedtailor.training import Training
+from fedtailor.training.personal import personal_models
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_BLOCK = 128
+"""Rows that a program scores at a time: clients of all sizes share it."""
+_MEMORY = 1 << 28
+"""Bytes of personal models that are on the host at a time."""
+
+
+def row_outcomes(training: Training, executor: DeviceExecutor) -> "Exchanges[pl.DataFrame]":
+    """One line for each test row of each client, by its personal model in the present state of a training.
+
+    Returns:
+        The columns of `fedtailor.metrics.rows.rows_frame`, clients in the federation's order. `row` is the number of
+        the example in the federation's data, or of the row in its table; a regression's columns are in the target's own
+        unit.
+    """
+    federation, model = executor.federation, training.model
+    at_once = max(_MEMORY // (8 * max(model.size, 1)), 1)
+    scores: dict[str, dict[str, NDArray[Any]]] = {}
+    for table, unseen in ((executor.seen, False), (executor.unseen, True)):
+        for start in range(0, len(table), at_once):
+            rows = np.arange(start, min(start + at_once, len(table)))
+            predictors = yield from personal_models(training, rows, unseen=unseen)
+            for row in rows:
+                name = table.names[row]
+                tested = federation.test[int(table.listed[row])]
+                scores[name] = _client_scores(model, predictors[name], federation, tested)
+    numbers = [federation.test[client] for client in range(len(federation))]
+    if isinstance(federation, Table) and federation.rows is not None:
+        numbers = [federation.rows[rows] for rows in numbers]
+    return rows_frame(model, federation.names, numbers, [scores[name] for name in federation.names])
+
+
+def _client_scores(
+    model: Model, predictor: Predictor, federation: Federation, rows: NDArray[np.int32]
+) -> dict[str, NDArray[Any]]:
+    """`row_scores` of one client's rows [n], in blocks of equal shape."""
+    blocks = []
+    for start in range(0, max(len(rows), 1), _BLOCK):  # one of padding where there are no rows: the columns' types
+        block = np.zeros(_BLOCK, np.int64)
+        chosen = rows[start : start + _BLOCK]
+        block[: len(chosen)] = chosen
+        y = federation.y[block]
+        y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
+        pool = Pool(
+            federation.x[block], y, block, *(np.asarray(part, model.dtype) for part in (federation.shift,
+            federation.scale)), normalize=True
+        )  # fmt: skip
+        scored = _block_scores(model, predictor, pool)
+        blocks.append({name: np.asarray(values)[: len(chosen)] for name, values in scored.items()})
+    scores = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    if "squared_error" in scores:
+        shift, scale = target_units(federation)
+        scores["squared_error"] = scores["squared_error"] * scale**2
+        scores["prediction"] = scores["prediction"] * scale + shift
+    return scores
+
+
+@partial(jax.jit, static_argnums=0)
+def _block_scores(model: Model, predictor: Predictor, pool: Pool) -> dict[str, Array]:
+    out = outputs(model, predictor)(model_input(pool, jnp.asarray(pool.x)))
+    return row_scores(model, out, jnp.asarray(pool.y))

@@ -1,0 +1,17 @@
+"""Of which unit a run's targets are, and what it is judged by where nothing is asked for."""
+
+from fedtailor.federation import Federation
+from fedtailor.tables import Table
+
+
+def target_units(federation: Federation) -> tuple[float, float]:
+    """(shift, scale) that lead from the targets of models to the user's own: y * scale + shift."""
+    if isinstance(federation, Table) and federation.preprocessing is not None and federation.classes is None:
+        return federation.preprocessing.target_shift, federation.preprocessing.target_scale
+    return 0.0, 1.0
+
+
+def default_metrics(federation: Federation) -> tuple[str, ...]:
+    """What a run on these data measures, and is judged by, where the user asks for nothing: of a regression on a
+    table, errors in the unit of its target, which a loss of standardised targets is not."""
+    return ("rmse", "mae") if isinstance(federation, Table) and federation.classes is None else ()

@@ -1,0 +1,74 @@
+"""What a method tells about itself at the end of a run: `diagnostics.json`, its arrays in `diagnostics.safetensors`."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fedtailor._files import replacing
+from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+
+DIAGNOSTICS, ARRAYS = "diagnostics.json", "diagnostics.safetensors"
+
+_KINDS: dict[str, type[Any]] = {"matrix": MatrixDiagnostic, "line": LineDiagnostic, "tree": TreeDiagnostic}
+
+
+def write_diagnostics(directory: Path, found: Sequence[Diagnostic]) -> None:
+    """Write diagnostics into a run directory, in place of those that it has. A method that has none leaves no file.
+
+    Raises:
+        OSError: they cannot be written.
+        TypeError: something is none of the three kinds of diagnostics.
+    """
+    if jax.process_index() != 0:
+        return
+    entries, arrays = [], dict[str, np.ndarray]()
+    for number, diagnostic in enumerate(found):
+        kind = next((name for name, cls in _KINDS.items() if isinstance(diagnostic, cls)), None)
+        if kind is None:
+            raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}")
+        entry: dict[str, Any] = {"kind": kind}
+        for field in dataclasses.fields(diagnostic):
+            value = getattr(diagnostic, field.name)
+            if isinstance(value, str | float | int | None):
+                entry[field.name] = value
+            else:
+                arrays[f"{number}/{field.name}"] = np.asarray(value, order="C")
+        entries.append(entry)
+    if not entries:
+        (directory / DIAGNOSTICS).unlink(missing_ok=True)
+        (directory / ARRAYS).unlink(missing_ok=True)
+        return
+    # the arrays first: a reader who finds the description finds them too
+    with replacing(directory / ARRAYS) as file:
+        save_file(arrays, file)
+    with replacing(directory / DIAGNOSTICS) as file:
+        file.write_text(json.dumps(entries, indent=1))
+
+
+def read_diagnostics(directory: Path) -> list[Diagnostic]:
+    """What `write_diagnostics` wrote; empty where it wrote nothing.
+
+    Raises:
+        ValueError: a file is damaged.
+        OSError: a file cannot be read.
+    """
+    path = directory / DIAGNOSTICS
+    if not path.exists():
+        return []
+    try:
+        arrays = load_file(directory / ARRAYS)
+        found: list[Diagnostic] = []
+        for number, entry in enumerate(json.loads(path.read_text())):
+            kind = _KINDS[entry.pop("kind")]
+            names = {field.name for field in dataclasses.fields(kind)} - entry.keys()
+            found.append(kind(**entry, **{name: arrays[f"{number}/{name}"] for name in names}))
+        return found
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({(str(error).splitlines() or [''])[0]}); repeat the run") from None

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.metrics import Metric, default_metrics
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.examples import template_of
@@ -35,6 +36,11 @@ class Plan:
     uplink: Pipeline = ()
     downlink: Pipeline = ()
     evaluate: bool = True
+
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """What clients measure, and send the sums of."""
+        return default_metrics(self.model)
 
     def phase(self, number: int) -> Algorithm:
         """The method of a phase of the schedule.

@@ -100,7 +100,7 @@ def answer_shapes(exchange: Exchange, algorithm: Algorithm, state: Any, model: M
     )
 
     def one(algorithm: Any, pipelines: Any, pool: Any, values: Any, row: Any) -> dict[str, Any]:
-        return run_one(exchange.task, algorithm, pipelines, model, pool, values, row)
+        return run_one(exchange.task, algorithm, pipelines, model, pool, values, row, metrics=exchange.metrics)
 
     return jax.eval_shape(one, algorithm, (exchange.uplink, exchange.received_through), pool, values, row)
 

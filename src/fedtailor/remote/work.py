@@ -85,7 +85,11 @@ class ClientWork:
         states = self._state(request, algorithm) if task in ("client", "personal", "evaluate") else None
         uplink = self._plan.uplink if task == "client" else ()
         downlink = read_downlink(request.arrays)
-        exchange = Exchange(task, algorithm, cohort, downlink, states, uplink, self._plan.downlink)  # pyright: ignore[reportArgumentType]
+        measured = self._plan.measured if task == "evaluate" else ()
+        exchange = Exchange(
+            task,  # pyright: ignore[reportArgumentType] (checked against TASKS)
+            algorithm, cohort, downlink, states, uplink, self._plan.downlink, measured,
+        )  # fmt: skip
         try:
             return executor.exchange(exchange).checked()
         except Diverged:

@@ -175,7 +175,7 @@ def _tell(line: str) -> None:
 
 def _print_scores(training: Training, directory: Path | None) -> None:
     """How good each client's personal model is on that client's test rows."""
-    metric = training.model.metric
+    metric = training.metric.name
     for unseen in (False, True):
         found = [
             it for it in training.metrics.evaluations if (it.metric, it.split, it.unseen) == (metric, "test", unseen)

@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test campaign lint format benchmark
+.PHONY: help demo federation-demo test campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
+	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       everything that CI runs: make lint, then the tests with coverage'
 	@echo 'make campaign   kills, flipped bits, full disks and bad input for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
@@ -18,6 +19,9 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtailor demo
+
+federation-demo: $(VENV)/.installed-flower
+	$(BIN)/python -m fedtailor.remote.demo
 
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist worksteal --cov

@@ -1,5 +1,6 @@
 """Whole federations of processes: coordinator, SuperLink and clients over TLS, beside their simulations."""
 
+import os
 import random
 import time
 
@@ -18,6 +19,10 @@ from fedtailor.storage.run_directory import METRICS
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(
+        "FEDTAILOR_PROCESS_TESTS" not in os.environ,
+        reason="starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+    ),
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's use of pathspec
 ]
 

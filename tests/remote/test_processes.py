@@ -31,6 +31,10 @@ from fedtailor.remote.transport import TooFewClients, exchange
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(
+        "FEDTAILOR_PROCESS_TESTS" not in os.environ,
+        reason="starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+    ),
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's use of pathspec
 ]
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtailor._files import replacing
 from fedtailor._version import __version__
 from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
@@ -22,7 +23,6 @@ from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.checkpoint import write_atomically
 from fedtailor.storage.manifest import settings
 from fedtailor.storage.run_directory import CLIENTS
 from fedtailor.training import Callback, Training
@@ -63,26 +63,30 @@ def coordinate(
     seen = _table(seen_rows, 0)
     unseen = _table({name: own for name, own in rows.items() if name not in seen_rows}, len(seen))
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
-    executor = RemoteExecutor(
-        plan, seen, transport, template_of(job), unseen=unseen, rules=Rules(job.minimum, job.deadline), tell=tell
-    )
-    training = Training(
-        plan.algorithm, executor, plan.model, seed=plan.seed, participation=job.participation, uplink=plan.uplink,
-        downlink=plan.downlink,
-    )  # fmt: skip
-    if continued:
-        store.load(training)
-    else:
-        write_atomically(directory / CLIENTS, _clients(seen_rows).write_parquet)
-    with interrupts() as stop:
-        every_round = Checkpoints(store, 1, stop)
-        drive(train_until(training, job.rounds, evaluate_every, (every_round, *callbacks), stop), executor)
-        ledger = Ledger.from_frame(training.ledger.frame())
-        drive(_deliver(training, ledger), executor)
-    store.write_ledger(ledger)
-    done = Run(cast(Any, training), cast(Any, executor), ledger).summary().as_dict()
-    store.write_summary({**done, "training_seconds": sum(training.round_seconds), "asked_rounds": job.rounds})
-    return training
+    try:
+        executor = RemoteExecutor(
+            plan, seen, transport, template_of(job), unseen=unseen, rules=Rules(job.minimum, job.deadline), tell=tell
+        )
+        training = Training(
+            plan.algorithm, executor, plan.model, seed=plan.seed, participation=job.participation, uplink=plan.uplink,
+            downlink=plan.downlink,
+        )  # fmt: skip
+        if continued:
+            store.load(training)
+        else:
+            with replacing(directory / CLIENTS) as temporary:
+                _clients(seen_rows).write_parquet(temporary)
+        with interrupts() as stop:
+            every_round = Checkpoints(store, 1, stop)
+            drive(train_until(training, job.rounds, evaluate_every, (every_round, *callbacks), stop), executor)
+            ledger = Ledger.from_frame(training.ledger.frame())
+            drive(_deliver(training, ledger), executor)
+        store.write_ledger(ledger)
+        done = Run(cast(Any, training), cast(Any, executor), ledger).summary().as_dict()
+        store.write_summary({**done, "training_seconds": sum(training.round_seconds), "asked_rounds": job.rounds})
+        return training
+    finally:
+        store.close()
 
 
 def _deliver(training: Training[RemoteExecutor], ledger: Ledger) -> Exchanges[None]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedtailor.cli.options import check_counts, check_seeds, finite, parse
+from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.own_table import changed_options
 from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.diagnosis import RESTS_ON, Recommendation
@@ -17,6 +17,7 @@ from fedtailor.experiments.scenario import Scenario
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, logistic
 from fedtailor.protocol import require
+from fedtailor.storage.digests import finite
 from fedtailor.tables import ENDINGS, TableOptions, from_table
 
 if TYPE_CHECKING:

@@ -91,7 +91,9 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
 
 def client_values(seeds: Seeds) -> dict[str, float]:
     """client -> its value on test after the last round, mean over the seeds that have one, seen and unseen."""
-    scores = pl.concat([run.scores(unseen=unseen).select("client", "value") for run in seeds for unseen in (False, True)])
+    scores = pl.concat(
+        [run.scores(unseen=unseen).select("client", "value") for run in seeds for unseen in (False, True)]
+    )
     means = scores.filter(pl.col("value").is_not_nan()).group_by("client").agg(pl.col("value").mean())
     return dict(means.iter_rows())
 
@@ -114,7 +116,13 @@ def gain_pictures(found: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     pictures = []
     for (method,), part in list(found.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
         shown = [
-            Gain(line["client"], *(unit.scale * line[name] for name in ("gain", "low", "high")), line["verdict"])
+            Gain(
+                line["client"],
+                unit.scale * line["gain"],
+                unit.scale * line["low"],
+                unit.scale * line["high"],
+                line["verdict"],
+            )
             for line in part.head(lines // MOST_PICTURES).iter_rows(named=True)
         ]
         pictures.append(forest(f"{method}: gain of each client, 95 % interval", unit.label, shown))

@@ -1,4 +1,11 @@
-"""One short file per method."""
+"""One short file per method.
+
+Every module of this folder that defines a method is found; the imports below only tell type checkers and editors of
+those that come with fedtailor.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from fedtailor.algorithms.afl import AFL
 from fedtailor.algorithms.apfl import APFL
@@ -89,3 +96,6 @@ __all__ = [
     "Then",
     "UCFLParallel",
 ]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

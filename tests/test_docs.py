@@ -16,7 +16,7 @@ from fedtailor.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-RUN = {"README.md": 1, "own-data.md": 3, "write-an-algorithm.md": 2, "cluster.md": 1}
+RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 3, "write-an-algorithm.md": 2, "cluster.md": 1}
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be run, too."""
 
 pytestmark = pytest.mark.skipif(len(PAGES) < 2, reason="docs are in the repository only, not in its archives")
@@ -81,6 +81,12 @@ def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
         sys.modules.pop("blend", None)
         Algorithm.registry.pop("blend", None)
     assert capsys.readouterr().out == blocks("write-an-algorithm.md", "text")[-1]
+
+
+def test_diagnose(capsys):
+    (block,) = blocks("diagnose.md")
+    exec(block, {})
+    assert len(capsys.readouterr().out.splitlines()) > 5
 
 
 @pytest.mark.slow

@@ -105,7 +105,6 @@ def test_tables_are_laid_over_tables():
         ("{batch_size = 8}", "{batch_size = 8.5}", 14, "batch_size is 8.5; input should be a valid integer"),
         ("{batch_size = 8}", "{batch = 8}", 14, "no hyper-parameter 'batch'; did you mean 'batch_size'"),
         ("[0.01, 0.1]", "0.1", 15, "lr is 0.1; it must be a list of values"),
-        ("[0.01, 0.1]", "[0.01, -0.1]", 15, "lr is -0.1; it must be above 0"),
         ("[1, 2]", "[0, 2]", 19, "clusters is 0"),
         ('vary.clusters = [1, 2]', 'only = ["turned"]', 19, "no scenario in this experiment 'turned'"),
         ("published.mean", "published.maen", 21, "published.maen"),

@@ -52,7 +52,8 @@ def assert_close(ours, expected, tolerance=1e-5):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", sorted(Algorithm.registry))
+# a personal model with the client's own examples is not stored (kNN-Per)
+@pytest.mark.parametrize("name", sorted(set(Algorithm.registry) - {"knn-per"}))
 def test_methods_give_the_models_of_the_simulation(name, tmp_path):
     algorithm, clients = method(name), federation()
     participation = participation_of(algorithm)

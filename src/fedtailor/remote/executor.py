@@ -106,7 +106,7 @@ class RemoteExecutor:
     def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
         """Forget the clients' states: all start from that of `theta`."""
         self._algorithm, self._phase, self._theta = algorithm, phase, np.asarray(theta)
-        self._first = (algorithm.init_client(theta), init_pipeline(uplink, theta))
+        self._first = (algorithm.init_state(theta, self.plan.model), init_pipeline(uplink, theta))
         self._accepted = np.full(len(self.seen), -1, np.int64)
 
     def exchange(self, exchange: Exchange) -> Answers:

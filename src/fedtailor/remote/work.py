@@ -117,7 +117,7 @@ class ClientWork:
         theta = model.init(jax.random.fold_in(jax.random.key(self._plan.seed), 0)) if given is None else given
         theta = jnp.asarray(theta)
         require(theta.shape == (model.size,), f"the initial model has shape {theta.shape}; it must be ({model.size},)")
-        return algorithm.init_client(theta), init_pipeline(self._plan.uplink, theta)
+        return algorithm.init_state(theta, self._plan.model), init_pipeline(self._plan.uplink, theta)
 
     def _keep(self, round: int, states: Any) -> None:
         leaves = _first(states)

@@ -5,11 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test lint format benchmark
+.PHONY: help demo federation-demo test campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
+	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       everything that CI runs: make lint, then the tests with coverage'
+	@echo 'make campaign   kills, flipped bits, full disks and bad input for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
 	@echo 'make benchmark  seconds per round beside a plain PyTorch loop'
@@ -18,8 +20,16 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/fedtailor demo
 
+federation-demo: $(VENV)/.installed-flower
+	$(BIN)/python -m fedtailor.remote.demo
+
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist worksteal --cov
+
+MINUTES ?= 30
+
+campaign: $(VENV)/.installed-test
+	PYTHONPATH=src:tests $(BIN)/python -m campaigns --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

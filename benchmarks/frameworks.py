@@ -151,7 +151,7 @@ def compare(cell: Digits, present: set[str], pythons: Mapping[str, str], turns: 
 def prepare(cell: Digits, folder: Path) -> torch.Tensor:
     """Write down the task; fedtailor's model after a round of it, over batches in the order written there."""
     training = start(cell, CAREFUL_LR)
-    theta, net, federation = to_torch(cell, np.asarray(training.server["model"][0])), network(cell), cell.federation
+    theta, net, federation = to_torch(cell, np.asarray(training.server.model[0])), network(cell), cell.federation
     vector_to_parameters(theta, net.parameters())
     torch.save(net, folder / "network.pt")
     training.advance()
@@ -163,7 +163,7 @@ def prepare(cell: Digits, folder: Path) -> torch.Tensor:
         order=np.stack(batch_orders(cell, training)), theta=theta.numpy(),
         batch_size=cell.batch_size, lr=LR, careful_lr=CAREFUL_LR,
     ).save(folder)  # fmt: skip
-    return to_torch(cell, np.asarray(training.server["model"][0]))
+    return to_torch(cell, np.asarray(training.server.model[0]))
 
 
 class Worker:

@@ -40,7 +40,7 @@ def main() -> None:
 
     console = Console(width=150, highlight=False)
     console.print(machine("jax", "torch"))
-    initial = to_torch(zoo, np.asarray(start(zoo).server["model"][0]))
+    initial = to_torch(zoo, np.asarray(start(zoo).server.model[0]))
     converted = replace(zoo, architecture=module_from(zoo, initial))
     for cell in (zoo, converted):
         console.print(f"{_name(cell)}: differs from the loop by {disagreement(cell, zoo, initial):.0e} after a round")
@@ -85,7 +85,7 @@ def disagreement(cell: Cell, zoo: Cell, before: torch.Tensor) -> float:
     training = start(cell, CAREFUL_LR)
     orders = batch_orders(cell, training)
     training.advance()
-    ours = _vector(cell, np.asarray(training.server["model"][0]))
+    ours = _vector(cell, np.asarray(training.server.model[0]))
     theirs = Loop(zoo, range(len(cell.sizes)), CAREFUL_LR).round(before, orders.__getitem__)
     difference = float((ours - theirs).norm() / (theirs - before).norm())
     if not difference < TOLERANCE:

@@ -77,7 +77,7 @@ def main() -> None:
 def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
     """Times of fedtailor, of the loop with one thread and with one for each core, and of the loop in processes."""
     training = start(cell)
-    theta = to_torch(cell, np.asarray(training.server["model"][0]))
+    theta = to_torch(cell, np.asarray(training.server.model[0]))
     loop, processes = Loop(cell, range(len(cell.sizes)), LR), Processes(cell, LR, cores())
 
     def threads(count: int) -> Callable[[], object]:
@@ -111,9 +111,9 @@ def disagreement(cell: Cell) -> float:
         SystemExit: they do not agree.
     """
     training = start(cell, CAREFUL_LR)
-    before = to_torch(cell, np.asarray(training.server["model"][0]))
+    before = to_torch(cell, np.asarray(training.server.model[0]))
     training.advance()
-    ours = to_torch(cell, np.asarray(training.server["model"][0]))
+    ours = to_torch(cell, np.asarray(training.server.model[0]))
     orders = batch_orders(cell, training)
     theirs = Loop(cell, range(len(cell.sizes)), CAREFUL_LR).round(before, orders.__getitem__)
     difference = float((ours - theirs).norm() / (theirs - before).norm())

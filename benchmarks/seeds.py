@@ -35,7 +35,7 @@ def main() -> None:
         cells = [shuffled(CELLS[name], seed) for seed in SEEDS]
         ways = {"in turn": lambda cells=cells: in_turn(cells), "at once": lambda cells=cells: at_once(cells)}
         for one, other in zip(*(way() for way in ways.values()), strict=True):
-            np.testing.assert_array_equal(one.server["model"], other.server["model"])
+            np.testing.assert_array_equal(one.server.model, other.server.model)
         times = take_turns(ways, turns)
         each = [str(time.per(ROUNDS * len(SEEDS))) for time in times.values()]
         table.add_row(name, *each, ratio(times["in turn"], times["at once"]), load())

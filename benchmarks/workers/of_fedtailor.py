@@ -18,7 +18,7 @@ class Fedtailor:
     def check(self) -> np.ndarray:
         training = start(self.cell, self.task.careful_lr)
         training.advance()
-        return to_torch(self.cell, np.asarray(training.server["model"][0])).numpy()
+        return to_torch(self.cell, np.asarray(training.server.model[0])).numpy()
 
     def round(self, evaluate: bool) -> None:
         self.training.advance()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.executors import Settings as Settings
     from fedtailor.experiments import scenarios as scenarios
+    from fedtailor.experiments.diagnose import diagnose as diagnose
     from fedtailor.federation import Federation as Federation
     from fedtailor.protocol import SGD as SGD
     from fedtailor.protocol import Diverged as Diverged
@@ -48,6 +49,7 @@ _HOMES = {
     "Run": "fedtailor.runs",
     "SGD": "fedtailor.protocol",
     "Settings": "fedtailor.executors",
+    "diagnose": "fedtailor.experiments.diagnose",
     "load_models": "fedtailor.storage",
     "run": "fedtailor.runs",
     "run_in": "fedtailor.runs",

@@ -42,7 +42,7 @@ def publish(written: Path, path: Path) -> None:
     """
     if written.is_file():
         written.chmod(_mode_of_new_files(written.parent))  # libraries write files that only their owner can read
-    _sync_tree(written)
+    sync_tree(written)
     if written.is_dir() and path.is_dir():  # a folder that holds something cannot be replaced in one step
         shutil.rmtree(path)
     written.replace(path)
@@ -137,10 +137,15 @@ def _mode_of_new_files(folder: Path) -> int:
     return mode
 
 
-def _sync_tree(path: Path) -> None:
+def sync_tree(path: Path) -> None:
+    """Bring a file, or a folder with all that is in it, to the disk itself.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
     if path.is_dir():
         for entry in path.iterdir():
-            _sync_tree(entry)
+            sync_tree(entry)
     _sync(path)
 
 

@@ -38,7 +38,7 @@ def test_every_number_of_clusters_is_found_and_none_is_empty(seed, count):
     assert [len(np.unique(one.labels)) for one in found] == [one.count for one in found] == list(range(1, count + 1))
     costs = [cost(points, weights, one.labels) for one in found]
     np.testing.assert_allclose([one.cost for one in found], costs, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose([weights @ one.to_own() for one in found], costs, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose([weights @ one.squared_to_own() for one in found], costs, rtol=1e-10, atol=1e-10)
     assert (np.diff(costs) <= 1e-10).all()  # a cluster more never costs more
 
 
@@ -69,7 +69,7 @@ def test_points_lie_with_the_nearest_mean_and_no_single_move_is_worth_it(seed):
 @given(seeds)
 @settings(max_examples=10, deadline=None)
 def test_few_points_are_clustered_at_the_least_cost_there_is(seed):
-    """Or nearly: five places are tried for each cluster, each cluster starting from the clusters before."""
+    """Or nearly: five seeds are tried for each cluster, each cluster starting from the clusters before."""
     points = np.random.default_rng(seed).normal(size=(7, 2))
     every = [np.array([0, *rest]) for rest in itertools.product(range(3), repeat=6)]
     for k, labels in zip([2, 3], labels_of(points, np.ones(7), [2, 3]), strict=True):

@@ -12,7 +12,7 @@ import pytest
 
 from fedtailor.cli import main, registry
 from fedtailor.cli.failures import explain, one_line
-from fedtailor.experiments import Interrupted
+from fedtailor.storage import Interrupted
 
 
 def failing(monkeypatch, error):

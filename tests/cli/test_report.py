@@ -71,7 +71,7 @@ def test_a_figure_without_runs_is_left_out_with_a_line(results, capsys, tmp_path
     write_index(tmp_path, cells, sweeps={})
     printed(capsys, tmp_path, "--out", tmp_path / "out")
     report = (tmp_path / "out" / NAME / "report.md").read_text()
-    left_out = ["accuracy-by-bytes", "accuracy-by-time", "collaboration", "silhouette", "sweep"]
+    left_out = ["accuracy-by-bytes", "accuracy-by-time", "collaboration", "silhouette", "diagnostics", "sweep"]
     for name in FIGURES:
         assert (f"Figure {name} is left out: it needs " in report) == (name in left_out)
         assert (tmp_path / "out" / NAME / "figures" / f"{name}.png").exists() == (name not in left_out)
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, cap
         ("summary.json", b"[" * 100_000, "is damaged"),
         ("summary.json", b'{"metric": "accuracy"}', "has no seconds_per_round"),
         ("metrics.parquet", b"PAR1", "is damaged"),
-        ("manifest.toml", b"[run]", "has no name in [algorithm]"),
+        ("manifest.toml", b"[run]", "is damaged (its digest is wrong)"),
         ("clients.parquet", None, "cannot read"),  # a directory: as unreadable to the superuser as to others
     ):
         whole = (tmp_path / run / name).read_bytes()

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from conformance.problems import EXACT, classification, float64, personal, train
+from conformance.problems import EXACT, classification, float64, personal, softmax_model, train
 from fedtailor.algorithms import APFL, FedAvg, FedProx, Local, PerFedAvg, PFedMe
 from fedtailor.models.layered import Layered
 from fedtailor.models.layers import Dense, Dropout, Relu, Reshape, Stack
 from fedtailor.models.normalization import BatchNorm
-from fedtailor.protocol import SGD, method
+from fedtailor.protocol import SGD, hyperparameters
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Dropping(Layered):
         return Stack([Reshape(input_shape), *dropout, Dense(input_shape[0], outputs, stream)])
 
 
-@method
+@hyperparameters
 class Weighed(FedAvg):
     """`FedAvg` by a gradient of its own, which is the usual one."""
 
@@ -147,7 +147,9 @@ def test_methods_with_steps_of_their_own_drop_out(algorithm):
 
     def trained(drops, rounds):
         training = train(algorithm, federation, bound(Dropping(drops), federation, "float32"), rounds)
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves((training.server, training.states.rows))])
+        return np.concatenate(
+            [np.ravel(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))]
+        )
 
     start, dropped, without = trained(False, 0), trained(True, 1), trained(False, 1)
     assert not np.allclose(dropped, without) and not np.allclose(dropped, start)
@@ -157,12 +159,12 @@ def test_every_use_of_randomness_in_a_step_is_another():
     """pFedMe's inner steps on one batch, and the two gradients of a step of a method's own."""
     seen = []
 
-    @method
+    @hyperparameters
     class Looking(FedAvg):
         def client(self, state, inbox, local):
             def step(params, batch, index):
                 first, second = local.logits(params, batch.x), local.logits(params, batch.x)
-                inner = local.fold(2, lambda k, carry: carry.at[k].set(local.logits(params, batch.x)[0, 0]),
+                inner = local.fori_loop(2, lambda k, carry: carry.at[k].set(local.logits(params, batch.x)[0, 0]),
                                    jnp.zeros(2))  # fmt: skip
                 jax.debug.callback(lambda *found: seen.append([np.asarray(one) for one in found]),
                                    first, second, local.logits(params, batch.x, training=False), inner)  # fmt: skip
@@ -179,3 +181,16 @@ def test_every_use_of_randomness_in_a_step_is_another():
     for first, second, evaluated, inner in seen:
         assert not np.allclose(first, second) and not np.allclose(first, evaluated)
         assert inner[0] != inner[1]
+
+
+@pytest.mark.parametrize("split", ["test", "exam"])
+def test_a_method_cannot_reach_the_test_split(split):
+    @hyperparameters
+    class Cheat(FedAvg):
+        def personal(self, state, inbox, local):
+            theta = inbox["model"][0]
+            return jnp.where(local.loss(theta, split) > 1, theta, 0 * theta)
+
+    training = train(Cheat(), classification(), softmax_model("float32"), 1)
+    with pytest.raises(ValueError, match=f"the split '{split}'; it may look at 'train' and 'val' only"):
+        training.evaluate()

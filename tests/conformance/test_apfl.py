@@ -39,10 +39,10 @@ def plain(steps):
 def test_the_global_model_is_fedavgs_whatever_alpha_bit_for_bit(mix):
     with float64():
         federation, model = classification(), softmax_model()
-        expected = train(FedAvg(sgd=TRAINED), federation, model, 3)
+        expected = train(FedAvg(sgd=TRAINED, weights="uniform"), federation, model, 3)
         for alpha in (0.0, 0.3, 1.0):
             found = train(APFL(sgd=TRAINED, alpha=alpha, mix=mix), federation, model, 3)
-            np.testing.assert_array_equal(*(np.asarray(run.server["model"]) for run in (found, expected)))
+            np.testing.assert_array_equal(*(np.asarray(run.server.model) for run in (found, expected)))
 
 
 @pytest.mark.parametrize(("alpha", "limit"), [(0.0, FedAvg), (1.0, Local)])
@@ -50,7 +50,7 @@ def test_fixed_alpha_of_0_is_fedavg_and_of_1_is_local(alpha, limit):
     with float64():
         federation, model = classification(), softmax_model()
         expected = personal(train(limit(sgd=TRAINED), federation, model, 3))
-        found = personal(train(APFL(sgd=TRAINED, alpha=alpha, alpha_lr=0.0), federation, model, 3))
+        found = personal(train(APFL(sgd=TRAINED, alpha=alpha, alpha_lr=0.0, weights="samples"), federation, model, 3))
     np.testing.assert_allclose(found, expected, **EXACT)
 
 
@@ -67,7 +67,7 @@ def test_fixed_point(steps):
     ]
     v = sum(pushes) / (1 - contraction**steps)
     with float64():
-        method = APFL(sgd=plain(steps), alpha=alpha, alpha_lr=0.0)
+        method = APFL(sgd=plain(steps), alpha=alpha, alpha_lr=0.0, weights="samples")
         found = personal(train(method, quadratics(a, A, SIZES), quadratic_model(1), 420 // steps))[:, 0]
     np.testing.assert_allclose(found, alpha * v + (1 - alpha) * w, **EXACT)
     if steps == 1:
@@ -95,10 +95,11 @@ def test_the_adaptive_share_follows_the_paper(rounds, alpha_lr, mix):
     if alpha_lr > 1:
         assert alpha.max() == 1
     with float64():
-        run = train(APFL(sgd=plain(3), alpha_lr=alpha_lr, mix=mix), quadratics(a, A, SIZES), quadratic_model(1), rounds)
-        np.testing.assert_allclose(by_place(run, run.states.rows["alpha"]), alpha, **EXACT)
-        np.testing.assert_allclose(by_place(run, run.states.rows["model"])[:, 0], v, **EXACT)
-        np.testing.assert_allclose(np.asarray(run.server["model"]), [[w]], **EXACT)
+        method = APFL(sgd=plain(3), alpha_lr=alpha_lr, mix=mix, weights="samples")
+        run = train(method, quadratics(a, A, SIZES), quadratic_model(1), rounds)
+        np.testing.assert_allclose(by_place(run, run.executor.client_states["alpha"]), alpha, **EXACT)
+        np.testing.assert_allclose(by_place(run, run.executor.client_states["model"])[:, 0], v, **EXACT)
+        np.testing.assert_allclose(np.asarray(run.server.model), [[w]], **EXACT)
 
 
 def test_mixing_outputs_is_mixing_parameters_of_linear_models():
@@ -116,8 +117,8 @@ def test_absent_clients_keep_model_and_share_and_newcomers_train():
         run = train(APFL(sgd=TRAINED), federation, softmax_model(), 1, participation=Participation(count=2))
         assert_absent_keep_their_state(run)
         newcomer = predictors(run)[0][1]
-        assert np.abs(newcomer - np.asarray(run.server["model"])[0]).max() > 1e-3
-        states = jax.tree.leaves(run.states.rows)
+        assert np.abs(newcomer - np.asarray(run.server.model)[0]).max() > 1e-3
+        states = jax.tree.leaves(run.executor.states.rows)
         assert all(np.isfinite(np.asarray(leaf)).all() for leaf in states)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from conformance.problems import (
     EXACT,
+    answers_of,
     by_place,
     classification,
     float64,
@@ -37,7 +38,7 @@ def directions(degrees):
 
 def clusters(training):
     """The clients of every cluster, by their places in the federation."""
-    stream = by_place(training, training.server["stream"])
+    stream = by_place(training, training.server.cluster)
     return {frozenset(np.flatnonzero(stream == cluster).tolist()) for cluster in np.unique(stream)}
 
 
@@ -47,16 +48,16 @@ def test_without_splits_it_is_fedavg(never):
     with float64():  # not to the last bit: the places kept for other clusters change the order of a sum
         clustered = train(replace(SPLIT, sgd=sgd, weights="samples", **never), classification(), softmax_model(), 3)
         plain = train(FedAvg(sgd=sgd), classification(), softmax_model(), 3)
-        assert clustered.server["splits"] == []
-        np.testing.assert_allclose(clustered.server["model"][:1], plain.server["model"], **EXACT)
+        assert clustered.server.splits == []
+        np.testing.assert_allclose(clustered.server.model[:1], plain.server.model, **EXACT)
 
 
 def test_splits_in_the_first_round_that_allows_it():
     with float64():
         training = train(replace(SPLIT, first_split=2), quadratics([3.0, 3, -1, -1]), quadratic_model(1), 2)
-        assert training.server["splits"] == []
+        assert training.server.splits == []
         training.advance()
-        assert [split["round"] for split in training.server["splits"]] == [2]
+        assert [split.round for split in training.server.splits] == [2]
         assert clusters(training) == {frozenset({0, 1}), frozenset({2, 3})}
 
 
@@ -71,9 +72,9 @@ def test_opposed_groups_part_where_fedavg_stands_still(weights, linkage):
         algorithm = replace(SPLIT, eps1=1e-12, eps2=0.1, linkage=linkage, weights=weights, gamma_max=0.999)
         training = train(algorithm, quadratics(a, sizes=sizes), quadratic_model(1), 1)
         assert clusters(training) == {frozenset({0, 1}), frozenset({2, 3})}
-        (split,) = training.server["splits"]
-        assert sorted([split["directions"][0, 0], split["directions"][1, 0]]) == [-1.0, 1.0]
-        np.testing.assert_array_equal(split["model"], [0.0])
+        (split,) = training.server.splits
+        assert sorted([split.directions[0, 0], split.directions[1, 0]]) == [-1.0, 1.0]
+        np.testing.assert_array_equal(split.model, [0.0])
         for _ in range(120):
             training.advance()
         p = sizes if weights == "samples" else np.ones(4)
@@ -86,7 +87,7 @@ def test_the_criterion_is_in_norms_of_updates(eps1, eps2, splits):
     """Updates 0.2 a = (0.6, 0.6, 0.0): their mean is 0.4 and their largest 0.6."""
     with float64():
         training = train(replace(SPLIT, eps1=eps1, eps2=eps2), quadratics([3.0, 3.0, 0.0]), quadratic_model(1), 1)
-        assert len(training.server["splits"]) == splits
+        assert len(training.server.splits) == splits
 
 
 def test_the_two_linkages_part_a_chain_differently():
@@ -106,7 +107,7 @@ def test_the_papers_bound_rejects_a_split(gamma_max, splits):
     with float64():
         federation = quadratics(directions([0, 0, 90, 90]), sizes=[5] * 4)
         training = train(replace(SPLIT, gamma_max=gamma_max), federation, quadratic_model(2), 1)
-        assert len(training.server["splits"]) == splits
+        assert len(training.server.splits) == splits
 
 
 def test_halves_go_on_from_the_parents_model_and_their_own_updates():
@@ -129,19 +130,30 @@ def six_pairs(unseen=None):
 def test_splits_go_on_until_clusters_agree_and_hardly_ever_recompile():
     with float64():
         training = train(replace(SPLIT, sgd=replace(STEP, steps=2)), six_pairs(), quadratic_model(2), 1)
-        shapes, programs = {training.server["model"].shape}, map_clients._cache_size()
+        shapes, programs = {training.server.model.shape}, map_clients._cache_size()
         for _ in range(30):
             training.advance()
-            shapes.add(training.server["model"].shape)
+            shapes.add(training.server.model.shape)
         assert clusters(training) == {frozenset({i, i + 1}) for i in range(0, 12, 2)}
         assert shapes == {(4, 2), (8, 2)}
         assert map_clients._cache_size() - programs == 1
         np.testing.assert_allclose(personal(training), directions(ANGLES), atol=1e-3)
-        log = training.server["splits"]
+        log = training.server.splits
         assert len(log) == 5
+        (tree,) = training.algorithm.diagnostics(training.server)
+        assert tree.name == "splits"
+        np.testing.assert_array_equal(tree.parent, [split.parent for split in log])
+        np.testing.assert_array_equal(tree.round, [split.round for split in log])
+        np.testing.assert_array_equal(tree.members, training.server.cluster)
+        # replayed from its start, the tree gives the clusters
+        members = np.zeros(12, int)
+        for child, (parent, split) in enumerate(zip(tree.parent, log, strict=True), start=1):
+            assert (members[[*split.first, *split.second]] == parent).all()
+            members[split.second] = child
+        np.testing.assert_array_equal(members, tree.members)
         for child, split in enumerate(log, start=1):
-            assert split["parent"] < child
-            assert not set(split["first"]) & set(split["second"])
+            assert split.parent < child
+            assert not set(split.first) & set(split.second)
 
 
 def test_newcomers_walk_down_the_tree():
@@ -149,7 +161,7 @@ def test_newcomers_walk_down_the_tree():
     with float64():
         federation = quadratics(directions(ANGLES), sizes=[5] * 12, unseen=unseen)
         training = train(replace(SPLIT, min_clients=2), federation, quadratic_model(2), 8)
-        assert len(training.server["splits"]) == 5
+        assert len(training.server.splits) == 5
         found = predictors(training)[0]
         np.testing.assert_array_equal(found[unseen], found[~unseen])
         ledger = Ledger()
@@ -158,7 +170,7 @@ def test_newcomers_walk_down_the_tree():
         assert down == {"model": (6 + 5, 6 + 5), "gradient": (10, 10), "parent": (5, 5)}
         (work,) = [e for e in ledger.entries if e.direction == "compute"]
         # a newcomer trains at the splits that its twin went through, and at no other
-        assert work.gradients == 5 * sum(len(s["first"]) + len(s["second"]) for s in training.server["splits"])
+        assert work.gradients == 5 * sum(len(s.first) + len(s.second) for s in training.server.splits)
 
 
 def test_newcomers_before_any_split_get_the_one_model():
@@ -167,18 +179,24 @@ def test_newcomers_before_any_split_get_the_one_model():
         training, ledger = train(replace(SPLIT, first_split=9), federation, quadratic_model(1), 2), Ledger()
         training.serve(unseen=True, ledger=ledger)
         assert [(e.kind, e.streams) for e in ledger.entries if e.direction == "down"] == [("model", 1)]
-        np.testing.assert_array_equal(predictors(training)[0][:, 0], np.full(4, training.server["model"][0, 0]))
+        np.testing.assert_array_equal(predictors(training)[0][:, 0], np.full(4, training.server.model[0, 0]))
+
+
+def everybody(training, reporting):
+    """A cohort of all clients, of whom some report."""
+    return replace(training.round_cohort(np.ones(len(reporting), bool)), reporting=reporting)
 
 
 def test_only_a_whole_cluster_is_split():
     with float64():
         training = train(replace(SPLIT, first_split=9), quadratics([3.0, 3, -1, -1]), quadratic_model(1), 0)
-        ups = {"model": np.array([[3.0], [3.0], [-1.0], [-1.0]])}
+        models = np.array([[3.0], [3.0], [-1.0], [-1.0]])
         for absent, splits in ((0, 1), (1, 0), (4, 0)):
-            cohort = training.round_cohort(np.arange(4) >= absent)
-            after = SPLIT.server(training.server, SPLIT.broadcast(training.server, cohort), ups, cohort)
-            assert len(after["splits"]) == splits
-        np.testing.assert_array_equal(after["model"], training.server["model"])  # nobody reported
+            cohort = everybody(training, np.arange(4) >= absent)
+            answers = answers_of(cohort, model=models)
+            after = SPLIT.server(training.server, SPLIT.broadcast(training.server, cohort), answers, cohort)
+            assert len(after.splits) == splits
+        np.testing.assert_array_equal(after.model, training.server.model)  # nobody reported
 
 
 def test_sampling_is_refused():

@@ -48,7 +48,7 @@ def test_one_context_is_pfedme(alpha, weights):
         method = CGPFL(contexts=1, gamma=GAMMA, alpha=alpha, weights=weights, **SETTINGS)
         found = train(method, federation, model, 3)
         np.testing.assert_allclose(personal(found), personal(expected), **EXACT)
-        np.testing.assert_allclose(*(np.asarray(run.server["model"]) for run in (found, expected)), **EXACT)
+        np.testing.assert_allclose(*(np.asarray(run.server.model) for run in (found, expected)), **EXACT)
 
 
 def test_a_context_for_each_client_is_pfedme_for_each_client():
@@ -76,8 +76,8 @@ def test_fixed_points_of_two_contexts(start):
     with float64():
         method = CGPFL(contexts=2, sgd=replace(INNER, lr=0.1), inner_steps=100, lam=lam, gamma=gamma, start=start)
         run = train(method, quadratics(OPTIMA, A), quadratic_model(1), 60)
-        context = by_place(run, run.server["context"])
-        np.testing.assert_allclose(np.asarray(run.server["model"])[context, 0], w, **EXACT)
+        context = by_place(run, run.server.context)
+        np.testing.assert_allclose(np.asarray(run.server.model)[context, 0], w, **EXACT)
         # theta is solved around the local context after R - 1 of the R moves of the round
         around = OPTIMA + step ** (R - 1) * (w - OPTIMA)
         np.testing.assert_allclose(personal(run)[:, 0], (A * OPTIMA + lam * around) / (A + lam), **EXACT)
@@ -98,7 +98,7 @@ def test_contexts_stand_still_without_alpha():
     with float64():
         run = train(CGPFL(contexts=2, alpha=0.0, **SETTINGS), quadratics(OPTIMA, A), quadratic_model(1, shifted), 2)
         start = np.asarray(run.initial(0))
-    np.testing.assert_array_equal(np.asarray(run.server["model"]), [start, start])
+    np.testing.assert_array_equal(np.asarray(run.server.model), [start, start])
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
@@ -108,19 +108,19 @@ def test_contexts_keep_their_identity_although_others_report_each_time(alpha):
         method = CGPFL(contexts=2, alpha=alpha, gamma=GAMMA, **SETTINGS)
         federation = quadratics(OPTIMA, A)
         run = train(method, federation, quadratic_model(1), 12, participation=Participation(count=4))
-        first = by_place(run, run.server["context"])
+        first = by_place(run, run.server.context)
         firsts = set()
         for _ in range(12):
             cohort = by_place(run, run.participation.sample(run.population.ids, 0, run.round))
-            firsts.add(GROUPS[run.seen[np.flatnonzero(cohort[run.seen])[0]]])
-            before = by_place(run, run.server["context"])
+            firsts.add(GROUPS[run.executor.seen.listed[np.flatnonzero(cohort[run.executor.seen.listed])[0]]])
+            before = by_place(run, run.server.context)
             run.advance()
-            after = by_place(run, run.server["context"])
+            after = by_place(run, run.server.context)
             both = all((cohort & (g == GROUPS)).any() for g in (0, 1))
             np.testing.assert_array_equal(after[~cohort], before[~cohort])
             if both:
                 np.testing.assert_array_equal(after, first)
-                models = np.asarray(run.server["model"])[first, 0]
+                models = np.asarray(run.server.model)[first, 0]
                 assert (np.sign(models) == np.sign(OPTIMA)).all()
         assert firsts == {0, 1}
 
@@ -130,7 +130,7 @@ def test_the_literal_pull_is_a_number():
     with float64():
         federation, model = quadratics(OPTIMA, A), quadratic_model(1)
         literal, scaled = (
-            np.abs(np.asarray(train(CGPFL(contexts=2, gamma=g, **SETTINGS), federation, model, 1).server["model"]))
+            np.abs(np.asarray(train(CGPFL(contexts=2, gamma=g, **SETTINGS), federation, model, 1).server.model))
             for g in (2 * 0.005 / 6, None)
         )
     assert literal.max() < 0.05 * scaled.max()
@@ -152,7 +152,7 @@ def test_newcomers_take_the_context_of_lowest_loss_and_solve_around_it():
             CGPFL(contexts=2, sgd=sgd, inner_steps=150, lam=LAM, gamma=GAMMA), federation, quadratic_model(1), 30
         )
         (found,) = predictors(run)
-        contexts = np.asarray(run.server["model"])[:, 0]
+        contexts = np.asarray(run.server.model)[:, 0]
         for client in (4, 5):
             w = contexts[np.argmin(np.abs(contexts - OPTIMA[client]))]
             expected = (A[client] * OPTIMA[client] + LAM * w) / (A[client] + LAM)
@@ -163,12 +163,46 @@ def test_absent_clients_keep_their_model_and_those_never_seen_are_served():
     with float64():
         method = CGPFL(contexts=2, **SETTINGS)
         run = train(method, classification(), softmax_model(), 1, participation=Participation(count=2))
-        never, own = run.server["context"] < 0, np.asarray(run.states.rows["model"])
+        never, own = run.server.context < 0, np.asarray(run.executor.client_states["model"])
         found, start = by_place(run, never), np.asarray(run.initial(0))
         served = predictors(run)[0]
         assert never.sum() == 3 and (np.abs(served[found] - start).max(axis=1) > 1e-3).all()
         np.testing.assert_array_equal(served[~found], by_place(run, own)[~found])
         assert_absent_keep_their_state(run)
+
+
+def test_a_client_that_reports_late_trains_in_the_context_that_fits_it():
+    """Two contexts near -9 and 9; a client of the second group reports for the first time when they are there."""
+    with float64():
+        run = train(CGPFL(contexts=2, gamma=GAMMA, **SETTINGS), quadratics(OPTIMA, A), quadratic_model(1), 0)
+        place = run.executor.seen.listed
+        for _ in range(12):
+            run.advance(place < 4)
+        contexts, before = np.asarray(run.server.model)[:, 0], by_place(run, run.server.context)
+        fits = [int(np.argmin(np.abs(contexts - OPTIMA[late]))) for late in (4, 5)]
+        assert set(fits) == {0, 1} and (before[4:] == -1).all()
+        run.advance(np.ones(6, bool))
+        np.testing.assert_array_equal(by_place(run, run.server.context)[4:], fits)
+        # R mini-batches of S inner steps around the context that fits, and none around the other
+        for late, fit in zip((4, 5), fits, strict=True):
+            theta = w = contexts[fit]
+            for _ in range(R):
+                for _ in range(S):
+                    theta = theta - LR * (A[late] * (theta - OPTIMA[late]) + LAM * (theta - w))
+                w = w - GAMMA * (w - theta)
+            np.testing.assert_allclose(personal(run)[late, 0], theta, **EXACT)
+        models = run.ledger.frame().filter((pl.col("direction") == "down") & (pl.col("kind") == "model"))
+        assert models["unicasts"].to_list()[-1] == 4 + 2 * 2
+
+
+def test_the_contexts_of_clients_are_a_diagnostic():
+    with float64():
+        run = train(CGPFL(contexts=2, **SETTINGS), quadratics(OPTIMA, A), quadratic_model(1), 0)
+        run.advance(run.executor.seen.listed < 4)
+        (found,) = run.algorithm.diagnostics(run.server)
+    assert found.name == "context" and len(found.x) == 4
+    np.testing.assert_array_equal(run.server.context[found.x], found.y)
+    assert set(run.executor.seen.listed[found.x]) == {0, 1, 2, 3}
 
 
 HEUR = {"sgd": SGD(lr=0.05, steps=8, batch_size=BATCH), "lam": LAM, "inner_steps": S, "gamma": 0.9}
@@ -179,7 +213,7 @@ def contexts_found(centres, spread=0.05, **fields):
     rng = np.random.default_rng(0)
     optima = np.repeat(centres, 4, axis=0) + spread * rng.normal(size=(4 * len(centres), 2))
     federation = quadratics(optima, 1.0, [6] * len(optima))
-    return len(train(CGPFLHeur(**HEUR, **fields), federation, quadratic_model(2), 1).server["model"])
+    return len(train(CGPFLHeur(**HEUR, **fields), federation, quadratic_model(2), 1).server.model)
 
 
 CENTRES = np.array([[8.0, 0.0], [-8.0, 1.0], [0.0, 9.0]])
@@ -196,6 +230,14 @@ def test_the_number_of_contexts():
         assert contexts_found(CENTRES, mu=0.02, complexity=40.0) < contexts_found(CENTRES, mu=0.02, complexity=0.01)
 
 
+@pytest.mark.parametrize("clients", [6, 10, 16])
+def test_without_clusters_there_is_one_context_whatever_the_scale_of_the_models(clients):
+    """Equally distant models: every further context explains as much as the one before, and e(1) = e(N/2)."""
+    sizes = np.full(clients, 10)
+    for scale in 3.0 ** np.arange(-6, 7):
+        assert CGPFLHeur()._number(scale * np.eye(clients), sizes) == 1
+
+
 def test_a_found_number_is_kept_and_everything_else_is_cgpfl():
     with float64():
         rng = np.random.default_rng(0)
@@ -205,7 +247,7 @@ def test_a_found_number_is_kept_and_everything_else_is_cgpfl():
             train(method, federation, model, 5) for method in (CGPFLHeur(**HEUR), CGPFL(contexts=3, **HEUR))
         )
         np.testing.assert_array_equal(personal(found), personal(given))
-        np.testing.assert_array_equal(found.server["context"], given.server["context"])
+        np.testing.assert_array_equal(found.server.context, given.server.context)
 
 
 @pytest.mark.parametrize(

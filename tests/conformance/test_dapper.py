@@ -30,18 +30,22 @@ SYMBOLS = 4
 TO_THE_END = SGD(lr=2.0, epochs=300, batch_size=32)  # one batch an epoch: gradient descent
 
 
-def symbols(draws, val=None, unseen=None, alphabet=SYMBOLS):
-    """Clients that hold symbols and no inputs; `draws` and `val` are one list a client."""
+def symbols(draws, val=None, unseen=None, alphabet=SYMBOLS, test=None):
+    """Clients that hold symbols and no inputs; `draws`, `val` and `test` are one list a client.
+
+    By default the test splits are misleading: many of one symbol, which no choice may depend on."""
+    clients = len(draws)
     held = [[] for _ in draws] if val is None else val
-    y = np.concatenate([np.asarray(part, int) for part in (*draws, *held)])
-    ends = np.cumsum([len(part) for part in (*draws, *held)])
-    rows = np.split(np.arange(len(y)), ends[:-1])
+    tested = [[alphabet - 1] * 9 for _ in draws] if test is None else test
+    parts = [np.asarray(part, int) for part in (*draws, *held, *tested)]
+    y = np.concatenate(parts)
+    rows = np.split(np.arange(len(y)), np.cumsum([len(part) for part in parts])[:-1])
     return Federation(
         np.zeros((len(y), 0)),
         y,
-        Ragged.of(rows[: len(draws)]),
-        Ragged.of(rows[len(draws) :]),
-        Ragged.empty(len(draws)),
+        Ragged.of(rows[:clients]),
+        Ragged.of(rows[clients : 2 * clients]),
+        Ragged.of(rows[2 * clients :]),
         tuple(f"client {i}" for i in range(len(draws))),
         unseen=np.zeros(len(draws), bool) if unseen is None else np.asarray(unseen),
         classes=alphabet,
@@ -63,10 +67,17 @@ def probabilities(training):
 
 
 def delivered(training, place):
-    """Labels sent to a client when training is over."""
-    service = training.serve(np.array([place]))
-    sent = service.down.streams["labels"]
-    return np.asarray(sent.values)[sent.recipients[0][sent.recipients[0] >= 0]]
+    """Labels sent to a client (by its place in the federation) when training is over."""
+    unseen = bool(training.executor.federation.unseen[place])
+    table = training.executor.unseen if unseen else training.executor.seen
+    service = training.serve(np.flatnonzero(table.listed == place), unseen=unseen)
+    return labels_of(service, 0)
+
+
+def labels_of(service, row):
+    """Labels sent to the client of a service in that row of its cohort."""
+    labels = service.downlink.streams["labels"]
+    return np.asarray(labels.values)[labels.recipients[row][labels.recipients[row] >= 0]]
 
 
 DRAWS = [[0, 0, 1], [1, 1, 2, 3, 2, 1, 0], [3, 3, 3, 2, 0], [0, 1, 2, 3, 3]]
@@ -91,7 +102,7 @@ def test_in_training_it_is_fedavgm_and_examples_are_delivered_once():
         federation, model = classification(), softmax_model()
         training = train(DAPPER(sgd=TRAINED), federation, model, 2)
         fedavgm = train(FedAvgM(sgd=TRAINED), federation, model, 2)
-        np.testing.assert_array_equal(training.server["model"], fedavgm.server["model"])
+        np.testing.assert_array_equal(training.server.model, fedavgm.server.model)
         assert training.ledger.frame().equals(fedavgm.ledger.frame())
         training.serve(ledger=training.ledger)
     delivery = training.ledger.frame().filter(pl.col("phase") == "delivery")
@@ -159,6 +170,27 @@ def test_lambda_is_chosen_on_the_validation_split():
         assert (probabilities(train(tempted, symbols(ONLY_0, val=EVEN), density(), 0))[:, 0] > 0.9).all()
 
 
+def test_lambda_does_not_depend_on_test_rows():
+    """Test rows that say the opposite of the validation rows, or nothing, leave every model as it is."""
+    with float64():
+        chosen = replace(CHOOSING, source="proxy", proxy=others_even())
+        for val in (EVEN, None):
+            opposite, none = (
+                train(chosen, symbols(ONLY_0, val=val, test=test), density(), 0)
+                for test in ([[0] * 30] * 2, [[1, 2, 3] * 10] * 2)
+            )
+            np.testing.assert_array_equal(predictors(opposite)[0], predictors(none)[0])
+
+
+def test_newcomers_choose_lambda_on_their_training_data():
+    """Of two clients with the same data, what a validation split says counts for the one that took part only."""
+    with float64():
+        chosen = replace(CHOOSING, source="proxy", proxy=others_even())
+        federation = symbols([[0] * 8] * 2, val=EVEN, unseen=[False, True])
+        found = probabilities(train(chosen, federation, density(), 0))
+    assert found[0, 0] < 0.4 and found[1, 0] > 0.9
+
+
 def test_without_validation_data_some_training_data_are_held_out():
     """A client with one symbol holds out that symbol, and lambda 1 is right. One whose 7 samples are all different
     holds out a symbol that it does not train on, and the others' data are better, although, over all 7 samples, its
@@ -188,11 +220,9 @@ def test_examples_are_seen_clients_training_data_and_always_the_same():
         np.testing.assert_allclose(shares(np.concatenate(before)), np.array([2, 3, 1, 0]) / 6, atol=0.12)
         training.advance()
         together = training.serve()
-        for row, place in enumerate(together.places):
-            sent = together.down.streams["labels"]
-            np.testing.assert_array_equal(
-                np.asarray(sent.values)[sent.recipients[row][sent.recipients[row] >= 0]], before[place]
-            )
+        assert len(together.cohort) == 3
+        for row, place in enumerate(training.executor.seen.listed):
+            np.testing.assert_array_equal(labels_of(together, row), before[place])
 
 
 def test_clusters_start_from_their_model_and_exchange_their_own_data():
@@ -205,8 +235,8 @@ def test_clusters_start_from_their_model_and_exchange_their_own_data():
         settings = {"sgd": sgd, "clusters": 2, "start": "farthest", "optimizer": ServerOptimizer()}
         training = train(DAPPER(**settings, cover=(0.0,), tune=SGD(lr=0.1)), federation, density(), 4)
         hyp = train(HypCluster(**settings), federation, density(), 4)
-        np.testing.assert_array_equal(training.server["model"], hyp.server["model"])
-        cluster = by_place(training, training.server["cluster"])
+        np.testing.assert_array_equal(training.server.model, hyp.server.model)
+        cluster = by_place(training, training.server.cluster)
         assert cluster[0] == cluster[2] != cluster[1] == cluster[3]
         for place in range(4):
             np.testing.assert_array_equal(np.unique(delivered(training, place)) // 2, groups[place])
@@ -226,8 +256,8 @@ def test_a_density_generates_its_own_examples():
         training = train(
             DAPPER(cover=(0.5,), r=50, source="model", tune=tune, sgd=SGD(lr=2.0, epochs=9)), federation, density(), 2
         )
-        assert set(training.serve().down.streams) == {"model"}
-        theta = np.exp(np.asarray(training.server["model"][0]))
+        assert set(training.serve().downlink.streams) == {"model"}
+        theta = np.exp(np.asarray(training.server.model[0]))
         common = theta / theta.sum()
         found = probabilities(training)
         assert common.min() > 0.02 and common.max() < 0.6

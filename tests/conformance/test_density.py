@@ -85,7 +85,7 @@ def test_hypcluster_on_the_population_reaches_the_best_clustering(q, value, star
     training = train(algorithm, population(), APART, q + 40)
     assert cross_entropy(distributions(training)).mean() == pytest.approx(optimum(q), abs=0.004)
     if q > 1:
-        assert clustered(by_place(training, training.server["cluster"])) == pytest.approx(optimum(q))
+        assert clustered(by_place(training, training.server.cluster)) == pytest.approx(optimum(q))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_mapper_comes_close_to_the_floor(samples, fit, worse):
     training = train(algorithm, density(samples), MODEL, 2)
     floor = cross_entropy(D).mean()
     assert floor < losses(training).mean() < floor + worse
-    np.testing.assert_allclose(jax.nn.softmax(training.server["model"][0]), 0.01, atol=0.002)
+    np.testing.assert_allclose(jax.nn.softmax(training.server.model[0]), 0.01, atol=0.002)
 
 
 def test_dapper_is_as_good_as_the_best_interpolation():

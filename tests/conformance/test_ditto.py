@@ -33,7 +33,7 @@ MOMENTUM = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 def test_the_global_model_is_fedavgs(lam):
     with float64():
         models = [
-            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server["model"]
+            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server.model
             for algorithm in (Ditto(sgd=MOMENTUM, lam=lam, weights="samples"), FedAvg(sgd=MOMENTUM))
         ]
         np.testing.assert_array_equal(*models)
@@ -57,7 +57,7 @@ def test_fixed_points(weights):
         for k in (1, 2):
             method = Ditto(sgd=PLAIN, lam=LAM, weights=weights)
             training = train(method, quadratics(a[:, :k], A[:, :k], SIZES), quadratic_model(k), 100)
-            np.testing.assert_allclose(training.server["model"][0], w[:k], **EXACT)
+            np.testing.assert_allclose(training.server.model[0], w[:k], **EXACT)
             np.testing.assert_allclose(personal(training), ((A * a + LAM * w) / (A + LAM))[:, :k], **EXACT)
 
 
@@ -95,7 +95,7 @@ def test_newcomers_start_from_the_global_model():
     with float64():
         federation = quadratics(a[:, :1], A[:, :1], SIZES, unseen=[False, False, True, False])
         training = train(Ditto(sgd=PLAIN, lam=LAM, newcomer_steps=steps), federation, quadratic_model(1), 4)
-        w = np.asarray(training.server["model"])[0, 0]
+        w = np.asarray(training.server.model)[0, 0]
         optimum = (A[2, 0] * a[2, 0] + LAM * w) / (A[2, 0] + LAM)
         expected = optimum + (1 - LR * (A[2, 0] + LAM)) ** steps * (w - optimum)
         np.testing.assert_allclose(predictors(training)[0][2, 0], expected, **EXACT)

@@ -1,12 +1,13 @@
 """FedFomo against a program of a few lines: which models, weighed on which samples, mixed into what."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from conformance.problems import (
     EXACT,
+    answers_of,
     assert_absent_keep_their_state,
     by_place,
     float64,
@@ -82,10 +83,13 @@ def test_rounds_by_hand(split, norm):
         base, own, affinity = by_hand(np.asarray(training.initial(0)), optimum, 4, int(norm[1]))
         np.testing.assert_allclose(by_place(training, training.executor.client_states["base"]), base, **EXACT)
         np.testing.assert_allclose(by_place(training, training.executor.client_states["model"]), own, **EXACT)
-        np.testing.assert_allclose(by_place(training, training.server["model"]), own, **EXACT)
-        found = by_place(training, by_place(training, training.server["affinity"]).T).T
+        np.testing.assert_allclose(by_place(training, training.server.model), own, **EXACT)
+        found = by_place(training, by_place(training, training.server.affinity).T).T
         np.testing.assert_allclose(found, affinity, **EXACT)
         assert np.count_nonzero(affinity) > 3
+        (diagnostic,) = training.algorithm.diagnostics(training.server)
+        assert diagnostic.name == "affinity"
+        np.testing.assert_array_equal(diagnostic.values, training.server.affinity)
         for choice, expected in (("trained", own), ("mixed", base)):
             training.algorithm = replace(training.algorithm, predict_with=choice)
             np.testing.assert_allclose(personal(training), expected, **EXACT)
@@ -99,15 +103,17 @@ def test_without_downloads_it_is_training_alone_with_a_guard():
         np.testing.assert_allclose(personal(improving), personal(local), **EXACT)
         start = np.asarray(local.initial(0))
         guarded = train(alone, validated(start), quadratic_model(2, shifted), 3)  # no model is better than the first
-        np.testing.assert_array_equal(by_place(guarded, guarded.states.rows["base"]), np.tile(start, (4, 1)))
+        base = by_place(guarded, guarded.executor.client_states["base"])
+        np.testing.assert_array_equal(base, np.tile(start, (4, 1)))
         assert improving.ledger.totals().models_down == 0
 
 
 def choices(algorithm, affinity, uploaded, t=0, seed=0):
     training = train(algorithm, quadratics(a[:, :1], A[:, :1], SIZES), quadratic_model(1), 0, seed=seed)
     training.round = t
-    server = {**training.server, "affinity": affinity, "uploaded": uploaded}
-    return algorithm.broadcast(server, training._cohort(np.arange(4))).sent["model"].to
+    server = training.server.replace(affinity=affinity, uploaded=uploaded)
+    cohort = training.round_cohort(np.ones(4, bool))
+    return algorithm.broadcast(server, cohort).streams["model"].recipients
 
 
 def test_the_server_sends_the_models_of_highest_affinity():
@@ -131,11 +137,12 @@ def test_exploration_is_uniform_and_decays(explore, t, share):
     with float64():
         training = train(algorithm, quadratics(a[:, :1], A[:, :1], SIZES), quadratic_model(1), 0)
         training.round = t
-        server = {**training.server, "affinity": affinity, "uploaded": np.full(4, True)}
+        server = training.server.replace(affinity=affinity, uploaded=np.full(4, True))
         sent = []
         for seed in range(500):
             training.seed = seed
-            sent.append(algorithm.broadcast(server, training._cohort(np.arange(4))).sent["model"].to[:, 0])
+            cohort = training.round_cohort(np.ones(4, bool))
+            sent.append(algorithm.broadcast(server, cohort).streams["model"].recipients[:, 0])
         assert not (np.array(sent) == np.arange(4)).any()
         assert abs((np.array(sent) == (np.arange(4) + 1) % 4).mean() - share) < 4 * np.sqrt(0.25 / 2000)
 
@@ -151,21 +158,23 @@ def test_absent_clients_keep_state_model_and_affinity():
         before = training.server
         training.advance()
         for name in ("model", "affinity"):
-            np.testing.assert_array_equal(np.asarray(training.server[name])[~report], np.asarray(before[name])[~report])
-        assert (np.asarray(training.server["model"]) != np.asarray(before["model"]))[report].any(axis=1).all()
+            after, old = (np.asarray(getattr(server, name)) for server in (training.server, before))
+            np.testing.assert_array_equal(after[~report], old[~report])
+        assert (np.asarray(training.server.model) != np.asarray(before.model))[report].any(axis=1).all()
 
 
 def test_a_round_without_reporters_changes_nothing():
     with float64():
         training = train(ALL, quadratics(a, A, SIZES), quadratic_model(2), 2)
-        cohort = training.round_cohort(np.zeros(4, bool))
-        ups = {"model": np.ones((4, 2)), "weights": np.ones((4, 3))}
-        after = ALL.server(training.server, ALL.broadcast(training.server, cohort), ups, cohort)
-        for name, value in training.server.items():
-            np.testing.assert_array_equal(after[name], value)
+        cohort = replace(training.round_cohort(np.ones(4, bool)), reporting=np.zeros(4, bool))
+        answers = answers_of(cohort, model=np.ones((4, 2)), weights=np.ones((4, 3)))
+        after = ALL.server(training.server, ALL.broadcast(training.server, cohort), answers, cohort)
+        for field in fields(after):
+            np.testing.assert_array_equal(getattr(after, field.name), getattr(training.server, field.name))
 
 
-def test_newcomers_weigh_all_models_from_the_initial_one():
+def test_newcomers_weigh_all_models_from_the_initial_one_on_training_samples_only():
+    """Its validation split, which says something else, is not looked at."""
     unseen = np.array([False, False, True, False])
     with float64():
         optimum = a[::-1]
@@ -173,8 +182,9 @@ def test_newcomers_weigh_all_models_from_the_initial_one():
         training, ledger = train(ALL, federation, quadratic_model(2, shifted), 3), Ledger()
         start, models = np.asarray(training.initial(0)), personal(training)
         candidates = np.concatenate([models, start[None]])
-        expected = train_alone(start + weigh(start, candidates, 2, optimum) @ (candidates - start), 2)
+        expected = train_alone(start + weigh(start, candidates, 2, a) @ (candidates - start), 2)
         np.testing.assert_allclose(predictors(training)[0][2], expected, **EXACT)
+        assert np.abs(weigh(start, candidates, 2, optimum) - weigh(start, candidates, 2, a)).max() > 0.1
         training.serve(unseen=True, ledger=ledger)
         down = [(e.kind, e.unicasts) for e in ledger.entries if e.direction == "down"]
         assert down == [("model", 3)]  # the initial model is known

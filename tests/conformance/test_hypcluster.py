@@ -38,11 +38,11 @@ EXACT_STEP = SGD(lr=1.0, steps=1, batch_size=8)  # of a quadratic of curvature 1
 
 def choices(training):
     """The last choice of every client, in the federation's order."""
-    return by_place(training, training.server["cluster"])
+    return by_place(training, training.server.cluster)
 
 
 def centres(training):
-    return np.asarray(training.server["model"])[:, 0]
+    return np.asarray(training.server.model)[:, 0]
 
 
 # reductions -------------------------------------------------------------------------------------------------------
@@ -121,14 +121,14 @@ def test_exact_rounds_never_raise_the_objective():
         training = train(algorithm, quadratics(points, sizes=sizes), quadratic_model(2, shifted), 0)
         objectives = []
         for _ in range(8):
-            distances = np.square(np.asarray(training.server["model"])[:, None] - points).sum(-1)
+            distances = np.square(np.asarray(training.server.model)[:, None] - points).sum(-1)
             objectives.append((sizes * distances.min(axis=0)).sum())
             training.advance()
             chosen = distances.argmin(axis=0)
             np.testing.assert_array_equal(choices(training), chosen)
             for k in np.unique(chosen):
                 mean = np.average(points[chosen == k], axis=0, weights=sizes[chosen == k])
-                np.testing.assert_allclose(training.server["model"][k], mean, **EXACT)
+                np.testing.assert_allclose(training.server.model[k], mean, **EXACT)
     assert (np.diff(objectives) <= 1e-12).all()
     assert objectives[-1] < objectives[0]
 
@@ -190,12 +190,12 @@ def test_a_model_that_nobody_picks_keeps_its_parameters_and_its_momentum():
     far = replace(quadratics(a, A, SIZES), names=tuple("abcd"))
     with float64():
         training = train(HypCluster(sgd=STEPPED, clusters=2, start="farthest"), far, quadratic_model(1), 4)
-        before = [np.asarray(training.server["model"]), *map(np.asarray, training.server["optimizer"])]
+        before = [np.asarray(training.server.model), *map(np.asarray, training.server.optimizer)]
         assert all((leaf != 0).all() for leaf in before)
         lonely = 1 - choices(training)[0]
-        cohort = training.round_cohort(by_id(training, np.array([True, False, True, False])))
-        after = one_round(training, cohort)
-        for old, new in zip(before, [after["model"], *after["optimizer"]], strict=True):
+        training.advance(by_id(training, np.array([True, False, True, False])))
+        after = training.server
+        for old, new in zip(before, [after.model, *after.optimizer], strict=True):
             np.testing.assert_array_equal(np.asarray(new)[lonely], old[lonely])
             assert (np.asarray(new)[1 - lonely] != old[1 - lonely]).all()
 
@@ -205,10 +205,11 @@ def test_only_reporters_count_and_the_others_keep_their_choice():
         training = train(
             HypCluster(sgd=STEPPED, clusters=2, optimizer=PLAIN), quadratics(a, A, SIZES), quadratic_model(1), 0
         )
-        after = one_round(training, training.round_cohort(by_id(training, np.array([False, True, False, True]))))
+        training.advance(by_id(training, np.array([False, True, False, True])))
+        after = training.server
         weight = SIZES * [0, 1, 0, 1]
-        np.testing.assert_allclose(np.asarray(after["model"])[0, 0], (weight * M * a).sum() / weight.sum(), **EXACT)
-        np.testing.assert_array_equal(by_place(training, after["cluster"]), [-1, 0, -1, 0])
+        np.testing.assert_allclose(np.asarray(after.model)[0, 0], (weight * M * a).sum() / weight.sum(), **EXACT)
+        np.testing.assert_array_equal(by_place(training, after.cluster), [-1, 0, -1, 0])
 
 
 @pytest.mark.parametrize("algorithm", [HypCluster(), HypCluster(warm=1), HypCluster(start="farthest"),
@@ -216,8 +217,9 @@ def test_only_reporters_count_and_the_others_keep_their_choice():
 def test_nobody_reporting_changes_nothing(algorithm):
     with float64():
         training = train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 0)
-        after = one_round(training, training.round_cohort(np.zeros(4, bool)))
-    assert after is training.server
+        before = training.server
+        training.advance(np.zeros(4, bool))
+    assert training.server is before
 
 
 def test_seen_and_new_clients_pick_the_model_that_fits_their_training_data():
@@ -245,13 +247,15 @@ def by_id(training, mask):
     return mask[training.executor.seen.listed]
 
 
-def one_round(training, cohort):
-    """The server's state after a round with a cohort of ours."""
-    algorithm = training.algorithm
-    down = algorithm.broadcast(training.server, cohort)
-    states = training.executor.states.read(cohort.position, training.mapper.padded(len(cohort)))
-    out = training.mapper.run("client", algorithm, cohort, training.executor.seen.listed[cohort.position], states, down)
-    return algorithm.server(training.server, down, out.values["up"], cohort)
+def test_the_last_choices_are_a_diagnostic():
+    with float64():
+        training = train(HypCluster(sgd=STEPPED, clusters=2, optimizer=PLAIN), quadratics(a, A, SIZES),
+                         quadratic_model(1, shifted), 0)  # fmt: skip
+        training.advance(by_id(training, np.array([True, False, True, True])))
+        (found,) = training.algorithm.diagnostics(training.server)
+    assert found.name == "cluster" and len(found.x) == 3
+    np.testing.assert_array_equal(choices(training)[training.executor.seen.listed[found.x]], found.y)
+    assert (training.server.cluster[np.setdiff1d(np.arange(4), found.x)] == -1).all()
 
 
 def test_of_one_client_each_the_models_are_local_ones():

@@ -48,7 +48,7 @@ def test_with_lambda_0_it_is_fedavgm_on_the_third_part(reduced):
         federation, model = classification(), softmax_model()
         mapper = train(MAPPER(cover=(0.0,), split=split, sgd=TRAINED), federation, model, 2)
         expected = train(reduced(sgd=TRAINED), federation, model, 2)
-        np.testing.assert_allclose(mapper.server["model"], expected.server["model"], **EXACT)
+        np.testing.assert_allclose(mapper.server.model, expected.server.model, **EXACT)
 
 
 def test_with_lambda_1_the_global_model_is_frozen_and_clients_are_alone():
@@ -57,7 +57,7 @@ def test_with_lambda_1_the_global_model_is_frozen_and_clients_are_alone():
         mapper = MAPPER(cover=(1.0,), split=None, fit=TRAINED)
         # one reporter a round, since an average, even one of equal models, is rounded
         training = train(mapper, federation, model, 8, participation=Participation(count=1))
-        np.testing.assert_array_equal(training.server["model"][0], training.initial(0))
+        np.testing.assert_array_equal(training.server.model[0], training.initial(0))
         weights, both = predictors(training)
         np.testing.assert_array_equal(weights, np.tile([1.0, 0.0], (5, 1)))
         alone = train(FineTune(tune=TRAINED), federation, model, 0)
@@ -71,7 +71,7 @@ class _Model:
     def __init__(self, model):
         self.params, self.logits, self.losses = model.params, model.logits, model.losses
 
-    def account(self, gradients, forwards):
+    def count_work(self, gradients, forwards):
         assert (gradients, forwards) == (1, 1)
 
 
@@ -110,8 +110,9 @@ def test_the_parts_are_disjoint_and_everybody_has_them():
             means = jnp.stack([-part.gradient(inbox["model"][0])[0] for part in parts])
             return state, {"model": inbox["model"][0], "sizes": jnp.stack([p.size for p in parts]), "means": means}
 
-        def server(self, server, down, ups, cohort):
-            found.update({int(i): (ups["sizes"][row], ups["means"][row]) for row, i in enumerate(cohort.position)})
+        def server(self, server, downlink, answers, cohort):
+            sizes, means = answers.host("sizes"), answers.host("means")
+            found.update({int(i): (sizes[row], means[row]) for row, i in enumerate(cohort.position)})
             return server
 
     found = {}
@@ -145,9 +146,9 @@ def test_only_reporters_move_the_global_model():
     with float64():
         federation = classification(unseen=[False, True, False, False, False])
         sampled = train(HALVES, federation, softmax_model(), 1, participation=Participation(count=1))
-        reporter = sampled.seen[sampled.participation.sample(sampled.population.ids, 0, 0)]
+        reporter = sampled.executor.seen.listed[sampled.participation.sample(sampled.population.ids, 0, 0)]
         alone = train(HALVES, replace(federation, unseen=np.arange(5) != reporter), softmax_model(), 1)
-        np.testing.assert_allclose(sampled.server["model"], alone.server["model"], **EXACT)
+        np.testing.assert_allclose(sampled.server.model, alone.server.model, **EXACT)
         totals = sampled.ledger.totals()
         assert (totals.models_down, totals.models_up, totals.scalars_down, totals.scalars_up) == (1, 1, 0, 0)
 
@@ -256,7 +257,7 @@ def test_example_2_separate_training_loses_a_constant_and_joint_training_does_no
     assert np.median(together[odd]) < np.log(d) + 0.05
     assert np.median(apart[odd]) > np.log(d) + 0.4
     assert together[odd].mean() < apart[odd].mean() - 0.4
-    of_even = [jax.nn.softmax(training.server["model"][0])[0] for training in (joint, separate)]
+    of_even = [jax.nn.softmax(training.server.model[0])[0] for training in (joint, separate)]
     assert of_even[0] < 2 / d < 0.3 < of_even[1]
     weights, _ = predictors(joint)
     np.testing.assert_array_equal(weights[~odd, 0], 1)

@@ -97,10 +97,10 @@ def test_a_step_descends_along_the_gradient_of_the_meta_objective():
             return model.losses(model.logits(model.params(w), x), y).mean()
 
         run = train(PerFedAvg(sgd=SGD(lr=BETA, steps=1, batch_size=BATCH), alpha=2.0), federation, model, 2)
-        w = run.server["model"][0]
+        w = run.server.model[0]
         expected = w - BETA * jax.grad(lambda w: loss(w - 2.0 * jax.grad(loss)(w)))(w)
         run.advance()
-        np.testing.assert_allclose(np.asarray(run.server["model"])[0], expected, **EXACT)
+        np.testing.assert_allclose(np.asarray(run.server.model)[0], expected, **EXACT)
 
 
 def test_the_three_batches_of_a_step_are_disjoint():
@@ -113,7 +113,7 @@ def test_the_three_batches_of_a_step_are_disjoint():
         method = PerFedAvg(sgd=replace(META, steps=1), alpha=ALPHA, variant="fo")
         training = train(method, replace(federation, y=y), quadratic_model(1), 1)
     # D' is the first batch, so D is the second: w~ = alpha (-1), g' = w~ - 1
-    np.testing.assert_allclose(np.asarray(training.server["model"]), [[BETA * (1 + ALPHA)]], **EXACT)
+    np.testing.assert_allclose(np.asarray(training.server.model), [[BETA * (1 + ALPHA)]], **EXACT)
 
 
 def seen_in_first_batch(federation):
@@ -123,7 +123,7 @@ def seen_in_first_batch(federation):
         y = federation.y.copy()
         y[i, 1] = 1.0
         one = train(FedAvg(sgd=replace(META, steps=1)), replace(federation, y=y), quadratic_model(1), 1)
-        found[i] = np.asarray(one.server["model"])[0, 0] != 0
+        found[i] = np.asarray(one.server.model)[0, 0] != 0
     assert found.sum() == BATCH
     return found
 
@@ -147,8 +147,8 @@ def test_newcomers_and_sampling():
         method = PerFedAvg(sgd=META, alpha=0.5)
         run = train(method, twin, softmax_model(), 3, participation=Participation(count=2))
         assert np.isfinite(personal(run)).all()
-        models = run.ask("personal", run.serve(np.array([3]))).values["predictor"]
-        np.testing.assert_array_equal(np.asarray(models)[0], personal(run)[1])
+        models = run.predictors(run.serve(unseen=True))
+        np.testing.assert_array_equal(models[0], personal(run)[1])
 
 
 @pytest.mark.parametrize("wrong", [{"variant": "second"}, {"alpha": -1.0}, {"delta": 0.0}, {"adapt_steps": -1}])

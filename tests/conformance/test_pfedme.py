@@ -44,7 +44,7 @@ def test_one_inner_step_from_w_is_fedavg():
         epochs = {"epochs": 2, "batch_size": 8}
         algorithm = PFedMe(sgd=SGD(lr=0.1, **epochs), inner_steps=1, lam=4.0, outer_lr=0.1, warm_start=False)
         envelopes, plain = (
-            train(method, classification(), softmax_model(), 3).server["model"]
+            train(method, classification(), softmax_model(), 3).server.model
             for method in (algorithm, FedAvg(sgd=SGD(lr=0.4 * 0.1, **epochs), weights="uniform"))
         )
         np.testing.assert_allclose(envelopes, plain, **EXACT)
@@ -56,7 +56,7 @@ def test_a_strong_pull_is_fedavg_of_the_outer_rate():
         algorithm = exact(sgd=SGD(lr=1 / lam, steps=3, batch_size=8), lam=lam, outer_lr=GAMMA / lam)
         sgd = SGD(lr=GAMMA / lam, steps=3, batch_size=8)
         envelopes, plain = (
-            train(method, scalars(), quadratic_model(1), 2).server["model"]
+            train(method, scalars(), quadratic_model(1), 2).server.model
             for method in (algorithm, FedAvg(sgd=sgd, weights="uniform"))
         )
         np.testing.assert_allclose(envelopes, plain, rtol=1e-5, atol=0)
@@ -74,7 +74,7 @@ def test_fixed_points(R, weights):
         for k in (1, 2):
             federation = quadratics(a[:, :k], A[:, :k], SIZES)
             training = train(exact(R, weights=weights), federation, quadratic_model(k), 120)
-            np.testing.assert_allclose(training.server["model"][0], w[:k], **EXACT)
+            np.testing.assert_allclose(training.server.model[0], w[:k], **EXACT)
             np.testing.assert_allclose(personal(training), theta[:, :k], **EXACT)
 
 
@@ -102,7 +102,7 @@ def test_a_round_by_hand(warm):
                     theta = theta - rate * (gradient + LAM * (theta - own))
                 own = own - GAMMA * (own - theta)
             w = own.mean()
-        np.testing.assert_allclose(training.server["model"], [[w]], **EXACT)
+        np.testing.assert_allclose(training.server.model, [[w]], **EXACT)
         np.testing.assert_allclose(personal(training)[:, 0], theta, **EXACT)
 
 
@@ -111,11 +111,11 @@ def test_beta_is_a_step_towards_the_average_that_moves_no_fixed_point():
         model = quadratic_model(1, shifted)
         one, two = (train(exact(beta=beta), scalars(), model, 1) for beta in (1.0, 2.0))
         start = np.asarray(one.initial(0))
-        np.testing.assert_allclose(two.server["model"][0], -start + 2 * np.asarray(one.server["model"])[0], **EXACT)
+        np.testing.assert_allclose(two.server.model[0], -start + 2 * np.asarray(one.server.model)[0], **EXACT)
         for training in (one, two):
             for _ in range(80):
                 training.advance()
-        np.testing.assert_allclose(one.server["model"], two.server["model"], **EXACT)
+        np.testing.assert_allclose(one.server.model, two.server.model, **EXACT)
 
 
 def test_all_clients_train_and_reporters_upload():
@@ -125,7 +125,7 @@ def test_all_clients_train_and_reporters_upload():
         training.advance()
         left = (1 - GAMMA * A / (A + LAM))[:, 0]
         sent = (1 - left**3) * a[:, 0]
-        np.testing.assert_allclose(training.server["model"], [[sent[by_place(training, report)].mean()]], **EXACT)
+        np.testing.assert_allclose(training.server.model, [[sent[by_place(training, report)].mean()]], **EXACT)
         theta = (A[:, 0] * a[:, 0] + LAM * (1 - left**2) * a[:, 0]) / (A[:, 0] + LAM)
         np.testing.assert_allclose(personal(training)[:, 0], theta, **EXACT)
         totals = training.ledger.totals()
@@ -138,7 +138,7 @@ def test_the_global_model_can_be_evaluated_instead():
             training, ledger = train(exact(predict_with=choice), scalars(), quadratic_model(1), 2), Ledger()
             training.serve(ledger=ledger)
             assert ledger.totals().models_down == streams
-        np.testing.assert_array_equal(personal(training), np.broadcast_to(training.server["model"], (4, 1)))
+        np.testing.assert_array_equal(personal(training), np.broadcast_to(training.server.model, (4, 1)))
 
 
 @pytest.mark.parametrize("choice", ["personal", "global"])
@@ -146,7 +146,7 @@ def test_newcomers_solve_their_problem_around_the_final_model(choice):
     with float64():
         federation = scalars(unseen=[False, False, True, False])
         training = train(exact(predict_with=choice), federation, quadratic_model(1), 3)
-        w = np.asarray(training.server["model"])[0, 0]
+        w = np.asarray(training.server.model)[0, 0]
         solved = (A[2, 0] * a[2, 0] + LAM * w) / (A[2, 0] + LAM)
         found = predictors(training)[0][2, 0]
         np.testing.assert_allclose(found, solved if choice == "personal" else w, **EXACT)

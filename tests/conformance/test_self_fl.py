@@ -38,7 +38,7 @@ HESSIANS = {"unit": np.ones(4), 0.5: np.full(4, 0.5), "fisher": 1 / (SIZES * INT
 
 def known(federation, **fields):
     """Self-FL with the variances of the clients of `federation` given (in the order of ids)."""
-    order = train(Local(), federation, quadratic_model(federation.y.shape[1] // 2), 0).seen
+    order = train(Local(), federation, quadratic_model(federation.y.shape[1] // 2), 0).executor.seen.listed
     fields = {"sgd": PLAIN, "l_max": 200, "smoothing": 1.0, **fields}
     return SelfFL(inter_variance=INTER, intra_variances=INTRA[order], **fields)
 
@@ -101,12 +101,11 @@ def equal_variances(steps, optima_first=False, rounds=200):
     with float64():
         run = train(method, quadratics(z, 1.0, SIZES), quadratic_model(1), 0 if optima_first else rounds)
         if optima_first:
-            run.server = {**run.server, "model": jnp.array([[z.mean()]])}
-            rows = run.states.rows
-            run.states.rows = {
-                "model": jnp.asarray(z[run.seen, None]),
-                "moments": (rows["moments"][0] + 1, *rows["moments"][1:]),
-            }
+            run.server = run.server.replace(model=jnp.array([[z.mean()]]))
+            rows = run.executor.client_states
+            moments = rows["moments"][0] + 1, *rows["moments"][1:]
+            optima = jnp.asarray(z[run.executor.seen.listed, None])
+            run.executor.states.rows = {"model": optima, "moments": moments}, ()
             run.advance()
         return personal(run)[:, 0], rho
 
@@ -127,21 +126,21 @@ def test_variances_weights_and_smoothing_are_the_papers(participation):
         run = train(method, classification(), softmax_model(), 0, participation=participation)
         sent, intra, inter = [[] for _ in range(5)], np.full(5, np.nan), 0.0
         for t in range(5):
-            report, before = participation.sample(run.population.ids, 0, t), np.asarray(run.server["model"])[0]
+            report, before = participation.sample(run.population.ids, 0, t), np.asarray(run.server.model)[0]
             run.advance()
-            models = np.asarray(run.states.rows["model"])
+            models = np.asarray(run.executor.client_states["model"])
             for client in np.flatnonzero(report):
                 sent[client].append(models[client])
                 if len(sent[client]) > 1:
                     intra[client] = np.var(sent[client], axis=0, ddof=1).mean()
             inter = np.var(models[report], axis=0, ddof=1).mean()
-            np.testing.assert_allclose(run.server["intra"], intra, **EXACT)
-            np.testing.assert_allclose(run.server["inter"], inter, **EXACT)
+            np.testing.assert_allclose(run.server.intra, intra, **EXACT)
+            np.testing.assert_allclose(run.server.inter, inter, **EXACT)
             variances = np.where(np.isnan(intra), 0 if np.isnan(intra).all() else np.nanmedian(intra), intra)
             a = np.where(report, 1.0 if np.isnan(intra).all() else 1 / (inter + variances), 0)
             C = report.sum() / 5
             np.testing.assert_allclose(
-                np.asarray(run.server["model"])[0], (1 - C) * before + C * a @ models / a.sum(), **EXACT
+                np.asarray(run.server.model)[0], (1 - C) * before + C * a @ models / a.sum(), **EXACT
             )
 
 
@@ -151,7 +150,7 @@ def test_the_start_of_a_round_is_equation_10():
     with float64():
         federation = quadratics(z, A, SIZES)
         run = train(known(federation), federation, quadratic_model(1), 2)
-        before, theta = personal(run)[:, 0], np.asarray(run.server["model"])[0, 0]
+        before, theta = personal(run)[:, 0], np.asarray(run.server.model)[0, 0]
         run.algorithm = known(federation, sgd=still, dynamic_steps=False)
         run.advance()
         np.testing.assert_allclose(personal(run)[:, 0], theta - PRECISION / OTHERS * (before - theta), **EXACT)
@@ -163,11 +162,11 @@ def test_without_its_components_it_is_fedavg_bit_for_bit():
     with float64():
         federation, model = classification(), softmax_model()
         for weights in ("samples", "uniform"):
-            found = train(SelfFL(**bare, weights=weights), federation, model, 3).server["model"]
-            expected = train(FedAvg(sgd=sgd, weights=weights), federation, model, 3).server["model"]
+            found = train(SelfFL(**bare, weights=weights), federation, model, 3).server.model
+            expected = train(FedAvg(sgd=sgd, weights=weights), federation, model, 3).server.model
             np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
         equal = SelfFL(**bare, inter_variance=0.3, intra_variances=np.full(5, 0.7))
-        found = train(equal, federation, model, 3).server["model"]
+        found = train(equal, federation, model, 3).server.model
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), **EXACT)
 
 
@@ -178,12 +177,18 @@ def test_gain_and_its_limits():
         run = train(method, federation, quadratic_model(1), 1)
         gain = by_place(run, method.personalization_gain(run.server))
         np.testing.assert_allclose(gain, 1 + INTRA * OTHERS, **EXACT)
-        apart = {**run.server, "inter": 1e12}
+        apart = run.server.replace(inter=1e12)
         np.testing.assert_allclose(method.personalization_gain(apart), 1, atol=1e-10)
         exact = known(federation, posterior="exact").personalization_gain(run.server)
         np.testing.assert_allclose(by_place(run, exact), 1 + INTRA / (INTER + 1 / OTHERS), **EXACT)
         fresh = train(SelfFL(), federation, quadratic_model(1), 1)
         assert np.isnan(fresh.algorithm.personalization_gain(fresh.server)).all()
+        (diagnostic,) = method.diagnostics(run.server)
+        assert diagnostic.name == "gain"
+        np.testing.assert_array_equal(diagnostic.x, np.arange(4))
+        np.testing.assert_allclose(by_place(run, diagnostic.y), 1 + INTRA * OTHERS, **EXACT)
+        (unknown,) = fresh.algorithm.diagnostics(fresh.server)
+        assert len(unknown.x) == 0
 
 
 def test_clients_far_apart_learn_alone():
@@ -202,7 +207,7 @@ def test_warm_rounds_are_fedavg_and_histories_start_after_them():
         warm = train(SelfFL(sgd=sgd, warm=2), federation, model, 5)
         then = train(Then(FedAvg(sgd=sgd), rounds=2, next=SelfFL(sgd=sgd)), federation, model, 5)
         np.testing.assert_array_equal(personal(warm), personal(then))
-        assert (np.asarray(warm.states.rows["moments"][0]) == 3).all()
+        assert (np.asarray(warm.executor.client_states["moments"][0]) == 3).all()
 
 
 def test_forgetting_follows_the_recent_models():
@@ -214,7 +219,7 @@ def test_forgetting_follows_the_recent_models():
             run.algorithm = SelfFL(sgd=SGD(lr=1e-9, steps=1), forget=run.algorithm.forget, initialisation=False)
             for _ in range(12):
                 run.advance()
-        kept, forgot = (run.server["intra"] for run in runs)
+        kept, forgot = (run.server.intra for run in runs)
     assert (forgot < kept / 2).all() and (forgot > 0).all()
 
 
@@ -223,11 +228,11 @@ def test_those_who_never_took_part_are_served_like_newcomers():
         federation = classification(clients=6, unseen=[False, False, False, True, False, False])
         sgd = SGD(lr=0.1, batch_size=BATCH)
         run = train(SelfFL(sgd=sgd), federation, softmax_model(), 3, participation=Participation(count=1))
-        found, theta = predictors(run)[0], np.asarray(run.server["model"])[0]
-        absent = ~run.server["took_part"]
+        found, theta = predictors(run)[0], np.asarray(run.server.model)[0]
+        absent = ~run.server.took_part
         assert 0 < absent.sum() < 5
-        own = np.asarray(run.states.rows["model"])
-        for row, place in enumerate(run.seen):
+        own = np.asarray(run.executor.client_states["model"])
+        for row, place in enumerate(run.executor.seen.listed):
             if absent[row]:
                 assert np.abs(found[place] - theta).max() > 1e-3 < np.abs(found[place] - own[row]).max()
             else:

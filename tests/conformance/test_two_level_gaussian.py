@@ -49,7 +49,7 @@ def errors(sigma_0, posterior):
     known = task(sigma_0)
     with float64():
         model = SCALAR.bind((0,), 1, loss=squared_error, dtype="float64")
-        order = train(Local(), known.federation, model, 0).seen
+        order = train(Local(), known.federation, model, 0).population.listed
         method = SelfFL(
             sgd=SGD(lr=LR, batch_size=128),
             l_max=10_000,
@@ -63,7 +63,7 @@ def errors(sigma_0, posterior):
         for _ in range(ROUNDS):
             run.advance()
             models_of_rounds.append(personal(run)[:, 0])
-            common.append(float(run.server["model"][0, 0]))
+            common.append(float(run.server.model[0, 0]))
     return np.array(models_of_rounds), np.array(common)
 
 
@@ -127,7 +127,7 @@ def test_the_gains_tell_who_profits():
         model = SCALAR.bind((0,), 1, loss=squared_error, dtype="float64")
         gains = []
         for known, sigma_0 in ((near, NEAR), (far, FAR)):
-            order = train(Local(), known.federation, model, 0).seen
+            order = train(Local(), known.federation, model, 0).population.listed
             method = SelfFL(inter_variance=sigma_0**2, intra_variances=known.s[order])
             run = train(method, known.federation, model, 0)
             gain = np.empty(CLIENTS)

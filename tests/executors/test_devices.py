@@ -38,7 +38,7 @@ def test_as_many_clients_as_the_free_memory_holds(monkeypatch, free, planned, ch
     training = train(ditto, clients, model, 2, devices=1)
     assert list(training.executor.devices.chunks.values()) == [chunk]
     expected = train(ditto, clients, model, 2, devices=1, chunk=1)
-    np.testing.assert_allclose(training.server["model"], expected.server["model"], **ROUNDED)
+    np.testing.assert_allclose(training.server.model, expected.server.model, **ROUNDED)
 
 
 def test_a_cpu_trains_one_client_at_a_time():

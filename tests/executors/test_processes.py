@@ -21,7 +21,7 @@ import sys
 import jax
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 sys.path[:0] = sys.argv[4:]
-from engine.test_processes import start
+from executors.test_processes import start
 start(sys.argv[3], 2)
 start(sys.argv[3], 3, resume=True)
 """

@@ -86,24 +86,29 @@ def test_the_states_of_a_phase_stay_until_a_checkpoint_of_the_next(tmp_path, las
     resumed.restore(load_tree(tmp_path / "checkpoint"))
     assert resumed.round == last
     assert_same(after(resumed, 4), after(start(schedule), 4))
-    resumed.executor.saved()
+    for _ in range(2):  # of the last two checkpoints
+        resumed.executor.saved()
     assert [path.name for path in tmp_path.glob("states*")] == ["states-1.bin"]
 
 
-def test_what_a_checkpoint_names_is_not_overwritten(tmp_path):
+def test_what_the_last_two_checkpoints_name_is_not_overwritten(tmp_path):
     states = FileStates({"model": jnp.zeros(3)}, 4, tmp_path / "states")
     index = np.arange(3)
-    for value in range(5):
+    checkpoints = [(0, states.snapshot())]
+    sizes = []
+    for value in range(1, 7):
         states.write(index, {"model": jnp.full((3, 3), value)})
-        saved, before = states.snapshot(), (tmp_path / "states").stat().st_size
+        checkpoints.append((value, states.snapshot()))
         states.saved()
         for later in (10, 20):
             states.write(index[1:], {"model": jnp.full((2, 3), later)})
-        resumed = FileStates({"model": jnp.zeros(3)}, 4, tmp_path / "states")
-        resumed.restore(saved)
-        np.testing.assert_array_equal(resumed.rows["model"][:, 0], [value, value, value, 0])
+        for wanted, saved in checkpoints[-2:]:
+            resumed = FileStates({"model": jnp.zeros(3)}, 4, tmp_path / "states")
+            resumed.restore(saved)
+            np.testing.assert_array_equal(resumed.rows["model"][:, 0], [wanted, wanted, wanted, 0])
         np.testing.assert_array_equal(states.rows["model"][:, 0], [value, 20, 20, 0])
-    assert (tmp_path / "states").stat().st_size == before  # two places a client are all there ever are
+        sizes.append((tmp_path / "states").stat().st_size)
+    assert sizes[-1] == sizes[2]  # three places a client are all there ever are
 
 
 def test_clients_that_never_took_part_need_no_room(tmp_path):

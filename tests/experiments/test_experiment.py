@@ -86,7 +86,7 @@ def test_tables_are_laid_over_tables():
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [
-        ("seeds = [0, 1]", "seed = [0]", 2, "no key 'seed'; did you mean 'seeds'.*allowed are title"),
+        ("seeds = [0, 1]", "seed = [0]", 2, "no key 'seed'; did you mean 'seeds'.*choose one of title"),
         ("seeds = [0, 1]", "seeds = [0, 0]", 2, r"seeds: every seed may stand there once, not \[0, 0\]"),
         ("seeds = [0, 1]", "seeds = [4294967296]", 2, "seeds.*less than 4294967296, not 4294967296"),
         ("seeds = [0, 1]", "seeds = [-1]", 2, "seeds.*greater than or equal to 0, not -1"),
@@ -96,7 +96,7 @@ def test_tables_are_laid_over_tables():
         ("rounds = 3", "rounds = 0", 3, "rounds: input should be greater than or equal to 1, not 0"),
         ("rounds = 3", 'rounds = "3"', 3, "rounds: .*integer.*not '3'"),
         ("lr = 0.05", "lr = -1.0", 6, "lr is -1.0; it must be above 0"),
-        ("lr = 0.05", "rate = 0.05", 6, "no hyper-parameter 'rate'.*allowed are lr, momentum"),
+        ("lr = 0.05", "rate = 0.05", 6, "no hyper-parameter 'rate'; choose one of lr, momentum"),
         ('"digits-rotated"', '"digits-turned"', 9, "no scenario 'digits-turned'; did you mean 'digits-rotated'"),
         ("val = 0.2", 'val = "a fifth"', 10, "val is 'a fifth'; it must be a valid number"),
         ("val = 0.2", "vol = 0.2", 10, "no argument of digits-rotated 'vol'; did you mean 'val'"),
@@ -105,7 +105,6 @@ def test_tables_are_laid_over_tables():
         ("{batch_size = 8}", "{batch_size = 8.5}", 14, "batch_size is 8.5; input should be a valid integer"),
         ("{batch_size = 8}", "{batch = 8}", 14, "no hyper-parameter 'batch'; did you mean 'batch_size'"),
         ("[0.01, 0.1]", "0.1", 15, "lr is 0.1; it must be a list of values"),
-        ("[0.01, 0.1]", "[0.01, -0.1]", 15, "lr is -0.1; it must be above 0"),
         ("[1, 2]", "[0, 2]", 19, "clusters is 0"),
         ('vary.clusters = [1, 2]', 'only = ["turned"]', 19, "no scenario in this experiment 'turned'"),
         ("published.mean", "published.maen", 21, "published.maen"),

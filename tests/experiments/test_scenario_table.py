@@ -99,7 +99,8 @@ def test_a_scenario_explains_its_parameters(name, capsys):
     scenario = SCENARIOS[name]
     assert scenario.description in printed and scenario.source in printed
     for parameter, default in scenario.parameters.items():
-        _, _, after = printed.partition(f"\n  {parameter} (default {default!r})\n      ")
+        option = f"--{parameter.replace('_', '-')}"
+        _, _, after = printed.partition(f"\n  {option} (default {default!r})\n      ")
         assert after.strip(), parameter
     assert main(["scenarios", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == json.loads(json.dumps(scenario.parameters))

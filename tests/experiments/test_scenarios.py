@@ -29,7 +29,7 @@ def test_auto_finds_the_four_groups(name, seed):
     assert isinstance(algorithm, UCFL) and algorithm.streams == "auto"
     server = simulate(algorithm, federation, scenario.model.bind(federation.input_shape, 10), seed=seed).server
     groups = federation.groups[np.argsort(federation.ids)]
-    assert len(set(zip(server["stream"], groups, strict=True))) == 4 == server["stream"].max() + 1
+    assert len(set(zip(server.stream, groups, strict=True))) == 4 == server.stream.max() + 1
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from fedtailor import metrics
-from fedtailor.client.losses import sums
+from fedtailor.client.losses import outputs as outputs_of
 from fedtailor.metrics import Metric, add_statistics, find_metric, find_metrics, zero_statistic
 from fedtailor.metrics import metric as metric_module
 from fedtailor.models import cross_entropy, from_function, logistic, squared_error, token_cross_entropy
@@ -156,7 +156,7 @@ def test_metrics_of_sequences_count_tokens_not_sequences():
 
 
 @pytest.mark.parametrize("kind", ["model", "mixture", "mixture of logits"])
-def test_loss_and_accuracy_are_the_bits_that_the_engine_sums(kind):
+def test_loss_and_accuracy_are_plain_sums_to_the_bit(kind):
     rng = np.random.default_rng(1)
     thetas = jnp.asarray(rng.normal(size=(3, MULTI.size)), jnp.float32)
     weights = jnp.array([0.2, 0.5, 0.3])
@@ -169,16 +169,32 @@ def test_loss_and_accuracy_are_the_bits_that_the_engine_sums(kind):
 
     @jax.jit
     def both(batch):
-        from fedtailor.client.losses import outputs
-
-        out = outputs(MULTI, predictor)(batch.x)
+        out = outputs_of(MULTI, predictor)(batch.x)
         found = {name: find_metric(name).statistic(MULTI, out, batch.y, batch.weight) for name in ("loss", "accuracy")}
-        return sums(MULTI, predictor)(batch), found
+        correct = MULTI.correct(out, batch.y).astype(jnp.float32)
+        return (jnp.vdot(MULTI.losses(out, batch.y), batch.weight), jnp.vdot(correct, batch.weight)), found
 
     (loss, correct), found = both(batch)
     assert found["loss"]["loss"] == loss and found["accuracy"]["correct"] == correct
     assert find_metric("loss").result(found["loss"]) == np.float64(loss) / 11
     assert find_metric("accuracy").result(found["accuracy"]) == np.float64(correct) / 11
+
+
+@pytest.mark.parametrize("name", ["accuracy", "loss", "roc_auc", "confusion", "calibration_error", "f1_macro"])
+def test_many_clients_at_once_are_as_one_by_one(name):
+    """The second client's samples are all padding: its values are NaN."""
+    metric, rng = find_metric(name), np.random.default_rng(2)
+    statistics = []
+    for samples in (9, 0, BATCH):
+        arguments = (rng.normal(size=(BATCH, 5)), rng.integers(0, 5, BATCH), np.arange(BATCH) < samples)
+        kinds = (jnp.float32, jnp.int32, jnp.float32)
+        given = (jnp.asarray(value, kind) for value, kind in zip(arguments, kinds, strict=True))
+        statistics.append(jax.device_get(metric.statistic(MULTI, *given)))
+    together = jax.tree.map(lambda *rows: np.stack(rows), *statistics)
+    found, alone = metric.values_of_clients(together), [metric.values(statistic) for statistic in statistics]
+    assert found.keys() == {key for values in alone for key in values} and np.isnan(found[name][1])
+    for key, values in found.items():
+        np.testing.assert_array_equal(values, [one.get(key, np.nan) for one in alone])
 
 
 def test_zero_statistics_are_neutral_and_every_metric_of_nothing_is_nan():

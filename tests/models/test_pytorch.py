@@ -126,7 +126,7 @@ def test_training_is_pytorch_s_and_models_go_back(tmp_path):
             nn.functional.cross_entropy(copied(torch.from_numpy(x[own])), torch.from_numpy(y[own])).backward()
             optimizer.step()
         states.append(copied.state_dict())
-    theta = np.asarray(training.server["model"][0])
+    theta = np.asarray(training.server.model[0])
     file = models.save_state_dict(model, theta, tmp_path / "model.safetensors")
     back = safetensors_torch.load_file(file)
     for name, values in back.items():

@@ -10,11 +10,14 @@ import numpy as np
 
 from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
+from fedtailor.protocol.diagnostics import LineDiagnostic
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import INDEX, Cell
 from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
-from fedtailor.storage.run_directory import SUMMARY
+from fedtailor.storage.diagnostics import read_diagnostics, write_diagnostics
+from fedtailor.storage.digests import sealed
+from fedtailor.storage.run_directory import DIGESTS, SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)
@@ -32,6 +35,9 @@ def build(results: Path) -> Path:
         _run(results, "permuted", "UCFL, auto", 0, permuted[0]),
         *(_run(results, "permuted", "Wild", seed, permuted[seed]) for seed in SEEDS),
     ]
+    ucfl = results / cells[-3].run  # as if the method told one thing more
+    gains = LineDiagnostic("gain", "Gains", np.arange(3), np.arange(3.0), "client", "gain")
+    write_diagnostics(ucfl, [*read_diagnostics(ucfl), gains])
     half = [replace(cell, algorithm="Half") for cell in (cells[-5], cells[-1])]  # FedAvg of seed 0, Wild of seed 1
     write_index(results, [*cells, *half])
     return results
@@ -73,8 +79,14 @@ def as_loss(run: Path, copy: Path) -> Path:
     """The same run, judged by its loss, as a model without classes is."""
     shutil.copytree(run, copy)
     summary = json.loads((copy / SUMMARY).read_text())
-    (copy / SUMMARY).write_text(json.dumps(summary | {"metric": "loss"}))
+    (copy / SUMMARY).write_text(json.dumps(sealed(summary | {"metric": "loss"})))
     return copy
+
+
+def without_digests(run: Path) -> None:
+    """Let the files of a run be changed."""
+    summary = json.loads((run / SUMMARY).read_text())
+    (run / SUMMARY).write_text(json.dumps(sealed({name: summary[name] for name in summary if name != DIGESTS})))
 
 
 def _federations(name: str):

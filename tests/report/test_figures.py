@@ -1,11 +1,11 @@
 import shutil
 
 import numpy as np
-import tomli_w
 
+from fedtailor.protocol.diagnostics import LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.diagnostics import write_diagnostics
 from report.results import CLIENTS, UNSEEN, as_loss
 
 
@@ -16,8 +16,13 @@ def test_figures_are_written_twice_and_reproducibly(tmp_path):
     svg = paths[1].read_bytes()
     figures.lines(curves, "round", "accuracy", tmp_path / "lines")
     assert paths[1].read_bytes() == svg
-    figures.matrices({"W": (np.eye(4), np.array([0, 1, 0, 1]))}, tmp_path / "matrix")
-    figures.silhouettes({"s": [{2: 0.1, 3: 0.5, 4: 0.2}]}, tmp_path / "silhouette")
+    one_of_each = {
+        "W": MatrixDiagnostic("affinity", "W", np.eye(4) - 0.1),
+        "s": LineDiagnostic("s", "s", np.array([2, 3]), np.array([0.1, 0.5]), "streams", "silhouette", chosen=3.0),
+        "T": TreeDiagnostic("splits", "T", np.array([0, 1]), np.array([2, 5]), np.array([0, 1, 2, 2])),
+    }
+    panels = {title: figures.Panel(it, [it, it], np.array([0, 1, 0, 1])) for title, it in one_of_each.items()}
+    figures.diagnostics(panels, tmp_path / "diagnostics")
     assert all(path.stat().st_size > 3000 for path in tmp_path.iterdir())
 
 
@@ -92,7 +97,7 @@ def test_bytes_are_those_of_the_rounds_done(results):
 def test_groups_are_in_the_order_of_the_weights(results):
     """Under permuted labels, clients learn from their own group."""
     run = StoredRun(results / "runs/digits-permuted/ucfl-s0")
-    weights, groups = run.server["rows"], run.groups()
+    weights, groups = run.diagnostics["collaboration"].values, run.groups()
     own = groups[:, None] == groups[None]
     assert weights.shape == own.shape == (CLIENTS - UNSEEN,) * 2
     assert weights[own].min() > weights[~own].max()
@@ -104,13 +109,15 @@ def test_curves_of_losses_say_so(results, tmp_path):
     assert "<!-- test loss (↓ better) -->" in svg and "accuracy" not in svg
 
 
-def test_ucfl_is_found_at_the_end_of_a_schedule(results, tmp_path):
-    shutil.copytree(results / "runs/digits-permuted/ucfl-s0", tmp_path / "run")
-    run = StoredRun(tmp_path / "run")
-    schedule = {"name": "then", "rounds": 1, "first": {"name": "fedavg"}, "next": run.manifest["algorithm"]}
-    (run.path / MANIFEST).write_text(tomli_w.dumps(run.manifest | {"algorithm": schedule}))
-    runs = {"s": {"Scheduled": [StoredRun(run.path)]}}
-    assert drawing.collaboration(runs, tmp_path / "weights") and drawing.silhouette(runs, tmp_path / "scores")
-    backwards = schedule | {"first": schedule["next"], "next": schedule["first"]}
-    (run.path / MANIFEST).write_text(tomli_w.dumps(run.manifest | {"algorithm": backwards}))
-    assert not drawing.collaboration({"s": {"Scheduled": [StoredRun(run.path)]}}, tmp_path / "none")
+def test_a_method_is_drawn_by_what_it_tells_whatever_it_is(results, tmp_path):
+    """The same figure for UCFL, UCFL in a schedule, and a method that the report has never heard of."""
+    shutil.copytree(results / "runs/digits-permuted/fedavg-s0", tmp_path / "run")
+    runs = {"s": {"Mine": [StoredRun(tmp_path / "run")]}}
+    assert not drawing.collaboration(runs, tmp_path / "none") and not drawing.diagnostics(runs, tmp_path / "none")
+    weights = np.eye(CLIENTS - UNSEEN)
+    tree = TreeDiagnostic("splits", "Splits of mine", np.array([0]), np.array([2]), np.arange(CLIENTS - UNSEEN) % 2)
+    write_diagnostics(tmp_path / "run", [MatrixDiagnostic("collaboration", "Mine", weights), tree])
+    runs = {"s": {"Mine": [StoredRun(tmp_path / "run")]}}
+    assert drawing.collaboration(runs, tmp_path / "weights") and not drawing.silhouette(runs, tmp_path / "none")
+    svg = drawing.diagnostics(runs, tmp_path / "tree")[1].read_text()
+    assert "<!-- Splits of mine -->" in svg and "<!-- cluster -->" in svg and "learns from" not in svg

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -15,11 +16,12 @@ import polars as pl
 import pytest
 
 from conformance.problems import classification, softmax_model
+from fedtailor._files import private_folder
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import UCFL, FedAvg, Local, Then
 from fedtailor.protocol import SGD, Diverged
 from fedtailor.runs import run
-from fedtailor.storage import load_models
+from fedtailor.storage import Interrupted, load_models
 from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.storage.run_directory import (
     CHECKPOINT,
@@ -28,7 +30,6 @@ from fedtailor.storage.run_directory import (
     MANIFEST,
     METRICS,
     SUMMARY,
-    Interrupted,
     RunDirectory,
 )
 
@@ -154,21 +155,29 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
         start(tmp_path / "run", rounds=4, resume=True)
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == sorted(
-        [MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY]
+        [MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, "diagnostics.json", SUMMARY]
     )
     assert RunDirectory(tmp_path / "run").finished_summary(2) is not None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("name", [METRICS, LEDGER])
-def test_a_really_full_disk_is_one_line(tmp_path, name):
+def test_a_really_full_disk_is_one_line(tmp_path, monkeypatch, name):
     start(tmp_path / "run", rounds=2)
-    before = {file: (tmp_path / "run" / file).read_bytes() for file in (METRICS, CHECKPOINT)}
-    (tmp_path / "run" / f".{name}.part").symlink_to("/dev/full")
-    with pytest.raises(ValueError, match=r"cannot write to .* make room and resume") as caught:
-        start(tmp_path / "run", rounds=4, resume=True)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+    @contextmanager
+    def full(parent, purpose):
+        with private_folder(parent, purpose) as folder:
+            (folder / name).symlink_to("/dev/full")
+            yield folder
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtailor.storage.run_directory.private_folder", full)
+        with pytest.raises(ValueError, match=r"cannot write to .* make room and resume") as caught:
+            start(tmp_path / "run", rounds=4, resume=True)
     assert "\n" not in str(caught.value)
-    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before[CHECKPOINT]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before  # the summary, too
     start(tmp_path / "run", rounds=4, resume=True)
     start(tmp_path / "whole", rounds=4)
     assert (tmp_path / "run" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()

@@ -18,15 +18,20 @@ from fedtailor.protocol import require
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams whose silhouette is s (Mestoukirdi et al., algorithm 2)."""
 
+_SAME = 1e-9
+"""Merges of a tree whose heights differ by this part of the largest are at one height."""
 _ALL_UP_TO = 100
 """Every number of clusters up to this is tried; from there on, numbers a tenth apart."""
 
 
 def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.ndarray, "k p"]]:
-    """Global k-means (squared Euclidean distance): labels [m] and centroids [k, p].
+    """Global k-means (squared Euclidean distance).
 
     Rows that differ by rounding only are one point: they stay together, and the number of distinct points bounds the
-    number of clusters, which may so be less than k. Centroids of rows that sum to 1 sum to 1.
+    number of clusters, which may so be less than k.
+
+    Returns:
+        Labels [m] and centroids [k, p]. Centroids of rows that sum to 1 sum to 1.
 
     Raises:
         ValueError: k is not in 1..m, or a row is not finite.
@@ -46,13 +51,16 @@ def clusterings(rows: Float[np.ndarray, "m p"], largest: int) -> Iterator[tuple[
     """
     points = _of_rows(np.asarray(rows, np.float64))
     distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
-    for found in points.partitions(largest):
-        distances = distances.moved(found.labels, found.count)
-        yield _by_first_member(found.labels[points.of_row]), _silhouette(distances, points.multiplicity)
+    for partition in points.partitions(largest):
+        distances = distances.moved(partition.labels, partition.count)
+        yield _by_first_member(partition.labels[points.of_row]), _silhouette(distances, points.multiplicity)
 
 
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
-    """`k_means` of whole models: labels [m].
+    """`k_means` of whole models.
+
+    Returns:
+        Labels [m].
 
     Raises:
         ValueError: k is not in 1..m, or a model is not finite.
@@ -75,16 +83,19 @@ def costs_of_models(
     """
     points = _of_models(models)
     shares = np.bincount(points.of_row, weights)
-    costs = {found.count: np.einsum("i,i->", shares, found.to_own()) for found in points.partitions(largest)}
+    costs = {one.count: np.einsum("i,i->", shares, one.squared_to_own()) for one in points.partitions(largest)}
     return np.array([*costs]), np.array([*costs.values()])
 
 
 def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None) -> tuple[int, dict[int, float]]:
-    """The number of streams with the best silhouette, and the silhouettes {k: s_k} that were compared.
+    """The number of streams with the best silhouette.
 
     Compares k = 2..m-1 as far as there are distinct rows; from 101 on, numbers a tenth apart. k = 1, whose silhouette
     counts as 0, wins where no other is positive; the fewest streams win on ties. `trade_off` replaces s_k by
     c(k, s_k) (Mestoukirdi et al., algorithm 2).
+
+    Returns:
+        The number, and the silhouettes {k: s_k} that were compared.
 
     Raises:
         ValueError: `trade_off` returns NaN, there are no rows, or one is not finite.
@@ -117,7 +128,10 @@ def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
 
 
 def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
-    """The one-to-one assignment of new clusters to old ones with the least total cost: [new] columns of `cost`.
+    """The one-to-one assignment of new clusters to old ones with the least total cost.
+
+    Returns:
+        The old cluster of every new one [new].
 
     Raises:
         ValueError: there are more new clusters than old ones.
@@ -130,10 +144,13 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
 
 
 def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete", "single"] = "complete") -> Labels:
-    """Labels 0 and 1 of a split in two by agglomerative clustering (Sattler et al. 2020).
+    """A split in two by agglomerative clustering (Sattler et al. 2020).
 
     `single` minimises the largest similarity between the two parts, as their paper does; `complete` is what their
-    released code runs. Row 0 has label 0.
+    released code runs.
+
+    Returns:
+        Labels 0 and 1 [m]; row 0 has label 0.
 
     Raises:
         ValueError: fewer than two rows, or an unknown linkage.
@@ -147,6 +164,46 @@ def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete
     dissimilarity = 1.0 - (np.asarray(similarity, np.float64) + np.transpose(similarity)) / 2
     tree = merge(squareform(dissimilarity, checks=False), linkage)
     return _by_first_member(cut_tree(tree, n_clusters=2).ravel())
+
+
+def agglomerative(
+    distances: Float[np.ndarray, "m m"],
+    linkage: Literal["average", "complete", "single"] = "average",
+    *,
+    clusters: int | None = None,
+    threshold: float | None = None,
+) -> Labels:
+    """Labels [m] of agglomerative clustering by distances between all pairs.
+
+    Args:
+        linkage: how far apart two clusters are: by the mean, the largest or the smallest distance between members.
+        clusters: how many to end with; or
+        threshold: the distance from which on clusters are not merged. With neither, the tree is cut where the distance
+            at which clusters merge grows most from one merge to the next: in 2 to m - 1 clusters, or in one where all
+            distances are equal or there are two rows.
+
+    Raises:
+        ValueError: an unknown linkage, or not 1 to m clusters.
+    """
+    from scipy.cluster.hierarchy import cut_tree, fcluster
+    from scipy.cluster.hierarchy import linkage as merge
+    from scipy.spatial.distance import squareform
+
+    count, linkages = len(distances), ("average", "complete", "single")
+    require(linkage in linkages, f"linkage is {linkage!r}; it must be one of {', '.join(linkages)}")
+    require(clusters is None or 1 <= clusters <= count, f"cannot make {clusters} clusters of {count} clients")
+    if count == 1:
+        return np.zeros(1, np.int64)
+    symmetric = (np.asarray(distances, np.float64) + np.transpose(distances)) / 2
+    tree = merge(squareform(symmetric, checks=False), linkage)
+    if threshold is not None:
+        return _by_first_member(fcluster(tree, threshold, "distance"))
+    if clusters is not None:
+        return _by_first_member(cut_tree(tree, clusters).ravel())
+    gaps = np.diff(tree[:, 2])
+    if count == 2 or gaps.max() <= _SAME * tree[-1, 2]:
+        return np.zeros(count, np.int64)
+    return _by_first_member(cut_tree(tree, count - 1 - int(np.argmax(gaps))).ravel())
 
 
 class _Points:
@@ -164,8 +221,8 @@ class _Points:
 
     def labels(self, k: int) -> Labels:
         """Labels of the rows in k clusters, or as many as there are points."""
-        *_, found = self.partitions(k)
-        return _by_first_member(found.labels[self.of_row])
+        *_, last = self.partitions(k)
+        return _by_first_member(last.labels[self.of_row])
 
     def partitions(self, largest: int) -> Iterator[Partition]:
         """Of the points in 1, 2, 3, ... up to 100 clusters, then a tenth apart, up to `largest` or one for each."""

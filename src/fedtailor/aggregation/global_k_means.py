@@ -18,7 +18,7 @@ Labels = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 _TRIES = 5
-"""Places tried for a new cluster, of which the one of lowest cost is kept."""
+"""Seeds tried for a new cluster, of which the one of lowest cost is kept."""
 _TRIED_CELLS = 10_000
 """Points times clusters times tries, at most; beyond, there are fewer tries, but one."""
 _WORTH = 1e-5
@@ -33,17 +33,18 @@ def partitions(
 ) -> Iterator["Partition"]:
     """n distinct points of these weights in so many clusters, for each of `numbers`, which rise and lie in 1..n.
 
-    Clusters that are added between two numbers are placed at once: those of a number depend on the numbers before it.
+    Clusters that are added between two numbers are seeded at once: those of a number depend on the numbers before it.
     """
-    found = Partition(squared, weights)
+    partition = Partition(squared, weights)
     for number in numbers:
-        more = number - found.count
+        more = number - partition.count
         if more > 1:
-            found = found.grown(found.places(more))
+            partition = partition.grown(partition.seeds(more))
         elif more:
             tries = max(min(_TRIES, _TRIED_CELLS // (len(weights) * number)), 1)
-            found = min((found.grown([place]) for place in found.places(tries)), key=lambda one: one.cost)
-        yield found
+            grown = [partition.grown([seed]) for seed in partition.seeds(tries)]
+            partition = min(grown, key=lambda one: one.cost)
+        yield partition
 
 
 class GroupSums:
@@ -60,13 +61,13 @@ class GroupSums:
         new.labels = labels
         new.values = np.concatenate([self.values, np.zeros((count - len(self.values), len(old)))])
         moved = np.flatnonzero(labels != old)
-        to, off = labels[moved], old[moved]
-        for cluster in sorted({*to.tolist(), *off.tolist()}):
-            members, came, gone = labels == cluster, moved[to == cluster], moved[off == cluster]
+        target, origin = labels[moved], old[moved]
+        for cluster in sorted({*target.tolist(), *origin.tolist()}):
+            members, joined, left = labels == cluster, moved[target == cluster], moved[origin == cluster]
             before = new.values[cluster]
-            row = before + self.rows[came].sum(axis=0) - self.rows[gone].sum(axis=0)
+            row = before + self.rows[joined].sum(axis=0) - self.rows[left].sum(axis=0)
             # what is left of large sums has their rounding: members that lie close together would be lost in it
-            fresh = len(came) + len(gone) >= members.sum() or (row[members] < before[members] / 2).any()
+            fresh = len(joined) + len(left) >= members.sum() or (row[members] < before[members] / 2).any()
             new.values[cluster] = self.rows[members].sum(axis=0) if fresh else row
         return new
 
@@ -94,48 +95,49 @@ class Partition:
         """Clusters."""
         return len(self.sizes)
 
-    def to_own(self) -> Values:
+    def squared_to_own(self) -> Values:
         """Squared distances of the points to the means of their clusters [n]."""
         from_members = self.groups.values[self.labels, self.each]
         return np.maximum((from_members - self.within[self.labels]) / self.sizes[self.labels], 0)
 
-    def places(self, number: int) -> list[int]:
-        """Points of clusters with others in them, one after another where a cluster would lower the cost most.
+    def seeds(self, number: int) -> list[int]:
+        """Points to start new clusters from, one after another where a cluster would lower the cost most.
 
-        The cost falls by at least sum_i w_i max(d_i - d(i, place), 0), d_i the distance of i to the nearest mean or
-        place; a first sum over all points, then the differences of those that a place has taken over.
+        Only points of clusters with others in them count. The cost falls by at least
+        sum_i w_i max(d_i - d(i, seed), 0), d_i the distance of i to the nearest mean or seed: a first sum over all
+        points, then the differences of those that a seed has taken over.
         """
-        nearest = self.to_own()
+        nearest = self.squared_to_own()
         falls = nearest[:, None] - self.squared
         falls = _weighted(self.weights, np.maximum(falls, 0, out=falls))
         remaining = np.bincount(self.labels)
         falls[remaining[self.labels] == 1] = -np.inf
-        places: list[int] = []
-        while len(places) < number and np.isfinite(falls.max()):
-            place = int(falls.argmax())
-            places.append(place)
-            near = np.flatnonzero(self.squared[place] < nearest)
-            rows, now = self.squared[near], self.squared[place, near]
+        seeds: list[int] = []
+        while len(seeds) < number and np.isfinite(falls.max()):
+            seed = int(falls.argmax())
+            seeds.append(seed)
+            near = np.flatnonzero(self.squared[seed] < nearest)
+            rows, now = self.squared[near], self.squared[seed, near]
             less = np.maximum(nearest[near, None] - rows, 0) - np.maximum(now[:, None] - rows, 0)
             falls -= _weighted(self.weights[near], less)
             nearest[near] = now
-            home = self.labels[place]
-            remaining[home] -= 1
-            if remaining[home] == 1:
-                falls[self.labels == home] = -np.inf  # somebody has to stay
-            falls[place] = -np.inf
-        return places
+            cluster = self.labels[seed]
+            remaining[cluster] -= 1
+            if remaining[cluster] == 1:
+                falls[self.labels == cluster] = -np.inf  # somebody has to stay
+            falls[seed] = -np.inf
+        return seeds
 
-    def grown(self, places: list[int]) -> "Partition":
-        """With a cluster more at each of the places, and the points where they then belong."""
-        nearest = self.to_own()
-        nearest[places] = -1
+    def grown(self, seeds: list[int]) -> "Partition":
+        """With a cluster more at each of the seeds, and the points where they then belong."""
+        nearest = self.squared_to_own()
+        nearest[seeds] = -1
         labels = self.labels.copy()
-        labels[places] = self.count + np.arange(len(places))
-        for label, place in enumerate(places, self.count):
-            near = self.squared[place] < nearest
-            labels[near], nearest[near] = label, self.squared[place, near]
-        new = self._moved(_none_empty(self.labels, labels, self.count, places), self.count + len(places))
+        labels[seeds] = self.count + np.arange(len(seeds))
+        for label, seed in enumerate(seeds, self.count):
+            near = self.squared[seed] < nearest
+            labels[near], nearest[near] = label, self.squared[seed, near]
+        new = self._moved(_none_empty(self.labels, labels, self.count, seeds), self.count + len(seeds))
         while (better := new._improved()).cost < new.cost:
             new = better
         return new
@@ -163,6 +165,7 @@ class Partition:
     def _nearest(self, to_means: Values) -> Labels:
         other = to_means.argmin(axis=0)
         falls = self.weights * (to_means[self.labels, self.each] - to_means[other, self.each])
+        # a difference by rounding is no reason to move
         labels = np.where(falls > _ROUNDING * self.cost, other, self.labels)
         return _none_empty(self.labels, labels, self.count)
 

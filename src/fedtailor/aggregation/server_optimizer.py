@@ -24,21 +24,25 @@ class ServerOptimizer:
     * momentum:  v <- momentum v + Delta; theta <- theta - lr v (FedAvgM, Hsu et al. 2019). No dampening: the
       effective rate is lr / (1 - momentum).
     * adam:      Adam with bias correction on Delta (FedAdam).
+    * yogi:      as adam, but the second moment moves by the squared Delta at most (FedYogi).
+    * adagrad:   theta <- theta - lr Delta / sqrt(epsilon^2 + sum of all Delta^2 so far) (FedAdagrad, no momentum).
+
+    The last three are optax's; Reddi et al.'s algorithm 2 has no bias correction, which only matters in early rounds.
     """
 
-    kind: Literal["plain", "momentum", "adam"] = "plain"
+    kind: Literal["plain", "momentum", "adam", "yogi", "adagrad"] = "plain"
     """The rule."""
     lr: float = 1.0
     """Server learning rate."""
     momentum: float = 0.9
-    """Decay of the first moment, in [0, 1) (momentum and adam)."""
+    """Decay of the first moment, in [0, 1) (momentum, adam and yogi)."""
     second_moment: float = 0.99
-    """Decay of the second moment, in [0, 1) (adam)."""
+    """Decay of the second moment, in [0, 1) (adam and yogi)."""
     epsilon: float = 1e-3
-    """Adaptivity: added to the root of the second moment (adam)."""
+    """Adaptivity tau: added to the root of the second moment (adagrad: its square, under the root)."""
 
     def __post_init__(self) -> None:
-        kinds = ("plain", "momentum", "adam")
+        kinds = ("plain", "momentum", "adam", "yogi", "adagrad")
         require(self.kind in kinds, f"kind is {self.kind!r}; it must be one of {', '.join(kinds)}")
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
         require(0 <= self.momentum < 1, f"momentum is {self.momentum}; it must be in [0, 1)")
@@ -67,6 +71,10 @@ class ServerOptimizer:
             return optax.trace(self.momentum)
         if self.kind == "adam":
             return optax.scale_by_adam(self.momentum, self.second_moment, self.epsilon)
+        if self.kind == "yogi":
+            return optax.scale_by_yogi(self.momentum, self.second_moment, self.epsilon)
+        if self.kind == "adagrad":
+            return optax.scale_by_rss(self.epsilon**2, 0.0)
         return optax.identity()
 
 

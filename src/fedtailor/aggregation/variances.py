@@ -1,7 +1,8 @@
 """Running means and variances of vectors (Welford 1962; merged as Chan et al. 1983). Pure: they trace and scan."""
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 Moments = tuple[Array, Array, Array]
 """(count, mean [...], M2): M2 sums squared deviations, per coordinate [...] or over all of them ()."""
@@ -35,6 +36,14 @@ def variance(moments: Moments) -> Float[Array, "..."]:
     """The unbiased variance M2 / (count - 1), shaped as M2; 0 while there are fewer than two values (see count)."""
     count, _, m2 = moments
     return m2 / jnp.maximum(count - 1, 1).astype(m2.dtype)
+
+
+@jax.jit
+def variance_between(models: Float[Array, "c d"], reporting: Bool[Array, " c"]) -> Float[Array, ""]:
+    """The unbiased variance over the models of those that report (two at least), averaged over coordinates."""
+    count = reporting.sum()
+    mean = jnp.where(reporting[:, None], models, 0).sum(axis=0) / count
+    return jnp.where(reporting[:, None], jnp.square(models - mean), 0).sum() / ((count - 1) * models.shape[1])
 
 
 def _like(m2: Array, squares: Array) -> Array:

@@ -1,4 +1,11 @@
-"""One short file per method."""
+"""One short file per method.
+
+Every module of this folder that defines a method is found; the imports below only tell type checkers and editors of
+those that come with fedtailor.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from fedtailor.algorithms.afl import AFL
 from fedtailor.algorithms.apfl import APFL
@@ -7,18 +14,35 @@ from fedtailor.algorithms.cgpfl import CGPFL
 from fedtailor.algorithms.cgpfl_heur import CGPFLHeur
 from fedtailor.algorithms.dapper import DAPPER
 from fedtailor.algorithms.ditto import Ditto
+from fedtailor.algorithms.fedala import FedALA
+from fedtailor.algorithms.fedamp import FedAMP
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavgm import FedAvgM
+from fedtailor.algorithms.fedbabu import FedBABU
+from fedtailor.algorithms.fedbn import FedBN
+from fedtailor.algorithms.feddbe import FedDBE
+from fedtailor.algorithms.feddyn import FedDyn
+from fedtailor.algorithms.fedem import FedEM
 from fedtailor.algorithms.fedfomo import FedFomo
+from fedtailor.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedtailor.algorithms.fedper import FedPer
 from fedtailor.algorithms.fedprox import FedProx
+from fedtailor.algorithms.fedrep import FedRep
+from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.algorithms.finetune import FineTune
 from fedtailor.algorithms.hypcluster import HypCluster
 from fedtailor.algorithms.ifca import IFCA
+from fedtailor.algorithms.knn_per import KNNPer
 from fedtailor.algorithms.l2gd import L2GD
+from fedtailor.algorithms.lg_fedavg import LGFedAvg
 from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.mapper import MAPPER
+from fedtailor.algorithms.moon import MOON
+from fedtailor.algorithms.mr_mtl import MRMTL
 from fedtailor.algorithms.oracle import Oracle
+from fedtailor.algorithms.pacfl import PACFL
 from fedtailor.algorithms.per_fedavg import PerFedAvg
+from fedtailor.algorithms.pfedhn import PFedHN
 from fedtailor.algorithms.pfedme import PFedMe
 from fedtailor.algorithms.scaffold import SCAFFOLD
 from fedtailor.algorithms.self_fl import SelfFL
@@ -35,21 +59,43 @@ __all__ = [
     "IFCA",
     "L2GD",
     "MAPPER",
+    "MOON",
+    "MRMTL",
+    "PACFL",
     "SCAFFOLD",
     "UCFL",
     "CGPFLHeur",
     "Ditto",
+    "FedALA",
+    "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
+    "FedBN",
+    "FedDBE",
+    "FedDyn",
+    "FedEM",
     "FedFomo",
+    "FedPer",
     "FedProx",
+    "FedRep",
+    "FedRoD",
+    "FedYogi",
     "FineTune",
     "HypCluster",
+    "KNNPer",
+    "LGFedAvg",
     "Local",
     "Oracle",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "SelfFL",
     "Then",
     "UCFLParallel",
 ]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -52,6 +52,8 @@ class APFL(FedAvg):
 
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=50)
     """Local training of both models (released code: rate 0.1, 10 steps, batch 50)."""
+    weights: Literal["samples", "uniform"] = "uniform"
+    """Weights of the average over reporters: equal (Deng et al., algorithm 1), or by training samples n_i."""
     alpha: float = 0.5
     """Share of the personal model, at the start (released code: 0.5)."""
     alpha_lr: ZeroIsStatic = 0.1

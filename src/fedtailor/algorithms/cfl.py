@@ -1,5 +1,6 @@
 """CFL: clusters of clients, split in two where their updates disagree."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -19,17 +20,51 @@ from fedtailor.protocol import (
     ClientRows,
     ClientUpdate,
     Cohort,
+    Diagnostic,
     Downlink,
     Inbox,
     Init,
     LocalTrainer,
     Population,
     Predictor,
+    ServerState,
     Streams,
     TracedInt,
+    TreeDiagnostic,
     hyperparameters,
     require,
+    server_state,
 )
+
+
+@server_state
+class Split(ServerState):
+    """What the server remembers of a split: who went where, and from which model."""
+
+    round: int
+    """When."""
+    parent: int
+    """The cluster that was split. Its first half keeps the number; split k makes cluster k + 1 of the second."""
+    model: Float[np.ndarray, " d"]
+    """The parent's model before the split."""
+    first: NDArray[np.int64]
+    """Positions of the clients that stayed in the parent cluster."""
+    second: NDArray[np.int64]
+    """Positions of those in the new cluster."""
+    directions: Float[np.ndarray, "2 d"]
+    """The mean of either half's updates, each scaled to length 1."""
+
+
+@server_state
+class CFLState(ServerState):
+    """The clusters, and the splits that made them."""
+
+    model: Float[Array, "s d"]
+    """One model for each cluster, and rows of zeros for clusters to come (see `_capacity`)."""
+    cluster: NDArray[np.int64]
+    """The cluster of each client [m]."""
+    splits: list[Split]
+    """All splits, the first one first."""
 
 
 @hyperparameters
@@ -95,54 +130,57 @@ class CFL(Algorithm):
 
     # rounds ---------------------------------------------------------------------------------------------------------
 
-    def init_server(self, init: Init, population: Population) -> Any:
-        model = _padded(init(0)[None], _places(1))
-        return {"model": model, "stream": np.zeros(len(population), np.int64), "splits": []}
+    def init_server(self, init: Init, population: Population) -> CFLState:
+        model = _with_capacity(init(0)[None], _capacity(1))
+        return CFLState(model=model, cluster=np.zeros(len(population), np.int64), splits=[])
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        return Downlink(
-            {"model": Streams(server["model"], server["stream"][cohort.position].astype(np.int32)[:, None])}
-        )
+    def broadcast(self, server: CFLState, cohort: Cohort) -> Downlink:
+        cluster = server.cluster[cohort.position].astype(np.int32)
+        return Downlink({"model": Streams(server.model, cluster[:, None])})
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
-        mixed = self._aggregate(server, answers["model"], cohort)
-        split = dict(server)
-        for members in self._unsettled(server, mixed, answers["model"], cohort):
-            split = self._split(split, members, answers["model"], cohort)
-        if len(split["splits"]) > len(server["splits"]):
-            mixed = self._aggregate(split, answers["model"], cohort)
-        return {**split, "model": mixed}
+    def server(self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> CFLState:
+        models = answers["model"]
+        averages = self._averages(server, models, cohort)
+        after = server
+        for members in self._unsettled(server, averages, models, cohort):
+            after = self._split(after, members, models, cohort)
+        if after is not server:
+            averages = self._averages(after, models, cohort)
+        return after.replace(model=averages)
 
-    def _aggregate(self, server: Any, models: ClientRows, cohort: Cohort) -> Float[Array, "s d"]:
+    def _averages(self, server: CFLState, models: ClientRows, cohort: Cohort) -> Float[Array, "s d"]:
         """Every cluster's average; a cluster nobody of which reports stays as it is."""
         share = reporter_weights(cohort, self.weights)
-        stream, streams = server["stream"][cohort.position], len(server["model"])
-        return mix(server["model"], models, cluster_averages(stream, streams, share))
+        cluster = server.cluster[cohort.position]
+        return mix(server.model, models, cluster_averages(cluster, len(server.model), share))
 
-    def _unsettled(self, server: Any, mixed: Array, models: ClientRows, cohort: Cohort) -> list[NDArray[np.int64]]:
-        """The clusters to be split, as places in the cohort."""
+    def _unsettled(
+        self, server: CFLState, averages: Array, models: ClientRows, cohort: Cohort
+    ) -> list[NDArray[np.int64]]:
+        """The clusters to be split, each as the rows of its members in the cohort."""
         if cohort.round < self.first_split:
             return []
-        stream = server["stream"][cohort.position]
-        means = np.asarray(_distances(mixed, server["model"], np.arange(len(mixed))))
-        starts = models.to_rows(stream, fill=0)
-        updates = np.asarray(_distances(models.values, server["model"], starts))[models.row]
-        found = []
-        for cluster in np.unique(stream):
-            members = np.flatnonzero((stream == cluster) & cohort.reporting)
-            whole = len(members) == np.count_nonzero(server["stream"] == cluster)
-            large = whole and len(members) >= self.min_clients
-            if large and means[cluster] < self.eps1 and updates[members].max() > self.eps2:
-                found.append(members)
-        return found
+        cluster = server.cluster[cohort.position]
+        of_clusters = np.asarray(_distances(averages, server.model, np.arange(len(averages))))
+        starts = models.to_rows(cluster, fill=0)
+        of_clients = np.asarray(_distances(models.values, server.model, starts))[models.row]
+        unsettled = []
+        for number in np.unique(cluster):
+            members = np.flatnonzero((cluster == number) & cohort.reporting)
+            # updates compare only within a whole cluster
+            whole = len(members) == np.count_nonzero(server.cluster == number)
+            divisible = whole and len(members) >= self.min_clients
+            if divisible and of_clusters[number] < self.eps1 and of_clients[members].max() > self.eps2:
+                unsettled.append(members)
+        return unsettled
 
-    def _split(self, server: Any, members: NDArray[np.int64], models: ClientRows, cohort: Cohort) -> Any:
+    def _split(self, server: CFLState, members: NDArray[np.int64], models: ClientRows, cohort: Cohort) -> CFLState:
         """The server with one more cluster, on its parent's model; unchanged if the split is rejected."""
-        parent = int(server["stream"][cohort.position[members[0]]])
-        model = server["model"][parent]
+        parent = int(server.cluster[cohort.position[members[0]]])
+        model = server.model[parent]
         updates = np.asarray(models.take(members)) - np.asarray(model)
         similarity = cosine_similarity(updates)
         second = bipartition(similarity, self.linkage) == 1
@@ -150,74 +188,88 @@ class CFL(Algorithm):
         if self.gamma_max is not None and np.sqrt((1 - across) / 2) <= self.gamma_max:
             return server
         units = updates / np.maximum(np.linalg.norm(updates, axis=1, keepdims=True), np.finfo(updates.dtype).tiny)
-        record = {
-            "round": cohort.round,
-            "parent": parent,
-            "model": np.asarray(model),
-            "first": cohort.position[members[~second]],
-            "second": cohort.position[members[second]],
-            "directions": np.stack([units[~second].mean(axis=0), units[second].mean(axis=0)]),
-        }
-        splits, stream = [*server["splits"], record], server["stream"].copy()
-        stream[record["second"]] = len(splits)
-        grown = _padded(server["model"], _places(len(splits) + 1))
-        return {"model": grown.at[len(splits)].set(model), "stream": stream, "splits": splits}
+        split = Split(
+            round=cohort.round,
+            parent=parent,
+            model=np.asarray(model),
+            first=cohort.position[members[~second]],
+            second=cohort.position[members[second]],
+            directions=np.stack([units[~second].mean(axis=0), units[second].mean(axis=0)]),
+        )
+        splits, cluster = [*server.splits, split], server.cluster.copy()
+        cluster[split.second] = len(splits)
+        grown = _with_capacity(server.model, _capacity(len(splits) + 1))
+        return CFLState(model=grown.at[len(splits)].set(model), cluster=cluster, splits=splits)
+
+    def diagnostics(self, server: CFLState) -> Sequence[Diagnostic]:
+        return [
+            TreeDiagnostic(
+                name="splits",
+                title="Splits of clusters",
+                parent=np.array([split.parent for split in server.splits], np.int64),
+                round=np.array([split.round for split in server.splits], np.int64),
+                members=server.cluster,
+            )
+        ]
 
     # newcomers ------------------------------------------------------------------------------------------------------
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        splits, places = server["splits"], np.arange(len(server["model"]))
+    def serve(self, server: CFLState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return self.broadcast(server, cohort)
-        if not splits:
-            return Downlink({"model": Streams.everyone(server["model"][0], len(cohort))})
+        if not server.splits:
+            return Downlink({"model": Streams.everyone(server.model[0], len(cohort))})
+        # the whole tree, in arrays of the capacity: clusters 0..splits, and what is known of splits 0..splits-1
+        numbers, splits = np.arange(len(server.model)), len(server.splits)
+        clusters, nodes = numbers <= splits, numbers < splits
 
-        def to_all(values: Any, used: NDArray[np.bool_]) -> Streams:
-            to = np.where(used, np.arange(len(values)), -1).astype(np.int32)
-            return Streams(values, np.tile(to, (len(cohort), 1)))
+        def of_splits(name: str) -> Any:
+            return _with_capacity(np.stack([getattr(split, name) for split in server.splits]), len(numbers))
 
-        def column(name: str) -> Any:
-            return _padded(np.stack([split[name] for split in splits]), len(places))
+        def to_everyone(values: Any, used: NDArray[np.bool_]) -> Streams:
+            recipients = np.where(used, np.arange(len(values)), -1).astype(np.int32)
+            return Streams(values, np.tile(recipients, (len(cohort), 1)))
 
-        leaf, node = places <= len(splits), places < len(splits)
-        models = jnp.concatenate([server["model"], column("model")])
-        directions = column("directions").reshape(2 * len(places), -1)
+        models = jnp.concatenate([server.model, of_splits("model")])
+        directions = of_splits("directions").reshape(2 * len(numbers), -1)
         return Downlink(
             {
-                "model": to_all(models, np.concatenate([leaf, node])),
-                "gradient": to_all(directions, np.repeat(node, 2)),
-                "parent": to_all(column("parent").astype(jnp.int32), node),
+                "model": to_everyone(models, np.concatenate([clusters, nodes])),
+                "gradient": to_everyone(directions, np.repeat(nodes, 2)),
+                "parent": to_everyone(of_splits("parent").astype(jnp.int32), nodes),
             }
         )
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         if "parent" not in inbox.values:
             return ()
-        parent, places = inbox["parent"], len(inbox["parent"])
-        leaves, nodes = inbox["model"][:places], inbox["model"][places:]
-        directions = inbox["gradient"].reshape(places, 2, -1)
+        parent, capacity = inbox["parent"], len(inbox["parent"])
+        clusters, parents_models = inbox["model"][:capacity], inbox["model"][capacity:]
+        directions = inbox["gradient"].reshape(capacity, 2, -1)
 
-        def descend(split: Any, stream: Any) -> Any:
-            here = inbox.received["parent"][split] & (parent[split] == stream)
+        def descend(split: Any, cluster: Any) -> Any:
+            # only at splits of the cluster that it stands in does it train; elsewhere its update is 0
+            here = inbox.received["parent"][split] & (parent[split] == cluster)
             steps = jnp.where(here, local.steps(self.sgd), 0)
-            update = local.sgd(nodes[split], self.sgd, steps=steps) - nodes[split]
+            update = local.sgd(parents_models[split], self.sgd, steps=steps) - parents_models[split]
             first, second = (directions[split] * update).sum(axis=1)
-            return jnp.where(second > first, split + 1, stream)  # split k made cluster k + 1; no steps, no update
+            return jnp.where(second > first, split + 1, cluster)  # split k made cluster k + 1
 
-        return {"model": leaves[local.fori_loop(places, descend, jnp.int32(0))]}
+        return {"model": clusters[local.fori_loop(capacity, descend, jnp.int32(0))]}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if state else inbox["model"][0]
 
 
-def _places(clusters: int) -> int:
+def _capacity(clusters: int) -> int:
     """Rows kept for clusters: powers of two, so that most splits change no shape and recompile nothing."""
     return max(1 << (clusters - 1).bit_length(), 4)
 
 
-def _padded(rows: Any, places: int) -> Array:
+def _with_capacity(rows: Any, capacity: int) -> Array:
+    """The rows, and zeros below them."""
     rows = jnp.asarray(rows)
-    return jnp.concatenate([rows, jnp.zeros((places - len(rows), *rows.shape[1:]), rows.dtype)])
+    return jnp.concatenate([rows, jnp.zeros((capacity - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 @jax.jit

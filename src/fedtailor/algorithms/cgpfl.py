@@ -1,5 +1,6 @@
 """CGPFL: personal models pulled towards the model of a context, a cluster of clients that is found anew every round."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import k_means_of_models, match
 from fedtailor.aggregation.distances import squared_distances
 from fedtailor.algorithms.fedprox import require_stable
-from fedtailor.algorithms.pfedme import envelope_steps
+from fedtailor.algorithms.helpers.envelope import envelope_steps
+from fedtailor.algorithms.helpers.selection import closest
 from fedtailor.protocol import (
     SGD,
     About,
@@ -19,18 +21,32 @@ from fedtailor.protocol import (
     Answers,
     ClientUpdate,
     Cohort,
+    Diagnostic,
     Downlink,
     Inbox,
     Init,
+    LineDiagnostic,
     LocalTrainer,
     Population,
     Predictor,
+    ServerState,
     Streams,
     TracedInt,
     hyperparameters,
     is_off,
     require,
+    server_state,
 )
+
+
+@server_state
+class ContextualState(ServerState):
+    """The contexts, and who is in which."""
+
+    model: Float[Array, "s d"]
+    """The context models omega_k."""
+    context: NDArray[np.int64]
+    """The context of each client [m]; -1 = it has never reported."""
 
 
 @hyperparameters
@@ -74,55 +90,85 @@ class Contextual(Algorithm):
         """How many contexts there are, from the first uploads and the clients' training samples."""
         raise NotImplementedError
 
-    def init_server(self, init: Init, population: Population) -> Any:
-        return {"model": init(0)[None], "context": np.full(len(population), -1)}
+    # on the server --------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
-        return {"model": theta}
+    def init_server(self, init: Init, population: Population) -> ContextualState:
+        return ContextualState(model=init(0)[None], context=np.full(len(population), -1))
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        context = np.maximum(server["context"][cohort.position], 0).astype(np.int32)
-        return Downlink({"model": Streams(server["model"], context[:, None])})
+    def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
+        context = server.context[cohort.position].astype(np.int32)
+        if (server.context < 0).all():
+            # nobody has reported, and all contexts are still the common initial model
+            return Downlink({"model": Streams(server.model, np.zeros((len(cohort), 1), np.int32))})
+        if (context >= 0).all():
+            return Downlink({"model": Streams(server.model, context[:, None])})
+        # clients that report for the first time choose among all contexts, as they would to be served
+        numbers = np.arange(len(server.model), dtype=np.int32)
+        return Downlink({"model": Streams(server.model, _own_or_all(context, numbers))})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        start = state["model"] if self.start == "personal" else None
-        share = self._gamma(self.sgd.rate(local.round))
-        theta, w = envelope_steps(local, inbox["model"][0], self.sgd, self.inner_steps, self.lam, share, theta=start)
-        return {"model": theta}, {"model": w}
-
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+    def server(self, server: ContextualState, downlink: Downlink, answers: Answers, cohort: Cohort) -> ContextualState:
         rows = np.flatnonzero(cohort.reporting)
         if len(rows) == 0:
             return server
-        uploads, contexts, context = answers["model"].take(rows), server["model"], server["context"].copy()
+        uploads, contexts, context = answers["model"].take(rows), server.model, server.context.copy()
         if (context < 0).all():
             number = self._number(uploads, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
+        # cluster what was received, and find out which context each cluster goes on from
         label = k_means_of_models(uploads, len(contexts))
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         means = mix(contexts[:clusters], uploads, cluster_averages(label, clusters, share))
-        old = match(squared_distances(means, contexts))
-        context[cohort.reporters] = old[label]
-        moves = self.alpha * (np.arange(len(contexts))[:, None] == old)
-        return {"model": mix(contexts, means, moves), "context": context}
+        continued = match(squared_distances(means, contexts))
+        context[cohort.reporters] = continued[label]
+        # every continued context moves by alpha towards the mean of its cluster
+        moves = self.alpha * (np.arange(len(contexts))[:, None] == continued)
+        return server.replace(model=mix(contexts, means, moves), context=context)
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        own = server["context"][cohort.position] >= 0 if cohort.seen else np.zeros(len(cohort), bool)
-        if own.all():
-            return Downlink()
-        places = np.arange(len(server["model"]), dtype=np.int32)
-        return Downlink({"model": Streams(server["model"], np.where(own[:, None], -1, places).astype(np.int32))})
+    def serve(self, server: ContextualState, cohort: Cohort) -> Downlink:
+        return Downlink() if cohort.seen else Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
+
+    def diagnostics(self, server: ContextualState) -> Sequence[Diagnostic]:
+        reported = np.flatnonzero(server.context >= 0)
+        return [
+            LineDiagnostic(
+                name="context",
+                title="Context of each client",
+                x=reported,
+                y=server.context[reported],
+                x_label="client",
+                y_label="context",
+            )
+        ]
+
+    # on the client --------------------------------------------------------------------------------------------------
+
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"model": theta}
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        choice, _ = closest(inbox["model"], inbox.received["model"], local)
+        start = state["model"] if self.start == "personal" else None
+        share = self._gamma(self.sgd.rate(local.round))
+        omega = inbox["model"][choice]
+        theta, w = envelope_steps(local, omega, self.sgd, self.inner_steps, self.lam, share, theta=start)
+        return {"model": theta}, {"model": w}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        if "model" not in inbox.values:
-            return state["model"]
-        got = inbox.received["model"]
-        losses = local.map(lambda theta: local.loss(theta), inbox["model"])
-        nearest = inbox["model"][jnp.argmin(jnp.where(got, losses, jnp.inf))]
-        steps = jnp.where(got.any(), local.steps(self.sgd), 0)
-        theta, _ = envelope_steps(local, nearest, self.sgd, self.inner_steps, self.lam, 0.0, steps=steps)
-        return jnp.where(got.any(), theta, state["model"])
+        return state["model"]
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        # inner solves around the nearest context, which stays where it is
+        choice, _ = closest(inbox["model"], inbox.received["model"], local)
+        omega = inbox["model"][choice]
+        theta, _ = envelope_steps(local, omega, self.sgd, self.inner_steps, self.lam, 0.0)
+        return {"model": theta}
+
+
+def _own_or_all(context: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Recipients [c, K]: a client's own context where it has one, else all of them."""
+    own = (context[:, None] == numbers) | (context < 0)[:, None]
+    return np.where(own, numbers, -1).astype(np.int32)
 
 
 @hyperparameters
@@ -140,8 +186,9 @@ class CGPFL(Contextual):
     context this is pFedMe.
 
     Clusters of a round are matched with the contexts nearest to them at the least total cost, so that contexts keep
-    their identity where alpha < 1 or where clients are absent (those keep their context). A client that never took
-    part is sent all contexts, takes the one with the lowest loss on its data, and finds its theta around it.
+    their identity where alpha < 1 or where clients are absent (those keep their context). A client that reports for the
+    first time when there are contexts already is sent all of them and trains around the one with the lowest loss on its
+    data. One that never took part chooses likewise, and finds its theta around that context.
     """
 
     about: ClassVar[About] = About(
@@ -167,9 +214,9 @@ class CGPFL(Contextual):
             "ask for fewer",
         )
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> ContextualState:
         server = super().init_server(init, population)
-        return {**server, "model": jnp.repeat(server["model"], self.contexts, axis=0)}
+        return server.replace(model=jnp.repeat(server.model, self.contexts, axis=0))
 
     def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
         return self.contexts

@@ -10,6 +10,9 @@ from fedtailor.aggregation.clusters import costs_of_models
 from fedtailor.algorithms.cgpfl import Contextual
 from fedtailor.protocol import About, hyperparameters, require
 
+_ROUNDING = 1e-9
+"""Differences of the bound that are this small a share of it are none."""
+
 
 @hyperparameters
 class CGPFLHeur(Contextual):
@@ -20,7 +23,13 @@ class CGPFLHeur(Contextual):
         e(K) = sqrt( (d K / m) log(e m / d) ) + mu sum_i (m_i / m) min_k |w_i - omega_k|^2
 
     over 1 .. N/2 for N clients (from 101 on, numbers a tenth apart), where the w_i are the first uploads and the
-    omega_k the means of their clusters. Everything else is CGPFL.
+    omega_k the means of their clusters; of numbers that are equally good the smallest. Everything else is CGPFL.
+
+    The default mu makes both terms change by the same amount from K = 1 to K = N/2, so that e(1) = e(N/2). The first
+    term is concave in K: where every further context explains about as much as the one before, which is to say without
+    clusters, no K between the two is better, and one context is taken. Contexts that explain more than their share put
+    the minimum between the two. (A union bound over the assignments of clients to contexts would add a term in
+    sqrt(N log(K) / m); it grows with K, too, and is left out as in the paper.)
     """
 
     about: ClassVar[About] = About(
@@ -53,4 +62,7 @@ class CGPFLHeur(Contextual):
         if mu is None:
             falls = costs[0] - costs[-1]
             mu = (bound[-1] - bound[0]) / falls if falls > 0 else 0.0
-        return int(numbers[np.argmin(bound + mu * costs)])
+        value = bound + mu * costs
+        # e(1) and e(N/2) differ by rounding only; the smallest number wins such ties
+        least = value <= value.min() + _ROUNDING * value.max()
+        return int(numbers[np.argmax(least)])

@@ -1,6 +1,6 @@
 """DAPPER: fine-tuning on a mixture of the client's data and examples of all clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -9,20 +9,27 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.algorithms.hypcluster import HypCluster, closest
-from fedtailor.algorithms.mapper import check_cover
+from fedtailor.aggregation import ServerOptimizer
+from fedtailor.algorithms.helpers.selection import closest, require_cover
+from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState, cluster_diagnostics, train_closest
 from fedtailor.protocol import (
     SGD,
     About,
+    Algorithm,
+    Answers,
     Batch,
+    ClientUpdate,
     Cohort,
+    Diagnostic,
     Downlink,
     Inbox,
+    Init,
     LocalTrainer,
     Params,
     Population,
     Predictor,
     Streams,
+    TracedInt,
     draw_bits,
     hyperparameters,
     require,
@@ -33,7 +40,7 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 
 
 @hyperparameters
-class DAPPER(HypCluster):
+class DAPPER(Algorithm):
     """Data interpolation (Mansour et al. 2020, section 4, figure 2).
 
     First the clients train a common model h_c by FedAvgM, or, with `clusters`, the models of HypCluster, of which each
@@ -43,7 +50,8 @@ class DAPPER(HypCluster):
         lambda F_k(h) + (1 - lambda) F_C'(h)   (eq. 7)
 
     in steps on a batch of its own and a batch r times as large of C'. It keeps the model with the lowest loss on
-    samples held out from training: its validation split or, where it has none, `held_out` of its training data.
+    samples held out from training: its validation split or, where it has none, `held_out` of its training data. A
+    client that never took part has only training data to give, and holds out from these.
 
     `coin` is the pseudocode: r times as many steps, each on a batch of the client with probability lambda, else on one
     of C' (with batches of one sample and one epoch: r m_k steps). `select="train"`, also of the pseudocode, chooses by
@@ -62,8 +70,18 @@ class DAPPER(HypCluster):
         unseen="its model and r m_k examples, on which it adapts as others do",
     )
 
+    sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
+    """Local training of the common models (Mansour et al., appendix F.2: rate 0.01, 2 epochs, batch 20)."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Weights of a common model's average over reporters: by training samples n_i, or equal."""
+    optimizer: ServerOptimizer = ServerOptimizer("momentum", lr=1.0, momentum=0.9)
+    """The server's step of the common models (Mansour et al., appendix F.2: rate 1, momentum 0.9)."""
     clusters: int = 1
     """Number of models q to start from: 1 is FedAvgM, more is HypCluster."""
+    start: Literal["random", "farthest"] = "random"
+    """Where several models come from (see `HypCluster`)."""
+    warm: TracedInt = 0
+    """Rounds of plain averaging for each `random` model, one model after another (see `HypCluster`)."""
     cover: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """The lambdas to choose from, ascending (the paper: a cover of [0, 1])."""
     r: int = 5
@@ -82,8 +100,8 @@ class DAPPER(HypCluster):
     """Public data, or a generator trained on some, for `source="proxy"`; for arrays see `sampler`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_cover(self.cover)
+        self._training()  # which checks what it shares with HypCluster
+        require_cover(self.cover)
         require(self.r >= 1, f"r is {self.r}; it must be 1 or more")
         require(self.select in ("held-out", "train"), f"select is {self.select!r}; it must be 'held-out' or 'train'")
         require(0 < self.held_out < 1, f"held_out is {self.held_out}; it must be above 0 and below 1")
@@ -97,47 +115,93 @@ class DAPPER(HypCluster):
             "dapper's server needs examples of the clients and has none; give public ones with source='proxy'",
         )
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        models = super().serve(server, cohort)
+    # training: the common models ------------------------------------------------------------------------------------
+
+    def _training(self) -> HypCluster:
+        """What trains the common models; of a single one it is FedAvgM."""
+        return HypCluster(
+            sgd=self.sgd,
+            weights=self.weights,
+            optimizer=self.optimizer,
+            clusters=self.clusters,
+            start=self.start,
+            warm=self.warm,
+        )
+
+    def init_server(self, init: Init, population: Population) -> HypClusterState:
+        return self._training().init_server(init, population)
+
+    def broadcast(self, server: HypClusterState, cohort: Cohort) -> Downlink:
+        return self._training().broadcast(server, cohort)
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        return state, train_closest(inbox, local, self.clusters, lambda theta: {"model": local.sgd(theta, self.sgd)})
+
+    def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
+        return self._training().server(server, downlink, answers, cohort)
+
+    def diagnostics(self, server: HypClusterState) -> Sequence[Diagnostic]:
+        return cluster_diagnostics(server)
+
+    # after training: examples C' for every client -------------------------------------------------------------------
+
+    def serve(self, server: HypClusterState, cohort: Cohort) -> Downlink:
+        models = self._training().serve(server, cohort)
         if self.source == "model":
             return models
         counts = self.r * cohort.sizes
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
-        clusters = server["cluster"][cohort.position] if cohort.seen else np.full(len(cohort), -1)
+        clusters = server.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
         draws = [self._draw(server, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
         x, y = (_padded(np.concatenate(parts)) for parts in zip(*draws, strict=True))
-        place = np.arange(_room(counts.max()))
-        to = np.where(place < counts[:, None], (np.cumsum(counts) - counts)[:, None] + place, -1).astype(np.int32)
-        return Downlink(
-            {**models.streams, "inputs": Streams(jnp.asarray(x), to), "labels": Streams(jnp.asarray(y), to)}
-        )
+        # the samples of all clients lie one below the other; each client receives its own stretch of them
+        first, offset = np.cumsum(counts) - counts, np.arange(_room(counts.max()))
+        own = np.where(offset < counts[:, None], first[:, None] + offset, -1).astype(np.int32)
+        examples = {"inputs": Streams(jnp.asarray(x), own), "labels": Streams(jnp.asarray(y), own)}
+        return Downlink({**models.streams, **examples})
 
     def _draw(
-        self, server: Any, cohort: Cohort, bits: Any, cluster: int, count: int
+        self, server: HypClusterState, cohort: Cohort, bits: Any, cluster: int, count: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """C' for one client; of all clients where its cluster is not known (-1) from a round that it took part in."""
         rng = np.random.default_rng(bits)
         if self.proxy is not None:
             return self.proxy(rng, count)
         assert cohort.examples is not None
-        return cohort.examples(rng, count, np.flatnonzero(server["cluster"] == cluster) if cluster >= 0 else None)
+        return cohort.examples(rng, count, np.flatnonzero(server.cluster == cluster) if cluster >= 0 else None)
+
+    # after training: the client's choice of lambda ------------------------------------------------------------------
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        return {"model": self._personalize(inbox, local, use_val=False)}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        # only a client that never took part has a state: its model, chosen without its validation split
+        return state["model"] if state else self._personalize(inbox, local, use_val=True)
+
+    def _personalize(self, inbox: Inbox, local: LocalTrainer, use_val: bool) -> Float[Array, " d"]:
+        """The best of the models that minimise eq. 7 for the lambdas of the cover."""
         start = inbox["model"][closest(inbox["model"], inbox.received["model"], local)[0]]
         if len(self.cover) == 1 or self.select == "train":
             fit_on, loss = local, local.loss
         else:
-            fit_on, loss = self._hold_out(local)
+            fit_on, loss = self._hold_out(local, use_val)
         models = local.map(lambda lam: self._fit(start, lam, inbox, fit_on), jnp.asarray(self.cover, start.dtype))
         return models[jnp.argmin(local.map(loss, models)) if len(self.cover) > 1 else 0]
 
-    def _hold_out(self, local: LocalTrainer) -> tuple[LocalTrainer, Callable[[Array], Array]]:
-        """The data to train on, and the loss on the data held out from it."""
-        n, has_val = local.size, local.count("val") > 0
+    def _hold_out(self, local: LocalTrainer, use_val: bool) -> tuple[LocalTrainer, Callable[[Array], Array]]:
+        """The data to train on, and the loss on data that it does not train on.
+
+        These are its validation split (`use_val`) or, where it has none, some of its training data."""
+        n, has_val = local.size, local.count("val") > 0 if use_val else jnp.bool_(False)
         taken = jnp.minimum(jnp.ceil(self.held_out * n).astype(jnp.int32), jnp.maximum(n - 1, 0))
         cut = jnp.where(has_val, n, n - taken)
         rest = local.part(cut, n, "dapper")
-        return local.part(0, cut, "dapper"), lambda h: jnp.where(has_val, local.loss(h, "val"), rest.loss(h))
+
+        def loss(h: Float[Array, " d"]) -> Float[Array, ""]:
+            return jnp.where(has_val, local.loss(h, "val"), rest.loss(h)) if use_val else rest.loss(h)
+
+        return local.part(0, cut, "dapper"), loss
 
     def _fit(self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
         """The minimisation of eq. 7, from `start`."""
@@ -161,15 +225,16 @@ class DAPPER(HypCluster):
     def _others(self, start: Float[Array, " d"], inbox: Inbox, local: LocalTrainer, step: Any, size: int) -> Batch:
         """The batch of C' for a step: batch after batch, over and over."""
         count = self.r * local.size if self.source == "model" else inbox.received["labels"].sum()
-        place = step % jnp.maximum((count + size - 1) // size, 1) * size + jnp.arange(size, dtype=jnp.int32)
-        weight = (place < count).astype(start.dtype)
+        batches = jnp.maximum((count + size - 1) // size, 1)
+        position = step % batches * size + jnp.arange(size, dtype=jnp.int32)
+        weight = (position < count).astype(start.dtype)
         if self.source != "model":
-            rows = jnp.minimum(place, len(inbox["labels"]) - 1)
+            rows = jnp.minimum(position, len(inbox["labels"]) - 1)
             return Batch(local.inputs(inbox["inputs"][rows]), inbox["labels"][rows], weight)
         x = local.draw("shape", 0, 1).x
         require(x.size == 0, "source='model' draws from the model and needs a density, a model without inputs")
         x = jnp.zeros((size, *x.shape[1:]), x.dtype)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(local.key("generated"), place)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(local.key("generated"), position)
         return Batch(x, jax.vmap(jax.random.categorical)(keys, local.logits(local.params(start), x)), weight)
 
 

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.protocol import (
     SGD,
     About,
@@ -63,19 +64,22 @@ class Ditto(FedAvg):
         return {"model": theta}
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        theta = inbox["model"][0]
-        return {"model": self._step(state["model"], theta, local)}, {"model": local.sgd(theta, self.sgd)}
+        w = inbox["model"][0]
+        return {"model": self._personal_steps(state["model"], w, local)}, {"model": local.sgd(w, self.sgd)}
 
-    def _step(self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: Any = None) -> Array:
+    def _personal_steps(
+        self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: Any = None
+    ) -> Float[Array, " d"]:
+        """v after the local steps that pull it towards w."""
         pull = None if is_off(self.lam) else (self.lam, w)
         return local.sgd(v, self.personal_sgd or self.sgd, pull=pull, steps=steps)
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+    def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        theta = inbox["model"][0]
-        return {"model": self._step(theta, theta, local, self.newcomer_steps)}
+        w = inbox["model"][0]
+        return {"model": self._personal_steps(w, w, local, self.newcomer_steps)}

@@ -61,9 +61,3 @@ class FedAvg(Algorithm):
     def server(self, server: AveragedModels, downlink: Downlink, answers: Answers, cohort: Cohort) -> AveragedModels:
         weights = reporter_weights(cohort, self.weights)[None]
         return average_step(server, self.optimizer, answers["model"], weights)
-
-
-def step(optimizer: Any, server: Any, models: Any, weights: Any) -> dict[str, Any]:
-    """`average_step` of a state that is a dict; goes with the last of them."""
-    moved = average_step(AveragedModels(server["model"], server["optimizer"]), optimizer, models, weights)
-    return {"model": moved.model, "optimizer": moved.optimizer}

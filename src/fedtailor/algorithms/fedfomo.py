@@ -1,11 +1,12 @@
 """FedFomo: every client weighs other clients' models by what they do on its own validation samples."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.protocol import (
@@ -15,16 +16,34 @@ from fedtailor.protocol import (
     Answers,
     ClientUpdate,
     Cohort,
+    Diagnostic,
     Downlink,
     Inbox,
     Init,
     LocalTrainer,
+    MatrixDiagnostic,
     Population,
     Predictor,
+    ServerState,
     Streams,
     hyperparameters,
     require,
+    server_state,
 )
+
+
+@server_state
+class FedFomoState(ServerState):
+    """The clients' last models, and whose models each found useful."""
+
+    initial: Float[Array, " d"]
+    """The common initial model."""
+    model: Float[Array, "m d"]
+    """The model that each client uploaded last; the initial one before its first upload."""
+    uploaded: Bool[np.ndarray, " m"]
+    """Who has uploaded a model."""
+    affinity: Float[np.ndarray, "m m"]
+    """P: row i sums up the weights that client i gave to the others' models."""
 
 
 @hyperparameters
@@ -39,7 +58,8 @@ class FedFomo(Algorithm):
     w normalised to sum 1 (theta = b where no model is better), then trains theta on its own data and uploads the
     result with the weights. Their sums over the rounds are the affinities P, by which the server chooses the next M
     models, ties at random; with probability `explore` it chooses uniformly instead. Models never uploaded are not sent:
-    in the first round nothing is. A client that never took part weighs all models, from the common initial one.
+    in the first round nothing is. A client that never took part weighs all models, from the common initial one, on some
+    of its training data, which is all that it has to give.
     """
 
     about: ClassVar[About] = About(
@@ -48,7 +68,7 @@ class FedFomo(Algorithm):
         down="M other clients' models",
         up="1 model and M weights",
         keeps="its model before and after training",
-        unseen="weighs all models on its own validation samples, then trains",
+        unseen="weighs all models on held-out training samples, then trains on the others",
     )
 
     sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-4, lr_decay=0.01)
@@ -62,7 +82,8 @@ class FedFomo(Algorithm):
     norm: Literal["l2", "l1"] = "l2"
     """Distance between models: Euclidean (the paper), or the sum of absolute differences (the released code)."""
     holdout: float = 0.2
-    """Share of the training samples held out for validation by clients without a validation split, in (0, 1)."""
+    """Share of the training samples held out for validation, in (0, 1), by clients without a validation split and by
+    those that never took part."""
     predict_with: Literal["trained", "mixed"] = "trained"
     """The personal model: after the local training, or the weighted one before it."""
 
@@ -77,52 +98,55 @@ class FedFomo(Algorithm):
 
     # on the server ----------------------------------------------------------------------------------------------------
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> FedFomoState:
         clients, theta = len(population), init(0)
-        return {
-            "initial": theta,
-            "model": jnp.repeat(theta[None], clients, axis=0),
-            "uploaded": np.zeros(clients, bool),
-            "affinity": np.zeros((clients, clients)),
-        }
+        return FedFomoState(
+            initial=theta,
+            model=jnp.repeat(theta[None], clients, axis=0),
+            uploaded=np.zeros(clients, bool),
+            affinity=np.zeros((clients, clients)),
+        )
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams(server["model"], self._choose(server, cohort))})
+    def broadcast(self, server: FedFomoState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams(server.model, self._choose(server, cohort))})
 
-    def _choose(self, server: Any, cohort: Cohort) -> Int[np.ndarray, "c k"]:
+    def _choose(self, server: FedFomoState, cohort: Cohort) -> Int[np.ndarray, "c k"]:
         """Whose models each client is sent; -1 where fewer than M others have uploaded one."""
-        clients, rng = len(server["uploaded"]), cohort.rng("fedfomo")
+        clients, rng = len(server.uploaded), cohort.rng("fedfomo")
         chosen = np.full((len(cohort), min(self.downloads, clients - 1)), -1, np.int32)
         explore = max(self.explore - self.explore_decay * cohort.round, 0.0)
         for row, client in enumerate(cohort.position):
             uniform, ties = rng.random() < explore, rng.random(clients)
-            ranked = np.lexsort((ties, np.zeros(clients) if uniform else -server["affinity"][client]))
-            ranked = ranked[server["uploaded"][ranked] & (ranked != client)][: chosen.shape[1]]
+            ranked = np.lexsort((ties, np.zeros(clients) if uniform else -server.affinity[client]))
+            ranked = ranked[server.uploaded[ranked] & (ranked != client)][: chosen.shape[1]]
             chosen[row, : len(ranked)] = ranked
         return chosen
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
-        clients, models = len(server["uploaded"]), answers["model"]
-        # one past the end: not stored
-        place = models.to_rows(np.where(cohort.reporting, cohort.position, clients), fill=clients)
-        uploaded, affinity = server["uploaded"].copy(), server["affinity"].copy()
+    def server(self, server: FedFomoState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedFomoState:
+        clients, models = len(server.uploaded), answers["model"]
+        # where each model is stored; one past the end = nowhere
+        position = models.to_rows(np.where(cohort.reporting, cohort.position, clients), fill=clients)
+        uploaded, affinity = server.uploaded.copy(), server.affinity.copy()
         uploaded[cohort.reporters] = True
-        row, column = np.nonzero((downlink.streams["model"].recipients >= 0) & cohort.reporting[:, None])
-        weights, sent = answers.host("weights"), downlink.streams["model"].recipients
-        affinity[cohort.position[row], sent[row, column]] += weights[row, column]
-        bank = _store(server["model"], models.values, place)
-        return {**server, "model": bank, "uploaded": uploaded, "affinity": affinity}
+        # weights belong to the models that were sent, of which the positions name the owners
+        weights, owners = answers.host("weights"), downlink.streams["model"].recipients
+        row, column = np.nonzero((owners >= 0) & cohort.reporting[:, None])
+        affinity[cohort.position[row], owners[row, column]] += weights[row, column]
+        return server.replace(model=_store(server.model, models.values, position), uploaded=uploaded, affinity=affinity)
 
-    def global_model(self, server: Any) -> Float[Array, " d"]:
-        return server["model"].mean(axis=0)  # of all clients' last uploads: there is no global model
+    def global_model(self, server: FedFomoState) -> Float[Array, " d"]:
+        return server.model.mean(axis=0)  # of all clients' last uploads: there is no global model
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+    def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        bank = np.where(server["uploaded"], np.arange(len(server["uploaded"])), -1).astype(np.int32)
+        uploads = np.where(server.uploaded, np.arange(len(server.uploaded)), -1).astype(np.int32)
         # theta^0 is common knowledge (the seed)
-        start = Streams.everyone(server["initial"], len(cohort), already_held=True)
-        return Downlink({"model": Streams(server["model"], np.tile(bank, (len(cohort), 1))), "initial": start})
+        start = Streams.everyone(server.initial, len(cohort), already_held=True)
+        return Downlink({"model": Streams(server.model, np.tile(uploads, (len(cohort), 1))), "initial": start})
+
+    def diagnostics(self, server: FedFomoState) -> Sequence[Diagnostic]:
+        return [MatrixDiagnostic("affinity", "Weights that clients gave to others' models", server.affinity)]
 
     # on the client ----------------------------------------------------------------------------------------------------
 
@@ -130,28 +154,39 @@ class FedFomo(Algorithm):
         return {"base": theta, "model": theta}
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        state, weights = self._update(state, inbox, local)
+        state, weights = self._update(state, inbox, local, use_val=True)
         return state, {"model": state["model"], "weights": weights[:-1]}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        return self._update(self.init_client(inbox["initial"][0]), inbox, local)[0]
+        return self._update(self.init_client(inbox["initial"][0]), inbox, local, use_val=False)[0]
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model" if self.predict_with == "trained" else "base"]
 
-    def _update(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, Float[Array, " k"]]:
-        """A weighting and a training: the new state, and the weights of what was sent and of the client's own model."""
+    def _update(self, state: Any, inbox: Inbox, local: LocalTrainer, use_val: bool) -> tuple[Any, Float[Array, " k"]]:
+        """A weighting and a training.
+
+        Args:
+            use_val: weigh on the validation split where there is one; else on held-out training samples.
+
+        Returns:
+            The new state, and the weights of what was sent and, last, of the client's own model.
+        """
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
-        got = jnp.append(inbox.received["model"], True)
-        held = jnp.where(local.count("val") > 0, 0, jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size))
+        available = jnp.append(inbox.received["model"], True)
+        # a single sample is both trained on and validated on
+        held = jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size)
+        if use_val:
+            held = jnp.where(local.count("val") > 0, 0, held)
         kept = jnp.maximum(local.size - held, jnp.minimum(local.size, 1))
-        unused = local.part(local.size - held, local.size, "holdout")
+        held_out = local.part(local.size - held, local.size, "holdout")
 
         def validate(theta: Float[Array, " d"]) -> Float[Array, ""]:
-            return local.loss(theta, "val") + unused.loss(theta, "train")  # one of the two is empty
+            loss = held_out.loss(theta, "train")
+            return local.loss(theta, "val") + loss if use_val else loss  # one of the two is of no samples, and 0
 
-        gain = jnp.where(got, jnp.maximum(validate(base) - local.map(validate, models), 0), 0)
+        gain = jnp.where(available, jnp.maximum(validate(base) - local.map(validate, models), 0), 0)
         away = models - base
         distance = jnp.abs(away).sum(axis=1) if self.norm == "l1" else jnp.linalg.norm(away, axis=1)
         weights = gain / (distance + 1e-12)
@@ -162,6 +197,6 @@ class FedFomo(Algorithm):
 
 
 @jax.jit
-def _store(bank: Float[Array, "m d"], models: Float[Array, "c d"], place: NDArray[np.int64]) -> Float[Array, "m d"]:
-    """The bank with `models` at `place`; places past its end are dropped."""
-    return bank.at[place].set(models, mode="drop")
+def _store(bank: Float[Array, "m d"], models: Float[Array, "c d"], position: NDArray[np.int64]) -> Float[Array, "m d"]:
+    """The bank with `models` at their positions; those past its end are dropped."""
+    return bank.at[position].set(models, mode="drop")

@@ -1,23 +1,28 @@
 """HypCluster: several models, and every client trains the one that fits it best."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import cluster_averages, reporter_weights
-from fedtailor.algorithms.fedavg import step
-from fedtailor.algorithms.fedavgm import FedAvgM
+from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
+from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.algorithms.helpers.selection import closest
 from fedtailor.protocol import (
+    SGD,
     About,
+    Algorithm,
     Answers,
     ClientUpdate,
     Cohort,
+    Diagnostic,
     Downlink,
     Inbox,
     Init,
+    LineDiagnostic,
     LocalTrainer,
     Population,
     Predictor,
@@ -25,11 +30,24 @@ from fedtailor.protocol import (
     TracedInt,
     hyperparameters,
     require,
+    server_state,
 )
 
 
+@server_state
+class HypClusterState(AveragedModels):
+    """The q models, and which of them each client trained last."""
+
+    cluster: NDArray[np.int64]
+    """The model that each client chose last [m]; -1 = it has not chosen yet."""
+    round: int
+    """Rounds done by this method (those before it in a schedule do not count)."""
+    initial: Float[Array, " d"] | None
+    """The common initial model, where `farthest` finds the q models one after another; else None."""
+
+
 @hyperparameters
-class HypCluster(FedAvgM):
+class HypCluster(Algorithm):
     """Hypothesis-based clustering (Mansour et al. 2020, section 3, figure 1).
 
     The server sends q models h_1, ..., h_q. A client picks the one with the lowest loss on its training data and
@@ -55,6 +73,12 @@ class HypCluster(FedAvgM):
         unseen="all q models; it picks the one that fits its data best",
     )
 
+    sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
+    """Local training (Mansour et al., appendix F.2: rate 0.01, 2 epochs, batch 20)."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Weights of a model's average over the reporters that picked it: by training samples n_i, or equal."""
+    optimizer: ServerOptimizer = ServerOptimizer("momentum", lr=1.0, momentum=0.9)
+    """The server's step of each model (Mansour et al., appendix F.2: rate 1, momentum 0.9)."""
     clusters: int = 2
     """Number of models q (Mansour et al., appendix F.2: 2 on EMNIST)."""
     start: Literal["random", "farthest"] = "random"
@@ -68,85 +92,129 @@ class HypCluster(FedAvgM):
         require(self.warm >= 0, f"warm is {self.warm}; it must be 0 or more")
         require(self.warm == 0 or self.start == "random", "warm rounds belong to start='random'; leave one of them out")
 
+    # on the server --------------------------------------------------------------------------------------------------
+
     @property
-    def _preparation(self) -> int:
-        """Rounds before clients choose."""
+    def _rounds_before_choices(self) -> int:
         return self.clusters if self.start == "farthest" else self.clusters * self.warm
 
-    def init_server(self, init: Init, population: Population) -> Any:
-        distinct = self.start == "random"
-        theta = jnp.stack([init(k if distinct else 0) for k in range(self.clusters)])
-        cluster = np.full(len(population), -1)  # the last choice of each client
-        server = {"model": theta, "optimizer": self.optimizer.init(theta), "cluster": cluster, "round": 0}
-        return server if distinct else {**server, "initial": init(0)}
+    def init_server(self, init: Init, population: Population) -> HypClusterState:
+        apart = self.start == "random"
+        theta = jnp.stack([init(k if apart else 0) for k in range(self.clusters)])
+        return HypClusterState(
+            model=theta,
+            optimizer=self.optimizer.init(theta),
+            cluster=np.full(len(population), -1),
+            round=0,
+            initial=None if apart else init(0),
+        )
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        models, clients, round = server["model"], len(cohort), server["round"]
-        if round >= self._preparation:
-            return Downlink({"model": Streams.all_to_all(models, clients)})
-        if self.start == "random":
-            return Downlink({"model": Streams(models, np.full((clients, 1), round // self.warm))})
-        found = np.where(np.arange(self.clusters) < round, np.arange(self.clusters), -1)
-        to = np.tile([*found, self.clusters], (clients, 1))  # the last place: what to train
-        return Downlink({"model": Streams(jnp.concatenate([models, server["initial"][None]]), to)})
+    def broadcast(self, server: HypClusterState, cohort: Cohort) -> Downlink:
+        clients = len(cohort)
+        if server.round >= self._rounds_before_choices:
+            return Downlink({"model": Streams.all_to_all(server.model, clients)})
+        if server.initial is None:
+            # a warm round: everybody trains the model whose turn it is
+            turn = server.round // self.warm
+            return Downlink({"model": Streams(server.model, np.full((clients, 1), turn))})
+        # the models found so far, and in the last position the initial one, from which the next is trained
+        numbers = np.arange(self.clusters)
+        found = np.where(numbers < server.round, numbers, -1)
+        models = jnp.concatenate([server.model, server.initial[None]])
+        return Downlink({"model": Streams(models, np.tile([*found, self.clusters], (clients, 1)))})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        models = inbox["model"]
-        if len(models) > self.clusters:
-            _, loss = closest(models[:-1], inbox.received["model"][:-1], local)
-            return state, {"model": local.sgd(models[-1], self.sgd), "loss": loss}
-        if len(models) == 1:
-            return state, self.train(models[0], local)
-        choice, _ = closest(models, inbox.received["model"], local)
-        return state, {**self.train(models[choice], local), "cluster": choice}
-
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+    def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
         if not cohort.reporting.any():
             return server
         if "loss" in answers:
-            chosen = _worst_served(answers.host("loss"), cohort, first=server["round"] == 0)
-            model = server["model"].at[server["round"]].set(answers["model"].take(chosen))
-            return {**server, "model": model, "round": server["round"] + 1}
-        cluster = server["cluster"].copy()
+            chosen = _worst_served(answers.host("loss"), cohort, first=server.round == 0)
+            model = server.model.at[server.round].set(answers["model"].take(chosen))
+            return server.replace(model=model, round=server.round + 1)
+        cluster = server.cluster.copy()
         if "cluster" in answers:
-            stream = answers.host("cluster")
-            cluster[cohort.reporters] = stream[cohort.reporting]
+            trained = answers.host("cluster")
+            cluster[cohort.reporters] = trained[cohort.reporting]
         else:
-            stream = downlink.streams["model"].recipients[:, 0]
-        new = self.aggregate(server, answers, stream, reporter_weights(cohort, self.weights), cohort)
-        return {**server, **new, "cluster": cluster, "round": server["round"] + 1}
+            trained = downlink.streams["model"].recipients[:, 0]
+        moved = self.aggregate(server, answers, trained, reporter_weights(cohort, self.weights), cohort)
+        return moved.replace(cluster=cluster, round=server.round + 1)
+
+    def aggregate(
+        self,
+        server: HypClusterState,
+        answers: Answers,
+        trained: NDArray[np.integer],
+        share: NDArray[np.float64],
+        cohort: Cohort,
+    ) -> HypClusterState:
+        """The server after the step of every model.
+
+        Args:
+            trained: the model that each client trained [c].
+            share: each client's share of the reporters [c].
+        """
+        weights = cluster_averages(trained, self.clusters, share)
+        return average_step(server, self.optimizer, answers["model"], weights)
+
+    def serve(self, server: HypClusterState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
+
+    def diagnostics(self, server: HypClusterState) -> Sequence[Diagnostic]:
+        return cluster_diagnostics(server)
+
+    # on the client --------------------------------------------------------------------------------------------------
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        return state, train_closest(inbox, local, self.clusters, lambda theta: self.train(theta, local))
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         """What a client sends of its training of theta."""
         return {"model": local.sgd(theta, self.sgd)}
 
-    def aggregate(
-        self, server: Any, answers: Answers, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
-    ) -> dict[str, Any]:
-        """New models and optimiser states, from each client's cluster [c] and share of the reporters [c]."""
-        return step(self.optimizer, server, answers["model"], cluster_averages(stream, self.clusters, share))
-
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams.all_to_all(server["model"], len(cohort))})
-
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        return inbox["model"][closest(inbox["model"], inbox.received["model"], local)[0]]
+        choice, _ = closest(inbox["model"], inbox.received["model"], local)
+        return inbox["model"][choice]
 
 
-def closest(
-    models: Float[Array, "q d"], got: Bool[Array, " q"], local: LocalTrainer
-) -> tuple[Int[Array, ""], Float[Array, ""]]:
-    """The model with the lowest loss on the client's training data, the first one on ties; and that loss.
+def train_closest(
+    inbox: Inbox, local: LocalTrainer, clusters: int, train: Callable[[Float[Array, " d"]], ClientUpdate]
+) -> ClientUpdate:
+    """A client's part of a round of HypCluster: it trains the model that fits it best.
 
-    Models that were not sent do not count; where none was, the loss is 0."""
+    Args:
+        clusters: q.
+        train: model -> what the client sends of its training.
+
+    Returns:
+        What it sends. With q models received also the number of its choice; with one more, from which the next model
+        is to be found (`farthest`), the loss of the best model so far.
+    """
+    models, received = inbox["model"], inbox.received["model"]
+    if len(models) > clusters:
+        _, loss = closest(models[:-1], received[:-1], local)
+        return {"model": train(models[-1])["model"], "loss": loss}
     if len(models) == 1:
-        return jnp.int32(0), jnp.zeros((), models.dtype)
-    losses = jnp.where(got, local.map(local.loss, models), jnp.inf)
-    choice = jnp.argmin(losses)
-    return choice.astype(jnp.int32), jnp.where(got.any(), losses[choice], 0)
+        return train(models[0])
+    choice, _ = closest(models, received, local)
+    return {**train(models[choice]), "cluster": choice}
+
+
+def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:
+    """Which model each client chose last, for clients that have chosen."""
+    chosen = np.flatnonzero(server.cluster >= 0)
+    return [
+        LineDiagnostic(
+            name="cluster",
+            title="Model that each client chose last",
+            x=chosen,
+            y=server.cluster[chosen],
+            x_label="client",
+            y_label="model",
+        )
+    ]
 
 
 def _worst_served(loss: NDArray[np.floating], cohort: Cohort, first: bool) -> int:
-    """The reporter (its place in the cohort) with the largest loss, or any of them."""
+    """The reporter (its row in the cohort) with the largest loss; for the first model, which has none, any of them."""
     reporters = np.flatnonzero(cohort.reporting)
     return int(cohort.rng("first model").choice(reporters) if first else reporters[np.argmax(loss[reporters])])

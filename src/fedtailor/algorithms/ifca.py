@@ -1,6 +1,6 @@
 """IFCA: several models, equal weights, models or gradients averaged."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, mix
-from fedtailor.algorithms.hypcluster import HypCluster
+from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState
 from fedtailor.protocol import SGD, About, Answers, ClientUpdate, Cohort, LocalTrainer, hyperparameters, require
 
 
@@ -55,12 +55,19 @@ class IFCA(HypCluster):
         return {"gradient": local.gradient(theta)} if self.averaging == "gradients" else super().train(theta, local)
 
     def aggregate(
-        self, server: Any, answers: Answers, stream: NDArray[np.integer], share: NDArray[np.float64], cohort: Cohort
-    ) -> dict[str, Any]:
+        self,
+        server: HypClusterState,
+        answers: Answers,
+        trained: NDArray[np.integer],
+        share: NDArray[np.float64],
+        cohort: Cohort,
+    ) -> HypClusterState:
         if self.averaging == "models":
-            return super().aggregate(server, answers, stream, share, cohort)
-        theta = server["model"]
-        weights = (stream == np.arange(self.clusters)[:, None]) * share  # not scaled: clusters move by their mass
-        descended = theta - self.sgd.rate(cohort.round) * mix(jnp.zeros_like(theta), answers["gradient"], weights)
-        state, theta = self.optimizer.apply(server["optimizer"], theta, descended, weights.sum(axis=1) > 0)
-        return {"model": theta, "optimizer": state}
+            return super().aggregate(server, answers, trained, share, cohort)
+        # shares are not scaled to sum 1 in each cluster: gradients are divided by the number of all reporters
+        weights = (trained == np.arange(self.clusters)[:, None]) * share
+        gradients = mix(jnp.zeros_like(server.model), answers["gradient"], weights)
+        descended = server.model - self.sgd.rate(cohort.round) * gradients
+        moved = weights.sum(axis=1) > 0
+        memory, model = self.optimizer.apply(server.optimizer, server.model, descended, moved)
+        return server.replace(model=model, optimizer=memory)

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedtailor.algorithms.fedavgm import FedAvgM
+from fedtailor.aggregation import ServerOptimizer
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.selection import require_cover
 from fedtailor.protocol import (
     SGD,
     About,
@@ -24,7 +26,7 @@ from fedtailor.protocol import (
 
 
 @hyperparameters
-class MAPPER(FedAvgM):
+class MAPPER(FedAvg):
     """Model interpolation (Mansour et al. 2020, section 5, figure 3).
 
     A client predicts with the probabilities lambda p_l(y|x) + (1 - lambda) p_c(y|x) of a local model h_l and the global
@@ -51,6 +53,10 @@ class MAPPER(FedAvgM):
         unseen="fits its own local model and lambda to the global model",
     )
 
+    sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
+    """Local training of the global model (Mansour et al., appendix F.2: rate 0.01, 2 epochs, batch 20)."""
+    optimizer: ServerOptimizer = ServerOptimizer("momentum", lr=1.0, momentum=0.9)
+    """The server's step (Mansour et al., appendix F.2: rate 1, momentum 0.9)."""
     cover: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """The lambdas to choose from, ascending (the paper: a cover of [0, 1])."""
     split: tuple[float, float, float] | None = (0.5, 0.25, 0.25)
@@ -60,7 +66,7 @@ class MAPPER(FedAvgM):
     """Training of local models (Mansour et al., appendix F.2: rate 0.02, 5 epochs, batch 10)."""
 
     def __post_init__(self) -> None:
-        check_cover(self.cover)
+        require_cover(self.cover)
         valid = self.split is None or (len(self.split) == 3 and min(self.split) > 0 and abs(sum(self.split) - 1) < 1e-9)
         require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
 
@@ -119,12 +125,6 @@ def through_mixture(local: LocalTrainer, frozen: Float[Array, " d"], share: Floa
         return jax.grad(loss)(params)
 
     return gradient
-
-
-def check_cover(cover: tuple[float, ...]) -> None:
-    """Raise `ValueError` unless `cover` is made of ascending numbers in [0, 1]."""
-    valid = len(cover) > 0 and all(0 <= lam <= 1 for lam in cover) and list(cover) == sorted(set(cover))
-    require(valid, f"cover is {cover}; it must be one number or more in [0, 1], ascending")
 
 
 def _mixture(lam: Float[Array, ""], own: Float[Array, " d"], theta: Float[Array, " d"]) -> Mixture:

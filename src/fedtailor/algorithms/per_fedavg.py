@@ -74,10 +74,10 @@ class PerFedAvg(FedAvg):
         drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)  # batches of a permutation
         used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
 
-        def other(step: Int[Array, ""], places: int) -> Batch:
-            """The batch some places after that of this step, in the same epoch."""
+        def other(step: Int[Array, ""], ahead: int) -> Batch:
+            """The batch so many batches ahead of that of this step, in the same epoch."""
             epoch = step // used
-            return local.draw("batches", epoch * drawn + (step - epoch * used + places) % used, sgd.batch_size)
+            return local.draw("batches", epoch * drawn + (step - epoch * used + ahead) % used, sgd.batch_size)
 
         def meta(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             inner = local.batch_gradient(params, other(step, 1))

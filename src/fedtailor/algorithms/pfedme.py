@@ -2,23 +2,22 @@
 
 from typing import Any, ClassVar, Literal
 
-import jax
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
     Answers,
-    Batch,
     ClientUpdate,
     Cohort,
     Downlink,
+    GlobalModel,
     Inbox,
     LocalTrainer,
-    Params,
     Predictor,
     Streams,
     TracedInt,
@@ -84,8 +83,8 @@ class PFedMe(Algorithm):
         share = self.outer_lr * self.lam
         require(0 < share < 2, f"outer_lr times lam is {share:g}; it must be above 0 and below 2 (at most 1 is usual)")
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams.everyone(server["model"], len(cohort))})
+    def broadcast(self, server: GlobalModel, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
@@ -97,14 +96,14 @@ class PFedMe(Algorithm):
     def _solve(self, w: Array, local: LocalTrainer, share: Any) -> tuple[Array, Array]:
         return envelope_steps(local, w, self.sgd, self.inner_steps, self.lam, share, warm_start=self.warm_start)
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
-        return {
-            "model": mix(server["model"], answers["model"], self.beta * reporter_weights(cohort, self.weights)[None])
-        }
+    def server(self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort) -> GlobalModel:
+        # weights that sum to beta: (1 - beta) w + beta times the average
+        weights = self.beta * reporter_weights(cohort, self.weights)
+        return server.replace(model=mix(server.model, answers["model"], weights[None]))
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        held = self.predict_with == "personal" and cohort.seen
-        return Downlink() if held else self.broadcast(server, cohort)
+    def serve(self, server: GlobalModel, cohort: Cohort) -> Downlink:
+        needs_nothing = self.predict_with == "personal" and cohort.seen
+        return Downlink() if needs_nothing else self.broadcast(server, cohort)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if self.predict_with == "personal" else inbox["model"][0]
@@ -113,39 +112,3 @@ class PFedMe(Algorithm):
         if self.predict_with == "global":
             return self.init_client(inbox["model"][0])
         return {"model": self._solve(inbox["model"][0], local, 0.0)[0]}
-
-
-def envelope_steps(
-    local: LocalTrainer,
-    w: Float[Array, " d"],
-    sgd: SGD,
-    inner_steps: Any,
-    lam: Any,
-    share: Any,
-    *,
-    theta: Float[Array, " d"] | None = None,
-    warm_start: bool = True,
-    steps: Any = None,
-) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """theta and w after inner solves on as many mini-batches as `sgd` has steps (or `steps`).
-
-    Each is `inner_steps` of SGD on F(theta) + lam/2 |theta - w|^2, and then a step of w that is `share` of the way to
-    theta. theta starts from w (or `theta`) and goes on from one batch to the next, or from w each time."""
-    rate = sgd.rate(local.round)
-
-    def step(models: tuple[Params, Params], batch: Batch, r: Any) -> tuple[Params, Params]:
-        theta, w = models
-
-        def inner(k: Any, theta: Params) -> Params:
-            g = local.batch_gradient(theta, batch)
-            if not is_off(sgd.weight_decay):
-                g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)
-            return jax.tree.map(lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w)
-
-        theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
-        return theta, jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
-
-    start = local.params(w if theta is None else theta), local.params(w)
-    steps = local.steps(sgd) if steps is None else steps
-    theta, w = local.loop(start, step, steps, sgd.batch_size, drop_last=sgd.drop_last)
-    return local.vector(theta), local.vector(w)

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.aggregation.variances import update, variance
+from fedtailor.aggregation.variances import update, variance, variance_between
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.curvature import largest_eigenvalue
 from fedtailor.protocol import (
     SGD,
     About,
@@ -19,24 +19,44 @@ from fedtailor.protocol import (
     Answers,
     ClientUpdate,
     Cohort,
+    Diagnostic,
     Downlink,
     Inbox,
     Init,
+    LineDiagnostic,
     LocalTrainer,
     Population,
     Predictor,
+    ServerState,
     Streams,
     TracedInt,
     ZeroIsStatic,
     hyperparameters,
     is_off,
     require,
+    server_state,
 )
 
 _UNKNOWN = -1.0
 """What a client sends for its variance before it has two models."""
 _LEAST = 1e-30
 """Sums of variances are not smaller than this, so that their inverses can be added up in single precision."""
+
+
+@server_state
+class SelfFLState(ServerState):
+    """The common model, and what is known of the variances."""
+
+    model: Float[Array, "1 d"]
+    """theta, the common model."""
+    inter: float
+    """s0, the variance between clients; 0 before two clients have reported at once."""
+    intra: Float[np.ndarray, " m"]
+    """s_m of each client; NaN = it has none yet."""
+    took_part: Bool[np.ndarray, " m"]
+    """Who has ever reported."""
+    smoothing: float
+    """The share C of the server's step."""
 
 
 @hyperparameters
@@ -124,43 +144,31 @@ class SelfFL(Algorithm):
 
     # on the server --------------------------------------------------------------------------------------------------
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> SelfFLState:
         clients = len(population)
         known = self.intra_variances is not None
-        return {
-            "model": init(0)[None],
-            "inter": 0.0 if self.inter_variance is None else self.inter_variance,
-            "intra": np.array(self.intra_variances, np.float64) if known else np.full(clients, np.nan),
-            "took_part": np.zeros(clients, bool),
-            "smoothing": population.reporters_per_round / clients if self.smoothing is None else self.smoothing,
-        }
+        return SelfFLState(
+            model=init(0)[None],
+            inter=0.0 if self.inter_variance is None else self.inter_variance,
+            intra=np.array(self.intra_variances, np.float64) if known else np.full(clients, np.nan),
+            took_part=np.zeros(clients, bool),
+            smoothing=population.reporters_per_round / clients if self.smoothing is None else self.smoothing,
+        )
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        return self._tell(server, cohort, np.zeros(len(cohort), np.int32))
-
-    def _tell(self, server: Any, cohort: Cohort, to: NDArray[np.int32]) -> Downlink:
-        """The model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs."""
-        precisions, stand_in = self._precisions(server), self._stand_in(server)
+    def broadcast(self, server: SelfFLState, cohort: Cohort) -> Downlink:
+        # the model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs
+        precisions = self._precisions(server)
         others: Any = precisions.sum()
-        own: Any = stand_in
+        own: Any = _median_variance(server)
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
             if self.intra_variances is not None:
-                own = server["intra"][cohort.position]
-        sent = {"model": Streams(server["model"], to[:, None])}
-        return Downlink(sent, scalars={"inter": server["inter"], "others": others, "intra": own})
+                own = server.intra[cohort.position]
+        models = {"model": Streams.everyone(server.model, len(cohort))}
+        return Downlink(models, scalars={"inter": server.inter, "others": others, "intra": own})
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
-        reporters = cohort.reporters
-        server = {**server, "took_part": server["took_part"].copy(), "intra": server["intra"].copy()}
-        server["took_part"][reporters] = True
-        if self.intra_variances is None:
-            intra = answers.reporters("intra").astype(np.float64)
-            server["intra"][reporters] = np.where(intra == _UNKNOWN, np.nan, intra)
-        if self.inter_variance is None and len(reporters) > 1:
-            models = answers["model"]
-            reporting = models.to_rows(cohort.reporting, fill=False)
-            server["inter"] = float(_variance_between(models.values, reporting))
+    def server(self, server: SelfFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> SelfFLState:
+        server = self._with_variances(server, answers, cohort)
         if self.dynamic_steps and self.curvature == "literal":
             least = min(_known(server), default=np.inf)
             require(
@@ -168,10 +176,23 @@ class SelfFL(Algorithm):
                 f"eq. 8 has no solution: the learning rate {self.sgd.lr} is not below the smallest variance "
                 f"{least:.3g}; lower it or choose another curvature",
             )
-        weights = server["smoothing"] * self._weights(server, cohort)
-        return {**server, "model": mix(server["model"], answers["model"], weights[None])}
+        weights = server.smoothing * self._weights(server, cohort)
+        return server.replace(model=mix(server.model, answers["model"], weights[None]))
 
-    def _weights(self, server: Any, cohort: Cohort) -> NDArray[np.float64]:
+    def _with_variances(self, server: SelfFLState, answers: Answers, cohort: Cohort) -> SelfFLState:
+        """The server that has taken note of what this round says of the variances (eq. 13 and 14)."""
+        reporters, models = cohort.reporters, answers["model"]
+        took_part, intra, inter = server.took_part.copy(), server.intra.copy(), server.inter
+        took_part[reporters] = True
+        if self.intra_variances is None:
+            sent = answers.reporters("intra").astype(np.float64)
+            intra[reporters] = np.where(sent == _UNKNOWN, np.nan, sent)
+        if self.inter_variance is None and len(reporters) > 1:
+            reporting = models.to_rows(cohort.reporting, fill=False)
+            inter = float(variance_between(models.values, reporting))
+        return server.replace(took_part=took_part, intra=intra, inter=inter)
+
+    def _weights(self, server: SelfFLState, cohort: Cohort) -> NDArray[np.float64]:
         """Weights [c] of the average over reporters."""
         if self.weights != "variance":
             return reporter_weights(cohort, self.weights)
@@ -179,25 +200,38 @@ class SelfFL(Algorithm):
         total = precisions.sum()
         return precisions / total if total > 0 else reporter_weights(cohort, "uniform")
 
-    def _precisions(self, server: Any) -> NDArray[np.float64]:
+    def _precisions(self, server: SelfFLState) -> NDArray[np.float64]:
         """a_m [m], with the median variance for those unknown; 0 for clients that never took part, or if none is
         known."""
-        filled = np.where(np.isnan(server["intra"]), self._stand_in(server), server["intra"])
-        count = (server["took_part"] | (self.intra_variances is not None)) & (len(_known(server)) > 0)
-        return np.where(count, 1 / np.maximum(server["inter"] + filled, _LEAST), 0.0)
+        intra = np.where(np.isnan(server.intra), _median_variance(server), server.intra)
+        counts = (server.took_part | (self.intra_variances is not None)) & (len(_known(server)) > 0)
+        return np.where(counts, 1 / np.maximum(server.inter + intra, _LEAST), 0.0)
 
-    def _stand_in(self, server: Any) -> float:
-        return float(np.median(_known(server))) if len(_known(server)) else 0.0
+    def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
+        return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        own = server["took_part"][cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
-        return Downlink() if own.all() else self._tell(server, cohort, np.where(own, -1, 0).astype(np.int32))
+    def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
+        """GAIN_m (section 2.1): variance of client m's model learned alone over that of its model learned together.
 
-    def personalization_gain(self, server: Any) -> NDArray[np.float64]:
-        """GAIN_m [m], in the order of client ids: variance of client m's model learned alone over that of its model
-        learned together, 1 + s_m A (section 2.1); NaN for clients without a variance."""
+        Returns:
+            1 + s_m A [m], in the order of client ids; NaN for clients without a variance.
+        """
         others = _sums_of_others(self._precisions(server))
-        return 1 + server["intra"] * self._precision_of_others(others, server["inter"])
+        return 1 + server.intra * self._precision_of_others(others, server.inter)
+
+    def diagnostics(self, server: SelfFLState) -> Sequence[Diagnostic]:
+        gain = self.personalization_gain(server)
+        known = np.flatnonzero(~np.isnan(gain))
+        return [
+            LineDiagnostic(
+                name="gain",
+                title="Gain of learning together",
+                x=known,
+                y=gain[known],
+                x_label="client",
+                y_label="variance alone / variance together",
+            )
+        ]
 
     # on the client --------------------------------------------------------------------------------------------------
 
@@ -207,11 +241,13 @@ class SelfFL(Algorithm):
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         theta, others, moments = inbox["model"][0], inbox.scalars["others"], state["moments"]
+        estimates = self.intra_variances is None
         s = inbox.scalars["intra"]
-        if estimates := self.intra_variances is None:
+        if estimates:
             s = jnp.where(moments[0] > 1, variance(moments) / theta.size, s)
         start, steps = theta, local.steps(self.sgd)
         if self.initialisation:
+            # eq. 10, as soon as the client has a model and others have a precision
             defined = (others > 0) & (moments[0] > 0)
             share = 1 / (jnp.maximum(inbox.scalars["inter"] + s, _LEAST) * jnp.where(defined, others, 1))
             start = theta - jnp.where(defined, share, 0) * (state["model"] - theta)
@@ -223,8 +259,8 @@ class SelfFL(Algorithm):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
         moments = update(moments, new)
-        told = jnp.where(moments[0] > 1, variance(moments) / theta.size, _UNKNOWN)
-        return {"model": new, "moments": moments}, {"model": new, "intra": told}
+        own_variance = jnp.where(moments[0] > 1, variance(moments) / theta.size, _UNKNOWN)
+        return {"model": new, "moments": moments}, {"model": new, "intra": own_variance}
 
     def _steps(self, s: Array, inbox: Inbox, local: LocalTrainer) -> Array:
         """Eq. 8, solved for the number of steps."""
@@ -236,52 +272,39 @@ class SelfFL(Algorithm):
         return jnp.where(x > 0, jnp.clip(wanted, 1, self.l_max), self.l_max).astype(jnp.int32)
 
     def _precision_of_others(self, others: Any, inter: Any) -> Any:
-        """What all other clients' models tell about one client's: the inverse of a variance."""
+        """The inverse of the variance of what all other clients' models say about one client's."""
         return others if self.posterior == "paper" else others / (1 + inter * others)
 
     def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> Any:
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":
-            return _largest_eigenvalue(local, theta)
+            return largest_eigenvalue(local, theta, local.key("curvature"))
         if self.curvature in ("fisher", "literal"):
             return 1 / jnp.maximum(s * local.size if self.curvature == "fisher" else s, _LEAST)
         return self.curvature
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        if "model" not in inbox.values:
-            return state["model"]
-        newcomer, steps = inbox.received["model"][0], local.steps(self.sgd)
+        return state["model"]
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        theta, steps = inbox["model"][0], local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)
-        start = jnp.where(newcomer, inbox["model"][0], state["model"])
-        return local.sgd(start, self.sgd, steps=jnp.where(newcomer, steps, 0))
+        return {**self.init_client(theta), "model": local.sgd(theta, self.sgd, steps=steps)}
 
 
-def _known(server: Any) -> NDArray[np.float64]:
+def _known(server: SelfFLState) -> NDArray[np.float64]:
     """The variances s_m of the clients that have one."""
-    return server["intra"][~np.isnan(server["intra"])]
+    return server.intra[~np.isnan(server.intra)]
+
+
+def _median_variance(server: SelfFLState) -> float:
+    """What stands in for a variance that is not known; 0 while nobody has one."""
+    known = _known(server)
+    return float(np.median(known)) if len(known) else 0.0
 
 
 def _sums_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """sum_{k != m} values_k [m]."""
     return np.maximum(values.sum() - values, 0.0)
-
-
-def _largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"]) -> Array:
-    """Of the Hessian of the training loss, in absolute value, by ten power iterations."""
-
-    def iterate(k: Any, v: Array) -> Array:
-        return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
-
-    return jnp.linalg.norm(
-        local.fori_loop(10, iterate, jax.random.normal(local.key("curvature"), theta.shape, theta.dtype))
-    )
-
-
-@jax.jit
-def _variance_between(models: Float[Array, "c d"], report: Bool[Array, " c"]) -> Array:
-    """Mean over coordinates of the unbiased variance over the models of those that report."""
-    count = report.sum()
-    mean = jnp.where(report[:, None], models, 0).sum(axis=0) / count
-    return jnp.where(report[:, None], jnp.square(models - mean), 0).sum() / ((count - 1) * models.shape[1])

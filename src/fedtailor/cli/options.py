@@ -2,7 +2,6 @@
 
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any, NoReturn, TypeVar
@@ -64,15 +63,6 @@ def check_seeds(name: str, *seeds: int) -> None:
 def as_option(name: str) -> str:
     """How a field is written on the command line."""
     return "--" + name.replace("_", "-")
-
-
-def finite(value: Any) -> Any:
-    """A value for JSON, which knows neither NaN nor infinity: None stands for them, in dicts and lists too."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _names(target: Callable[..., Any], prefix: str = "") -> Iterator[str]:

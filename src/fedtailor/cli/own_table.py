@@ -36,11 +36,16 @@ class OwnTable(TableOptions):
         return (0, 1, 2) if self.folds is None else tuple(range(self.folds))
 
     def table_options(self) -> dict[str, Any]:
-        """The table's options that differ from their defaults, as `from_table` and an experiment file take them."""
-        default = TableOptions()
-        names = (field.name for field in fields(TableOptions))
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        """See `changed_options`."""
+        return changed_options(self)
+
+
+def changed_options(options: TableOptions) -> dict[str, Any]:
+    """The table's options that differ from their defaults, as `from_table` and an experiment file take them."""
+    default = TableOptions()
+    names = (field.name for field in fields(TableOptions))
+    given = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(default, name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def default_rates(table: Table) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.models import Model
-from fedtailor.protocol import Batch, Mixture, Params, Predictor, require
+from fedtailor.protocol import Batch, Mixture, NearestNeighbors, Params, Predictor, require
 
 
 def mean_loss(model: Model, params: Params, batch: Batch, count: Any, key: Array | None = None) -> Float[Array, ""]:
@@ -28,6 +28,8 @@ def training_loss(
 
 def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
     """x [b, ...] -> what the predictor's losses are computed from: logits, or a mixture's log-probabilities."""
+    if isinstance(predictor, NearestNeighbors):
+        return _with_neighbors(model, predictor)
     if not isinstance(predictor, Mixture):
         params = model.params(predictor)
         return lambda x: model.logits(params, x)
@@ -44,5 +46,17 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
             return jnp.tensordot(weights, each, 1)
         log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
         return jax.nn.logsumexp(model.log_probabilities(each) + log_weights.reshape(-1, *[1] * (each.ndim - 1)), axis=0)
+
+    return mixed
+
+
+def _with_neighbors(model: Model, predictor: NearestNeighbors) -> Callable[[Array], Array]:
+    """x [b, ...] -> outputs of a model and of the neighbours among a client's examples."""
+    params = model.params(predictor.model)
+
+    def mixed(x: Array) -> Array:
+        z = model.features(params, x)
+        neighbors = predictor.probabilities(z, model.outputs)
+        return predictor.combine(neighbors, model.head_outputs(params, z), predictor.share)
 
     return mixed

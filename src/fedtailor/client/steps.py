@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedtailor.protocol import SGD, Batch, Params, StepGradient, is_off
+from fedtailor.protocol import SGD, Batch, ModelPart, Params, StepGradient, is_off
 
 if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
@@ -25,10 +25,11 @@ def train(
     gradient: StepGradient | None,
     steps: Int[Array, ""] | int,
     split: str,
+    train_only: ModelPart | None = None,
 ) -> Float[Array, " d"]:
     """theta after `steps` mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <drift, w>.
 
-    `gradient` replaces that of the mean loss F over a batch."""
+    `gradient` replaces that of the mean loss F over a batch. Entries outside `train_only` keep their bits."""
     rate = sgd.rate(local.round)
     params = local.params(theta)
     turned = jax.tree.map(lambda w: sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0], params)
@@ -37,6 +38,7 @@ def train(
         """To the loop's layout and back."""
         return jax.tree.map(lambda w, turned: w.T if turned else w, params, turned)
 
+    trained = None if train_only is None else train_only.tree_mask(params)
     anchor = None if pull is None else turn(local.params(pull[1]))
     constant = None if drift is None else turn(local.params(drift))
     model = local.model
@@ -55,30 +57,35 @@ def train(
             g = jax.tree.map(lambda g, w, a, mu=pull[0]: g + mu * (w - a), g, params, anchor)
         if constant is not None:
             g = jax.tree.map(jnp.add, g, constant)
+        if trained is not None:  # no gradient outside the part: optimisers that look at all of it must not see one
+            g = jax.tree.map(lambda g, trained: g if trained else jnp.zeros_like(g), g, trained)
         if not model.has_statistics:
             return g, renewed
         return model.with_statistics(g, jax.tree.map(jnp.zeros_like, g)), turn(renewed)
 
-    def settle(params: Params, renewed: Params) -> Params:
-        """A step's result, with the running statistics of its batch."""
-        return model.with_statistics(params, renewed) if model.has_statistics else params
+    def settle(before: Params, params: Params, renewed: Params) -> Params:
+        """A step's result, with the running statistics of its batch, and what is frozen as it was before."""
+        after = model.with_statistics(params, renewed) if model.has_statistics else params
+        if trained is None:
+            return after
+        return jax.tree.map(lambda old, new, trained: new if trained else old, before, after, trained)
 
     def plain(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
         g, renewed = direction(params, batch, step)
-        return settle(jax.tree.map(lambda w, g: w - rate * g, params, g), renewed)
+        return settle(params, jax.tree.map(lambda w, g: w - rate * g, params, g), renewed)
 
     def momentum(carry: tuple[Params, Params], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         params, velocity = carry
         g, renewed = direction(params, batch, step)
         velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, g)
-        return settle(jax.tree.map(lambda w, v: w - rate * v, params, velocity), renewed), velocity
+        return settle(params, jax.tree.map(lambda w, v: w - rate * v, params, velocity), renewed), velocity
 
     def transformed(carry: tuple[Params, Any], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Any]:
         assert sgd.optimizer is not None
         params, state = carry
         g, renewed = direction(params, batch, step)
         updates, state = sgd.optimizer.update(g, state, params)
-        return settle(jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), renewed), state
+        return settle(params, jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), renewed), state
 
     params = turn(params)
     loop = lambda carry, step: local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)  # noqa: E731

@@ -38,7 +38,7 @@ def client_task(
     predictor = algorithm.personal(state[0], inbox, local)
     if task == "personal":
         return {"predictor": predictor}
-    before = local.work
+    before, local.evaluating = local.work, True
     scores = {
         split: {"count": local.count(split), "statistics": local.statistics(predictor, split, metrics)}
         for split in EVALUATED_SPLITS

@@ -16,8 +16,8 @@ from fedtailor.client.pool import SPLITS, ClientAddress, Pool, model_input
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.steps import train
 from fedtailor.metrics import Loss, add_statistics, zero_statistic
-from fedtailor.models import Model
-from fedtailor.protocol import SGD, Batch, BatchMetric, Params, Predictor, StepGradient
+from fedtailor.models import Model, Part
+from fedtailor.protocol import SGD, Batch, BatchMetric, ModelPart, Params, Predictor, StepGradient
 
 Carry = TypeVar("Carry")
 
@@ -75,6 +75,7 @@ class DeviceTrainer:
         self.model, self.pool, self.address, self.round = model, pool, address, round
         self.size = address.size[0]
         self.work: Int[Array, " 2"] = jnp.zeros(2, jnp.int32)
+        self.evaluating = False  # only an evaluation may read test rows
         self._views: tuple[Permutation, ...] = ()
         self._in_step: list[Work] | None = None
         self._step: Step | None = None
@@ -87,6 +88,7 @@ class DeviceTrainer:
         return _named(self.address.key, purpose)
 
     def count(self, split: str) -> Int[Array, ""]:
+        self._require_open(split)
         return self.size if split == "train" else self.address.size[SPLITS.index(split)]
 
     def part(self, first: Any, end: Any, purpose: str) -> "DeviceTrainer":
@@ -95,6 +97,11 @@ class DeviceTrainer:
         part._views = (*self._views, Permutation(words, self.size, jnp.asarray(first, jnp.int32)))
         part.size = jnp.maximum(jnp.asarray(end, jnp.int32) - jnp.asarray(first, jnp.int32), 0)
         return part
+
+    def _require_open(self, split: str) -> None:
+        """Keep methods away from the rows that they are measured on."""
+        if split not in SPLITS or (split == "test" and not self._root.evaluating):
+            raise ValueError(f"a method asks for the split {split!r}; it may look at 'train' and 'val' only")
 
     def in_round(self, round: Any) -> "DeviceTrainer":
         there = copy.copy(self)
@@ -108,6 +115,7 @@ class DeviceTrainer:
 
     def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
         """The examples at positions (0-based, below the split's size) of a split."""
+        self._require_open(split)
         if split == "train":
             for view in reversed(self._views):
                 positions = view(positions)
@@ -148,8 +156,10 @@ class DeviceTrainer:
         gradient: StepGradient | None = None,
         steps: Int[Array, ""] | int | None = None,
         split: str = "train",
+        train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        return train(self, theta, sgd, pull, drift, gradient, self.steps(sgd) if steps is None else steps, split)
+        steps = self.steps(sgd) if steps is None else steps
+        return train(self, theta, sgd, pull, drift, gradient, steps, split, train_only)
 
     def gradient(
         self, theta: Float[Array, " d"], first: Any = 0, end: Any = None, *, purpose: str | None = None
@@ -190,6 +200,30 @@ class DeviceTrainer:
         self._add(forwards=count)
         zero = zero_statistic(of_batch, jnp.int32(0))
         return self._repeat(_passes(count), lambda index, total: add_statistics(total, of_batch(index)), zero)
+
+    # parts of the model ---------------------------------------------------------------------------------------------
+
+    @property
+    def parts_of_model(self) -> tuple[str, ...]:
+        return self.model.parts
+
+    def part_of_model(self, name: str) -> Part:
+        return self.model.part(name)
+
+    def features(
+        self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
+    ) -> Float[Array, "b ..."]:
+        if not (self._root._step is not None if training is None else training):
+            return self.model.features(params, x)
+        if self.model.has_statistics:
+            raise ValueError(
+                "this method trains through the features, where batch statistics cannot be taken; use a model with "
+                "group instead of batch normalisation"
+            )
+        return self.model.features(params, x, self._training_key())
+
+    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        return self.model.head_outputs(params, features)
 
     # steps of a method's own ---------------------------------------------------------------------------------------
 

@@ -27,6 +27,14 @@ from fedtailor.diagnosis.divergences import (
     label_differences,
 )
 from fedtailor.diagnosis.gradients import Homogeneity, expected_exponent, gradient_traces, homogeneity
+from fedtailor.diagnosis.recommend import (
+    Race,
+    Recommendation,
+    recommend,
+    starting_point,
+    starting_strength,
+    streams_of,
+)
 from fedtailor.diagnosis.streams import (
     Streams,
     compare_streams,
@@ -47,6 +55,8 @@ __all__ = [
     "InputDifferences",
     "LabelDifferences",
     "PersonalizationGain",
+    "Race",
+    "Recommendation",
     "Streams",
     "agnostic_bound",
     "best_rows",
@@ -72,9 +82,13 @@ __all__ = [
     "mapper_bound",
     "matching_stability",
     "personalization_gain",
+    "recommend",
     "round_time",
     "row_bounds",
     "skewness",
+    "starting_point",
+    "starting_strength",
+    "streams_of",
     "time_to_finish",
     "together_minus_alone",
     "variance_between",

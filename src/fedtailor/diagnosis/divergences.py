@@ -60,17 +60,18 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
     require(bool((counts.sum(axis=1) > 0).all()), "a client has no label; leave out clients without samples")
     shares, totals = counts / counts.sum(axis=1, keepdims=True), counts.sum(axis=1)
     divergence, p = np.zeros((len(counts),) * 2), np.ones((len(counts),) * 2)
-    for i in range(len(counts)):  # row by row: all pairs at once would take m^2 times classes numbers
-        divergence[i] = jensen_shannon(shares[i], shares)
-        both = counts[i] + counts
-        pooled = both / (totals[i] + totals)[:, None]
+    # Row by row, since all pairs at once would take m^2 times classes numbers; each pair once.
+    for i in range(len(counts) - 1):
+        others = slice(i + 1, None)
+        divergence[i, others] = divergence[others, i] = jensen_shannon(shares[i], shares[others])
+        both = counts[i] + counts[others]
+        pooled = both / (totals[i] + totals[others])[:, None]
         statistic = 2 * (
             special.rel_entr(counts[i], totals[i] * pooled).sum(axis=1)
-            + special.rel_entr(counts, totals[:, None] * pooled).sum(axis=1)
+            + special.rel_entr(counts[others], totals[others, None] * pooled).sum(axis=1)
         )
         degrees = (both > 0).sum(axis=1) - 1
-        p[i] = np.where(degrees > 0, special.chdtrc(np.maximum(degrees, 1), statistic), 1.0)
-    np.fill_diagonal(p, 1.0)
+        p[i, others] = p[others, i] = np.where(degrees > 0, special.chdtrc(np.maximum(degrees, 1), statistic), 1.0)
     return LabelDifferences(divergence, p)
 
 
@@ -111,25 +112,29 @@ def input_differences(
     variances = variances * (n / np.maximum(n - 1, 1))[:, None]
     standardized, p = np.zeros((clients, clients)), np.ones((clients, clients))
     feature = np.zeros((clients, clients), np.int64)
-    for i in range(clients):
-        gap = means[i] - means
-        pooled = (variances[i] + variances) / 2
-        in_deviations = np.divide(gap**2, pooled, out=np.where(gap != 0, np.inf, 0.0), where=pooled > 0)
-        by_chance = (variances[i] / n[i] + variances / n[:, None]) / np.where(pooled > 0, pooled, 1.0)
-        standardized[i] = np.sqrt(np.maximum((in_deviations - by_chance).mean(axis=1), 0.0))
-        own, other = variances[i] / n[i], variances / n[:, None]
-        total = own + other
-        degrees = np.divide(
-            total**2, own**2 / max(n[i] - 1, 1) + other**2 / np.maximum(n - 1, 1)[:, None],
-            out=np.ones_like(total), where=total > 0,
-        )  # fmt: skip
-        t = np.divide(np.abs(gap), np.sqrt(total), out=np.where(gap != 0, np.inf, 0.0), where=total > 0)
-        feature[i] = t.argmax(axis=1)
-        largest = feature[i][:, None]
-        t, degrees = (np.take_along_axis(values, largest, axis=1)[:, 0] for values in (t, degrees))
-        p[i] = np.minimum(2 * features * special.stdtr(degrees, -t), 1.0)
-    np.fill_diagonal(standardized, 0.0)
-    np.fill_diagonal(p, 1.0)
+    # what sampling adds to the square of a mean, and that over its degrees of freedom (Welch), once for each client
+    errors = variances / n[:, None]
+    by_degrees = errors**2 / np.maximum(n - 1, 1)[:, None]
+    for i in range(clients - 1):
+        others = slice(i + 1, None)  # each pair once
+        gap = np.abs(means[i] - means[others])
+        unlike = np.where(gap != 0, np.inf, 0.0)
+        total = errors[i] + errors[others]
+        pooled = (variances[i] + variances[others]) / 2
+        varies = pooled > 0
+        in_deviations = np.divide(gap**2, pooled, out=unlike.copy(), where=varies)
+        by_chance = np.divide(total, pooled, out=total.copy(), where=varies)
+        apart = np.sqrt(np.maximum((in_deviations - by_chance).mean(axis=1), 0.0))
+        standardized[i, others] = standardized[others, i] = apart
+        t = np.divide(gap, np.sqrt(total), out=unlike, where=total > 0)
+        largest = t.argmax(axis=1)
+        feature[i, others] = feature[others, i] = largest
+        # the test looks at that feature alone
+        pairs = np.arange(len(t))
+        t, total = t[pairs, largest], total[pairs, largest]
+        spread = by_degrees[i, largest] + by_degrees[others][pairs, largest]
+        degrees = np.divide(total**2, spread, out=np.ones_like(total), where=total > 0)
+        p[i, others] = p[others, i] = np.minimum(2 * features * special.stdtr(degrees, -t), 1.0)
     return InputDifferences(standardized, feature, p)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,6 +19,9 @@ from fedtailor.protocol import require
 
 if TYPE_CHECKING:
     import polars as pl
+
+What = Literal["gradients", "labels", "inputs"]
+"""In what two clients may be told apart."""
 
 ALPHA = 0.05
 """Level of the tests that sentences rest on, over all pairs of clients (Holm)."""
@@ -117,44 +120,48 @@ class Diagnosis:
 
         names = np.array(self.evidence.names, object)
         first, second = np.triu_indices(len(names), 1)
-        columns = {"gradient_ratio": self.gradients.ratio[first, second], "gradient_p": self._told_apart("gradients")}
+        columns = {"gradient_ratio": self.gradients.ratio[first, second], "gradient_p": self.told_apart("gradients")}
         if self.labels is not None:
             columns["label_divergence"] = self.labels.divergence[first, second]
-            columns["label_p"] = self._told_apart("labels")
+            columns["label_p"] = self.told_apart("labels")
         if self.inputs is not None:
             columns["input_difference"] = self.inputs.standardized[first, second]
-            columns["input_p"] = self._told_apart("inputs")
+            columns["input_p"] = self.told_apart("inputs")
         return pl.DataFrame({"client": list(names[first]), "other": list(names[second]), **columns})
+
+    def told_apart(self, what: What) -> NDArray[np.float64]:
+        """p-values of the pairs [m (m - 1) / 2] in the order of `pairs`, adjusted for all of them.
+
+        Empty where labels or inputs are not known.
+        """
+        above = np.triu_indices(len(self.evidence.names), 1)
+        if what == "gradients":
+            return self.gradients.p_holm[above]
+        compared = self.labels if what == "labels" else self.inputs
+        return np.zeros(0) if compared is None else holm(compared.p[above])
 
     def sentences(self) -> list[str]:
         """What a person wants to know, in this order: do clients differ, in what, who resembles whom, who gains."""
         found = [self._in_data(), self._in_gradients(), self._of_groups(), self._of_gain()]
         return [sentence for sentence in found if sentence]
 
-    def _told_apart(self, what: str) -> NDArray[np.float64]:
-        """p-values of the pairs [m (m - 1) / 2], over all of them."""
-        above = np.triu_indices(len(self.evidence.names), 1)
-        if what == "gradients":
-            return self.gradients.p_holm[above]
-        compared = self.labels if what == "labels" else self.inputs
-        return np.ones(0) if compared is None else holm(compared.p[above])
-
     def _in_data(self) -> str:
         parts = []
-        for what, known in (("labels", self.labels), ("inputs", self.inputs)):
-            if known is not None:
-                told, pairs = int((self._told_apart(what) < ALPHA).sum()), len(self._told_apart(what))
-                parts.append(f"{what} in {told} of {pairs} pairs")
+        compared: tuple[What, ...] = ("labels", "inputs")
+        for what in compared:
+            p = self.told_apart(what)
+            if len(p):
+                parts.append(f"{what} in {int((p < ALPHA).sum())} of {len(p)} pairs")
         return f"Clients are told apart by their {' and by their '.join(parts)}." if parts else ""
 
     def _in_gradients(self) -> str:
-        p = self._told_apart("gradients")
+        p = self.told_apart("gradients")
         apart = p < ALPHA
         if not apart.any():
-            return "No pair of clients is told apart by gradients: what these samples show is one population."
+            return "No pair of clients is told apart by gradients."
         by_data = np.zeros(len(p), bool)
         for what in ("labels", "inputs"):
-            values = self._told_apart(what)
+            values = self.told_apart(what)
             if len(values):
                 by_data |= values < ALPHA
         sentence = f"Gradients tell {int(apart.sum())} of {len(p)} pairs apart"

@@ -49,7 +49,7 @@ class DebugExecutor(DeviceExecutor):
                     run_one(
                         exchange.task,
                         exchange.algorithm,
-                        exchange.uplink,
+                        (exchange.uplink, exchange.received_through),
                         self.model,
                         self.devices.pool,
                         values,

@@ -76,7 +76,7 @@ class DeviceExecutor:
         self.shards = self.devices.mesh.size
         self.split_sizes = split_sizes(federation)
         self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
-        self._phase = 0
+        self._phase = self._saved_phase = 0
 
     @property
     def concurrency(self) -> int:
@@ -177,7 +177,7 @@ class DeviceExecutor:
     def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
-        first = (algorithm.init_client(theta), init_pipeline(uplink, theta))
+        first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
         self._first = jax.tree.map(jnp.asarray, first)
         self.states = self._stored(in_file=False)
 
@@ -208,13 +208,15 @@ class DeviceExecutor:
         return self.states.snapshot()
 
     def saved(self) -> None:
-        """From now on keep what the last snapshot needs, and only that."""
+        """From now on keep what the last two snapshots need, and only that."""
         self.states.saved()
         if self.directory is not None:
-            remove_others(self.directory, self._phase)
+            remove_others(self.directory, {self._phase, self._saved_phase})
+        self._saved_phase = self._phase
 
     def restore(self, snapshot: Any) -> None:
         """Put the states where they stood at a snapshot."""
+        self._saved_phase = self._phase
         self.states = self._stored(in_file=isinstance(snapshot, dict))
         self.states.restore(snapshot)
 

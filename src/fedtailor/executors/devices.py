@@ -14,12 +14,12 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
-from fedtailor.executors.map_clients import AXIS, map_clients
+from fedtailor.executors.map_clients import AXIS, Pipelines, map_clients
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, Exchange, Pipeline
+from fedtailor.protocol import Algorithm, BatchMetric, Exchange
 
 MEMORY_SHARE = 0.9
 """The share of the free memory that a program may plan with."""
@@ -62,7 +62,7 @@ class ExchangeRequest:
         """Equal for requests that one program can serve at once."""
         exchange = self.exchange
         streams = exchange.downlink.streams.items()
-        numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink))
+        numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink, exchange.received_through))
         state, form = jax.tree.flatten(self.states)
         return (
             *(exchange.task, exchange.metrics, structure, tuple(np.asarray(number).tobytes() for number in numbers)),
@@ -89,7 +89,8 @@ class Devices:
         self._separate = jax.jit(_separate, static_argnames="requests", out_shardings=self.sharded)
         pool, self.start = build_pool(federations, dtype)
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
-        self._shipped: tuple[Any, Any, Any] = (None, None, None)
+        self._shipped_from: tuple[Any, ...] = (None, None, None)
+        self._shipped: Any = None
         self.chunks: dict[Any, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
@@ -147,14 +148,15 @@ class Devices:
         here = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
         return values if here else place(values, self.sharded)
 
-    def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipeline]:
-        """The algorithm and the uplink with their numbers on every device, where they stay from round to round."""
-        algorithm, uplink = exchange.algorithm, exchange.uplink
-        if not self.everywhere.is_fully_addressable:
-            return algorithm, uplink
-        if self._shipped[0] is not algorithm or self._shipped[1] is not uplink:
-            self._shipped = (algorithm, uplink, jax.device_put((algorithm, uplink), self.everywhere))
-        return self._shipped[2]
+    def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipelines]:
+        """The algorithm and the pipelines with their numbers on every device, where they stay from round to round."""
+        parts = exchange.algorithm, exchange.uplink, exchange.received_through
+        if any(part is not before for part, before in zip(parts, self._shipped_from, strict=True)):
+            self._shipped_from = parts
+            numbers = (exchange.algorithm, (exchange.uplink, exchange.received_through))
+            here = self.everywhere.is_fully_addressable
+            self._shipped = jax.device_put(numbers, self.everywhere) if here else numbers
+        return self._shipped
 
     def _chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
         """Clients trained at once on one device: as many as its free memory holds by the compiler's own account.

@@ -16,16 +16,19 @@ from fedtailor.client.tasks import all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task
+from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, receive
 
 AXIS = "clients"
+
+Pipelines = tuple[Pipeline, Pipeline]
+"""What is applied to messages up, and what was applied to messages down."""
 
 
 @partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk", "metrics"))
 def map_clients(
     task: Task,
     algorithm: Algorithm,
-    uplink: Pipeline,
+    pipelines: Pipelines,
     model: Model,
     mesh: Mesh,
     chunk: int,
@@ -50,17 +53,17 @@ def map_clients(
         out_specs=clients,
         check_vma=False,
     )
-    def shard(algorithm: Algorithm, uplink: Pipeline, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
-        one = partial(run_one, task, algorithm, uplink, model, pool, values, metrics=metrics)
+    def shard(algorithm: Algorithm, pipelines: Pipelines, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
+        one = partial(run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics)
         return jax.lax.map(one, rows) if chunk == 1 else jax.lax.map(one, rows, batch_size=chunk)
 
-    return shard(algorithm, uplink, pool, values, (inputs, states, scalars))
+    return shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
 
 
 def run_one(
     task: Task,
     algorithm: Algorithm,
-    uplink: Pipeline,
+    pipelines: Pipelines,
     model: Model,
     pool: Pool,
     values: dict[str, Array],
@@ -74,7 +77,8 @@ def run_one(
     received = {kind: places >= 0 for kind, places in inputs.recipients.items()}
     received_values = {kind: _receive(values[kind], places) for kind, places in inputs.recipients.items()}
     inbox = Inbox(received_values, received, scalars, inputs.reply)
-    out = client_task(task, algorithm, uplink, state, inbox, local, metrics)
+    uplink, received_through = pipelines
+    out = client_task(task, algorithm, uplink, state, receive(received_through, inbox), local, metrics)
     return {**out, "done": jnp.append(local.work, all_finite(out).astype(jnp.int32))}
 
 

@@ -18,6 +18,9 @@ from fedtailor.protocol import require
 AT_ONCE = 2**28
 """Bytes of states in memory when all clients are gone through (evaluation)."""
 
+PLACES = 3
+"""Places of a client in the file: two that checkpoints may hold, and one to write to."""
+
 FIRST = -1
 """The place of a client that still holds the state that all start from; it takes no room in the file."""
 
@@ -27,19 +30,20 @@ def states_path(directory: Path, phase: int) -> Path:
     return directory / f"states-{phase}.bin"
 
 
-def remove_others(directory: Path, phase: int) -> None:
-    """Remove the states of phases that are over."""
+def remove_others(directory: Path, phases: set[int]) -> None:
+    """Remove the states of other phases, which are over."""
+    kept = {states_path(directory, phase) for phase in phases}
     for path in directory.glob("states-*.bin"):
-        if path != states_path(directory, phase):
+        if path not in kept:
             path.unlink()
 
 
 class FileStates:
     """`States` in a file.
 
-    The file has two places for every client. What a checkpoint holds is never overwritten: the first write after it
-    goes to a client's other place, later ones replace that. So a checkpoint is the list of places in force (and of
-    checksums), no state is written for it, and whenever the process dies the last checkpoint can be resumed.
+    The file has three places for every client. What the last two checkpoints hold is never overwritten: the first write
+    after one goes to a client's free place, later ones replace that. So a checkpoint is the list of places in force
+    (and of checksums), no state is written for it, and whenever the process dies the last two can be resumed.
 
     Plain reads and writes at offsets, no memory map: there a full disk kills the process.
     """
@@ -57,7 +61,8 @@ class FileStates:
         self._first = np.zeros((), self._type)
         for name, leaf in zip(self._type.names or (), first, strict=True):
             self._first[name] = leaf
-        self._place, self._saved = np.full(clients, FIRST, np.int8), np.full(clients, FIRST, np.int8)
+        self._place = np.full(clients, FIRST, np.int8)
+        self._saved = self._saved_before = self._place.copy()
         self._checksum = np.zeros(clients, np.uint32)
 
     @property
@@ -100,7 +105,8 @@ class FileStates:
             records[name] = np.asarray(leaf)[: len(index)]
         with self._one_line():
             for client, record in zip(index.tolist(), _bytes(records), strict=True):
-                place = int(self._saved[client] == 0)
+                kept = self._saved[client], self._saved_before[client]
+                place = next(free for free in range(PLACES) if free not in kept)
                 _write(self._opened(), record.data, self._offset(client, place))
                 self._place[client], self._checksum[client] = place, zlib.crc32(record)
 
@@ -114,8 +120,8 @@ class FileStates:
         return {"first": first, "place": self._place.copy(), "checksum": self._checksum.copy()}
 
     def saved(self) -> None:
-        """A checkpoint holds the last snapshot: what it names stays until the next one."""
-        self._saved = self._place.copy()
+        """A checkpoint holds the last snapshot: what it names stays until the next but one."""
+        self._saved, self._saved_before = self._place.copy(), self._saved
 
     def restore(self, saved: Any) -> None:
         if isinstance(saved, list):
@@ -123,7 +129,7 @@ class FileStates:
             return
         self._begin(saved["first"], len(saved["place"]))
         self._place, self._checksum = saved["place"].copy(), saved["checksum"].copy()
-        self.saved()
+        self._saved = self._saved_before = self._place.copy()
         with self._one_line():
             self._keep(os.open(self._path or "", os.O_RDWR))
 

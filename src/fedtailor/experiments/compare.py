@@ -4,8 +4,10 @@
     RESULTS/<experiment>/experiment.json                       the index: what was compared, and which runs say so
 
 A run's directory is named by a fingerprint of all its settings: experiments that share a training share its directory,
-and a comparison started again finds what is done. Only the index belongs to one experiment; it is written anew after
-every run (of all seeds that are trained at once) from what the run directories hold.
+and a comparison started again finds what is done. A run of another version of fedtailor stays as it is, and is made
+anew beside it, in a directory whose name ends with the version (unless `any_version`). Only the index belongs to one
+experiment; it is written anew after every run (of all seeds that are trained at once) from what the run directories
+hold.
 """
 
 import hashlib
@@ -13,16 +15,15 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-import fedtailor
+from fedtailor._files import reason, replacing
+from fedtailor._version import __version__
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
@@ -30,9 +31,18 @@ from fedtailor.metrics import find_metric
 from fedtailor.protocol import Diverged, Exchanges, drive, require
 from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import bind, executor_of
-from fedtailor.storage.checkpoint import write_atomically
+from fedtailor.storage import DirectoryLock, Interrupted, Unusable, interrupts
 from fedtailor.storage.manifest import settings as described
-from fedtailor.storage.run_directory import METRICS, Interrupted, RunDirectory, interrupts
+from fedtailor.storage.manifest import stored_versions
+from fedtailor.storage.run_directory import (
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+    RunDirectory,
+    read_frame,
+    read_summary,
+    require_unchanged,
+)
 from fedtailor.training import AfterRound, Training
 
 INDEX = "experiment.json"
@@ -53,7 +63,9 @@ class Comparison:
         settings: devices and the like.
         at_once: how many seeds of a method are trained at once, as one cohort.
         source: the file that says what is compared, if there is one.
+        any_version: take runs that another version of fedtailor made as if this one had made them.
         cells, candidates: the index so far.
+        skipped: what was not run, or could not be chosen, and why.
     """
 
     experiment: Experiment
@@ -62,19 +74,22 @@ class Comparison:
     progress: Progress | None = None
     at_once: int = 1
     source: Path | None = None
+    any_version: bool = False
 
     def __post_init__(self) -> None:
         require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
+        self.skipped: list[dict[str, Any]] = []
+        self._refusals: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._shares: dict[str, float] = {}
         self._federations: dict[tuple[str, int], Federation] = {}
 
     @property
     def done(self) -> int:
-        """Runs that are over."""
-        return len(self._seconds)
+        """Runs that are over, or will not be made."""
+        return len(self._seconds) + sum(skipped["runs"] for skipped in self.skipped)
 
     @property
     def progressed(self) -> float:
@@ -87,23 +102,40 @@ class Comparison:
         return self.results / self.experiment.name / INDEX
 
     def run(self) -> Path:
-        """All runs, in order; the index.
+        """All runs, in order; the index. A run that diverges, or whose method refuses its settings, ends alone.
 
         Raises:
             ValueError: the index belongs to another file of the same name; data are missing, a disk is full, a
-                directory cannot be written: what is finished is kept.
-            Interrupted: Ctrl-C; the last finished round is saved.
+                directory cannot be written or is in use: what is finished is kept. Or no method takes its settings.
+            Interrupted: Ctrl-C or SIGTERM; the last finished round is saved.
         """
         self._require_own_index()
+        try:
+            self.index.parent.mkdir(parents=True, exist_ok=True)
+            lock = DirectoryLock(self.index.parent)
+            lock.acquire()
+        except OSError as error:
+            raise Unusable(f"cannot use {self.index.parent}: {reason(error)}; name another directory") from None
+        try:
+            return self._run_all()
+        finally:
+            lock.release()
+
+    def _run_all(self) -> Path:
         seeds = self.experiment.file.seeds
-        chosen: dict[int, Candidate] = {}
+        chosen: dict[int, Candidate | None] = {}
         for column in self.experiment.columns:
             entries = [entry for entry in self.experiment.entries if entry.column is column]
             for entry in entries:
                 chosen[id(entry)] = self._choose(entry, seeds[0])
             for start in range(0, len(seeds), self.at_once):
                 for entry in entries:
-                    self._cells(entry, chosen[id(entry)], seeds[start : start + self.at_once])
+                    candidate = chosen[id(entry)]
+                    if candidate is not None:
+                        self._cells(entry, candidate, seeds[start : start + self.at_once])
+        if not self.cells and self.skipped:
+            raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
+        self._write()
         return self.index
 
     def _require_own_index(self) -> None:
@@ -118,25 +150,43 @@ class Comparison:
             same, f"{self.index.parent} holds the results of {other}; rename {self.source}, or name another directory"
         )
 
-    def _choose(self, entry: Entry, seed: int) -> Candidate:
-        """The candidate that is best on the clients' validation data, after the last round, on the first seed."""
+    def _choose(self, entry: Entry, seed: int) -> Candidate | None:
+        """The candidate that is best on the clients' validation data, after the last round, on the first seed.
+
+        Returns:
+            None where every candidate diverged or was refused.
+        """
+        for refusal in entry.refused:
+            self._skip(entry, None, refusal.parameters, refusal.why)
         if len(entry.candidates) == 1:
             return entry.candidates[0]
         runs, scores = [], []
         for candidate in entry.candidates:
-            runs.append(self._train(entry, candidate, seed))
-            scores.append(_validation_score(self.results / runs[-1]))
+            name = self._train(entry, candidate, seed)
+            refused = self._refusals.get(name)
+            if refused is not None:
+                self._skip(entry, seed, candidate.parameters, refused)
+            runs.append(name)
+            scores.append(None if refused is not None else _validation_score(self.results / name))
         best = max(
             range(len(scores)), key=lambda number: scores[number] if scores[number] is not None else -float("inf")
         )
-        require(scores[best] is not None, f"every candidate of {entry.row} on {entry.column.label} diverged; "
-                                          "offer smaller learning rates in its grid")  # fmt: skip
+        if scores[best] is None:
+            best = None
+            why = "every candidate diverged or was refused; offer smaller learning rates in its grid"
+            self._skip(entry, None, {}, why, runs=len(self.experiment.file.seeds) - 1)
         for number, (candidate, run, score) in enumerate(zip(entry.candidates, runs, scores, strict=True)):
             self.candidates.append({
                 **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
                 "run": run, "val": score, "chosen": number == best,
             })  # fmt: skip
-        return entry.candidates[best]
+        return None if best is None else entry.candidates[best]
+
+    def _skip(self, entry: Entry, seed: int | None, parameters: Mapping[str, Any], why: str, *, runs: int = 0) -> None:
+        """Put down what is not run and why; `runs` is how many of the experiment's runs that are."""
+        self.skipped.append({
+            **_names(entry), "seed": seed, "parameters": dict(parameters), "why": why, "runs": runs,
+        })  # fmt: skip
 
     def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs of one method on some seeds."""
@@ -144,6 +194,9 @@ class Comparison:
             self._train_at_once(entry, candidate, seeds)
         for seed in seeds:
             run = self._train(entry, candidate, seed)
+            if run in self._refusals:
+                self._skip(entry, seed, candidate.parameters, self._refusals[run], runs=1)
+                continue
             self.cells.append({
                 **_names(entry), "seed": seed, "run": run, "chosen": dict(candidate.parameters),
             })  # fmt: skip
@@ -177,6 +230,8 @@ class Comparison:
             model = bind(column.scenario.model, federation)
             executor = executor_of(federation, model, self.settings, self.results / name)
             drive(self._run(entry, candidate, seed, executor), executor)
+            if name in self._refusals:
+                return name
             summary = self._finished(name, column)
             assert summary is not None
         self._seconds[name] = summary.get("seconds", 0.0)
@@ -193,11 +248,13 @@ class Comparison:
         executor: DeviceExecutor,
         stopped: threading.Event | None = None,
     ) -> Exchanges[None]:
-        """One run as exchanges; one that diverges ends without an error: its directory says so, and the tables will."""
+        """One run as exchanges. One that diverges ends without an error: its directory says so, and the tables will.
+        So does one whose method refuses its settings for these clients: the index says so."""
         name, column = self._place(entry, candidate, seed), entry.column
         if self.progress is not None:
             self.progress(self, entry, seed, None)
-        with suppress(Diverged):
+        self._refusals.pop(name, None)
+        try:
             yield from run_exchanges(
                 candidate.algorithm, executor, column.rounds,
                 seed=seed, participation=column.participation, evaluate_every=self._every(column),
@@ -205,6 +262,11 @@ class Comparison:
                 checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
                 metrics=self.experiment.file.measured, keep_rows=True,
             )  # fmt: skip
+        except (Diverged, Unusable) as error:
+            if isinstance(error, Unusable):  # not the method's doing: nothing else could be run either
+                raise
+        except ValueError as error:
+            self._refusals[name] = str(error)
 
     def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
         def forward(training: Training, evaluated: bool) -> None:
@@ -229,7 +291,7 @@ class Comparison:
         return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
 
     def _place(self, entry: Entry, candidate: Candidate, seed: int) -> str:
-        """Where a run stands in the result directory: equal settings, equal place."""
+        """Where a run stands in the result directory: equal settings and version, equal place."""
         column = entry.column
         what = {
             "algorithm": described(candidate.algorithm), "model": described(column.scenario.model),
@@ -238,7 +300,12 @@ class Comparison:
             **({"measured": measured} if (measured := self.experiment.file.measured) else {}),
         }  # fmt: skip
         fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
-        return f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
+        place = f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
+        made = stored_versions(self.results / place / MANIFEST).get("fedtailor", __version__)
+        beside = f"{place}-{__version__}"
+        if made == __version__ or (self.any_version and not (self.results / beside).exists()):
+            return place
+        return beside
 
     def _relative_source(self) -> str | None:
         """Where the file is, from the index: no path of this machine stands in results that are passed on."""
@@ -254,17 +321,23 @@ class Comparison:
             "scenarios": {column.label: _described(column) for column in experiment.columns},
             "algorithms": experiment.rows, "published": file.published, "sweeps": _sweeps(experiment),
             "runs": experiment.runs, "cells": self.cells, "candidates": self.candidates,
-            "seconds": sum(self._seconds.values()), "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-            "versions": {
-                "fedtailor": fedtailor.__version__, "python": platform.python_version(), "jax": version("jax"),
-            },
+            "skipped": self.skipped, "seconds": sum(self._seconds.values()),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}", "versions": self._versions(),
         }  # fmt: skip
         text = json.dumps(found, indent=1, default=str)
         try:
-            self.index.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.index, lambda path: path.write_text(text))
+            with replacing(self.index) as temporary:
+                temporary.write_text(text, "utf-8")
         except OSError as error:
-            raise ValueError(f"cannot write to {self.index.parent}: {error.strerror}; finished runs are kept") from None
+            raise Unusable(f"cannot write to {self.index.parent}: {reason(error)}; finished runs are kept") from None
+
+    def _versions(self) -> dict[str, str]:
+        """The versions that made the runs of the tables, as their manifests say; several where they differ."""
+        found: dict[str, set[str]] = {}
+        for cell in self.cells:
+            for name, version in stored_versions(self.results / cell["run"] / MANIFEST).items():
+                found.setdefault(name, set()).add(version)
+        return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
 def _file(column: Column) -> str:
@@ -309,11 +382,12 @@ def _validation_score(path: Path) -> float | None:
     Raises:
         ValueError: the scenario has no validation data.
     """
-    summary = json.loads((path / "summary.json").read_text())
+    summary = read_summary(path / SUMMARY)
     if "diverged" in summary:
         return None
     metric = summary["metric"]
-    frame = pl.read_parquet(path / METRICS).filter(
+    require_unchanged(path / METRICS, summary)
+    frame = read_frame(path / METRICS).filter(
         (pl.col("split") == "val") & (pl.col("metric") == metric) & ~pl.col("unseen")
     )
     require(len(frame) > 0, "a grid is chosen on validation data, and this scenario has none; remove the grid")

@@ -10,11 +10,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.document import ConfigError, Document, read
-from fedtailor.experiments.parsing import allow, architecture, combinations, configure, flatten
+from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
+from fedtailor.experiments.parsing import RefusedSettings, allow, architecture, combinations, configure, flatten
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.metrics import find_metric
 from fedtailor.protocol import Algorithm, require
+from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.training import Participation, as_participation
 
 METRICS = (
@@ -30,6 +31,8 @@ Share = Annotated[float, Field(gt=0)]
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Keys are made of a seed's last 32 bits: larger ones would repeat smaller ones."""
+
+Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 NAME = re.compile(r"\w[^/\\]*")
 """What an experiment's name, from its file, may be: its directory stands below the results, and is not hidden."""
@@ -50,7 +53,7 @@ class _Scenario(_Table):
     model_config = ConfigDict(extra="allow", strict=True)
     use: str | None = None
     model: str | dict[str, Any] | None = None
-    rounds: int | None = Field(None, ge=1)
+    rounds: Rounds | None = None
     participation: Share | None = None
     sgd: dict[str, Any] = {}
 
@@ -71,10 +74,10 @@ class _File(_Table):
     title: str
     source: str = ""
     note: str = ""
-    rounds: int | None = Field(None, ge=1)
+    rounds: Rounds | None = None
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
-    evaluate_every: int | None = Field(None, ge=1)
+    evaluate_every: Rounds | None = None
     measured: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
     figures: list[Literal[FIGURES]] = ["accuracy-by-round", "accuracy-by-bytes", "fairness"]  # type: ignore[valid-type]
@@ -98,6 +101,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """One setting of a grid that the method does not take, and why."""
+
+    parameters: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True)
 class Column:
     """A scenario as an experiment uses it."""
 
@@ -116,6 +127,7 @@ class Entry:
         row: the row's label.
         algorithm: the label in the file, shared by the rows of a sweep.
         varied: what makes this row differ from the others of its sweep, by dotted name.
+        refused: what the grid offers besides, and the method does not take.
     """
 
     row: str
@@ -123,6 +135,7 @@ class Entry:
     column: Column
     candidates: tuple[Candidate, ...]
     varied: Mapping[str, Any]
+    refused: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -248,10 +261,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
         base = configure(_start(name, column, file), table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
             row = configure(base, varied, (*place, "vary"))
-            candidates = tuple(
-                Candidate(configure(row, chosen, (*place, "grid")), flatten(chosen))
-                for chosen in combinations(table.grid, (*place, "grid"))
-            )
+            candidates, refused = _offered(row, table.grid, (*place, "grid"))
             if len(candidates) > 1 and column.arguments.get("val") == 0:
                 raise ConfigError(
                     ("scenarios", column.label),
@@ -259,7 +269,27 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                     "some, such as val = 0.1",
                 )
             name_of_row = ", ".join([label, *(f"{key} {value}" for key, value in flatten(varied).items())])
-            yield Entry(name_of_row, label, column, candidates, flatten(varied))
+            yield Entry(name_of_row, label, column, candidates, flatten(varied), refused)
+
+
+def _offered(
+    row: Algorithm, grid: Mapping[str, Any], place: KeyPath
+) -> tuple[tuple[Candidate, ...], tuple[Refusal, ...]]:
+    """What a grid offers, and what of it the method does not take.
+
+    Raises:
+        ConfigError: it takes nothing of it, or a name or a type is wrong.
+    """
+    candidates, refused, errors = [], [], []
+    for chosen in combinations(grid, place):
+        try:
+            candidates.append(Candidate(configure(row, chosen, place), flatten(chosen)))
+        except RefusedSettings as error:
+            refused.append(Refusal(flatten(chosen), str(error)))
+            errors.append(error)
+    if not candidates:
+        raise errors[0]
+    return tuple(candidates), tuple(refused)
 
 
 def _start(name: str, column: Column, file: _File) -> Algorithm:

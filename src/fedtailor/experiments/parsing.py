@@ -22,11 +22,16 @@ NONE = "none"
 """How a file says None, for settings that may be None (TOML has no null)."""
 
 
+class RefusedSettings(ConfigError):
+    """Values of the right types that the method does not take, alone or together."""
+
+
 def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
     """A method with some hyper-parameters set; tables set those of its parts (`sgd = {lr = 0.1}`).
 
     Raises:
-        ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it cannot have that value.
+        ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it is of another type.
+        RefusedSettings: the method refuses the values.
     """
     hints = typing.get_type_hints(type(value), include_extras=True)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, value))]
@@ -44,7 +49,7 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
         return dataclasses.replace(typing.cast(Any, value), **changes)
     except ValueError as error:
         culprit = next((name for name in settings if name in str(error)), None)
-        raise ConfigError(place if culprit is None else (*place, culprit), str(error)) from None
+        raise RefusedSettings(place if culprit is None else (*place, culprit), str(error)) from None
 
 
 def coerce(given: Any, hint: Any, place: KeyPath) -> Any:

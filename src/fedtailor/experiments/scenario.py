@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,11 +16,20 @@ from fedtailor.protocol import SGD, Algorithm, require
 
 
 def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
-    """method name -> the method with its defaults, trained locally as `sgd` says (for `Scenario.default`)."""
+    """method name -> the method with its defaults, trained locally as `sgd` says (for `Scenario.default`).
+
+    A method that is defined for plain SGD only does without the momentum, and one that the rate does not suit keeps its
+    own local training.
+    """
 
     def recommended(name: str) -> Algorithm:
         kind: Any = Algorithm.registry[name]
-        return kind(sgd=sgd) if "sgd" in inspect.signature(kind).parameters else kind()
+        if "sgd" not in inspect.signature(kind).parameters:
+            return kind()
+        for local in (sgd, replace(sgd, momentum=0.0)):
+            with suppress(ValueError):
+                return kind(sgd=local)
+        return kind()
 
     return recommended
 

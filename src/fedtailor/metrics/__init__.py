@@ -1,4 +1,11 @@
-"""Metrics: what a model is measured by. One file each; `Metric.registry` holds them by name."""
+"""Metrics: what a model is measured by. One file each; `Metric.registry` holds them by name.
+
+Every module of this folder that defines a metric is found; the imports below only tell type checkers and editors of
+those that come with fedtailor.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from fedtailor.metrics.accuracy import Accuracy
 from fedtailor.metrics.balanced_accuracy import BalancedAccuracy
@@ -47,3 +54,6 @@ __all__ = [
     "find_metrics",
     "zero_statistic",
 ]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -84,7 +84,7 @@ class Metric(ABC):
             name -> [c], NaN where a client has no such value.
         """
         clients = len(next(iter(statistic.values())))
-        found = [self.values({key: rows[client] for key, rows in statistic.items()}) for client in range(clients)]
+        found = [self.values({key: rows[client, ...] for key, rows in statistic.items()}) for client in range(clients)]
         names = dict.fromkeys(name for values in found for name in values)
         return {name: np.array([values.get(name, np.nan) for values in found], np.float64) for name in names}
 

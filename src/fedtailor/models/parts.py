@@ -44,12 +44,12 @@ class Part:
             mask[start:end] = True
         return mask
 
-    @cached_property
+    @property
     def indices(self) -> NDArray[np.int64]:
         """The positions of its entries in theta [d_part]."""
         return np.flatnonzero(self.mask)
 
-    @cached_property
+    @property
     def complement(self) -> "Part":
         """All other entries of theta."""
         ends = [0, *(edge for run in self.slices for edge in run), self.d]

@@ -27,8 +27,9 @@ from fedtailor.protocol.hyperparameters import (
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
 from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGradient
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
-from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline
-from fedtailor.protocol.predictor import Mixture, Predictor
+from fedtailor.protocol.parts import ModelPart, ModelParts
+from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline, receive, send
+from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ServerState, server_state, state_name
 
@@ -58,6 +59,9 @@ __all__ = [
     "LocalTrainer",
     "MatrixDiagnostic",
     "Mixture",
+    "ModelPart",
+    "ModelParts",
+    "NearestNeighbors",
     "Params",
     "Pipeline",
     "Population",
@@ -83,7 +87,9 @@ __all__ = [
     "is_hyperparameters",
     "is_off",
     "on_host",
+    "receive",
     "require",
+    "send",
     "server_rng",
     "server_state",
     "state_name",

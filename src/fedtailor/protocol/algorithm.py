@@ -9,9 +9,9 @@ from jaxtyping import Array, Float
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
-from fedtailor.protocol.hyperparameters import require
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
+from fedtailor.protocol.parts import ModelParts
 from fedtailor.protocol.predictor import Predictor
 from fedtailor.protocol.state import ServerState, server_state
 
@@ -98,6 +98,10 @@ class Algorithm:
         """The state that never leaves the client; theta is the common initial model."""
         return ()
 
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+        """`init_client` for methods whose state depends on the model's parts (what executors call)."""
+        return self.init_client(theta)
+
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         """One client's part of a round: its new state and what it sends."""
         raise NotImplementedError
@@ -114,7 +118,7 @@ class Algorithm:
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
         """What travels down in the probe round (default: the common initial model, `server.initial` [d])."""
-        return Downlink({"model": Streams.everyone(_field(server, "initial"), len(cohort))})
+        return Downlink({"model": Streams.everyone(server.initial, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         """One client's answer to the probe."""
@@ -145,12 +149,7 @@ class Algorithm:
         Raises:
             ValueError: the method's server holds no model.
         """
-        model = _field(server, "model")
-        require(model is not None, f"{self.about.name} has no global model that another method could start from")
+        model = getattr(server, "model", None)
+        if model is None:
+            raise ValueError(f"{self.about.name} has no global model that another method could start from")
         return model[0]
-
-
-def _field(server: Any, name: str) -> Any:
-    """A field of a server state; None where it has none."""
-    # states of methods that are not typed yet are dicts
-    return server.get(name) if isinstance(server, dict) else getattr(server, name, None)

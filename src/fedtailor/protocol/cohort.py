@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.protocol.keys import server_rng
+from fedtailor.protocol.parts import ModelParts
 
 if TYPE_CHECKING:
     from fedtailor.protocol.exchange import Answers
@@ -53,11 +54,13 @@ class Population(Clients):
         reporters_per_round: how many clients report in a round (m under full participation).
         seed: the run's seed.
         examples: the clients' data on the server, where it has them (in a simulation); else None.
+        model: the parts of the model that is trained.
     """
 
     reporters_per_round: int
     seed: int
     examples: Examples | None = None
+    model: ModelParts | None = None
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Exchange:
         states: states that an earlier answer named (`Answers.states`), for clients whose state the executor does not
             keep (unseen ones); None = the states that it keeps.
         uplink: what clients of the task "client" apply to their updates before they send them.
+        received_through: what the server has applied to the downlink, and clients undo.
         metrics: what clients of the task "evaluate" measure.
     """
 
@@ -58,6 +59,7 @@ class Exchange:
     downlink: Downlink
     states: Any = None
     uplink: "Pipeline" = ()
+    received_through: "Pipeline" = ()
     metrics: tuple[BatchMetric, ...] = ()
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jaxtyping import Array, Float, Int, Shaped
 
+from fedtailor.protocol.parts import ModelPart
 from fedtailor.protocol.predictor import Predictor
 from fedtailor.protocol.sgd import SGD
 
@@ -52,11 +53,13 @@ class LocalTrainer(Protocol):
         gradient: StepGradient | None = None,
         steps: Int[Array, ""] | int | None = None,
         split: str = "train",
+        train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
         """`sgd` from theta; `pull=(mu, anchor)` adds mu (w - anchor) and `drift=c` adds c to every gradient.
 
         `gradient` replaces `batch_gradient` (mixtures of models, several batches a step); it counts its work.
-        `steps` (traced, may differ from client to client) replaces the number of steps in `sgd`."""
+        `steps` (traced, may differ from client to client) replaces the number of steps in `sgd`.
+        `train_only` freezes all other entries, running statistics among them: they keep their bits."""
         ...
 
     def gradient(
@@ -94,6 +97,37 @@ class LocalTrainer(Protocol):
         """This client in another round: with that round's learning rates, and with random numbers of its own.
 
         For clients that arrive late and make up for rounds that others did; `round` may be traced."""
+        ...
+
+    # parts of the model ---------------------------------------------------------------------------------------------
+
+    @property
+    def parts_of_model(self) -> tuple[str, ...]:
+        """The named parts that this client's model has."""
+        ...
+
+    def part_of_model(self, name: str) -> ModelPart:
+        """The part of this client's model of a name or pattern (`part` is a part of its data).
+
+        Raises:
+            ValueError: the model has no such part; the message lists those that it has.
+        """
+        ...
+
+    def features(
+        self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
+    ) -> Float[Array, "b ..."]:
+        """What the model's head is given for inputs x; in a step of `loop` in training mode, else in evaluation mode.
+
+        `params` is a tree, or theta [d]; `training` as for `logits`.
+
+        Raises:
+            ValueError: the model has no head, or training mode would renew running statistics.
+        """
+        ...
+
+    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        """What the model's head makes of features: `logits` = `head_outputs` of `features`."""
         ...
 
     # for steps of the method's own, on trees of parameters ----------------------------------------------------------

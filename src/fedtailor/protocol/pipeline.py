@@ -1,4 +1,4 @@
-"""What stands between a client and the server: transforms of what a client sends, one after another."""
+"""What stands between a client and the server: transforms of what travels, one after another."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +18,13 @@ Update = Mapping[str, ClientRows]
 
 
 class Transform:
-    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, write `encode`, and `decode` where the
-    server must undo it.
+    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, and write what it does in a direction.
 
-    `encode` is traced at the end of a client's part of a round; what it returns travels and is what the ledger counts.
-    `decode` is host code that the server calls on all clients' messages before the algorithm sees them.
+    Up, in rounds: `encode` is traced at the end of a client's part; what it returns travels and is what the ledger
+    counts. `decode` is host code that the server calls on all clients' messages before the algorithm sees them.
+
+    Down, in every exchange: `send` is host code that the server calls on what the algorithm sends; what it returns
+    travels and is counted. `receive` is traced at the start of a client's part.
     """
 
     def init(self, theta: Float[Array, " d"]) -> Any:
@@ -31,11 +33,19 @@ class Transform:
 
     def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
         """What travels in place of `update`, and what the client keeps."""
-        raise NotImplementedError
+        return update, state
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
         """What the algorithm's `server` sees of the messages that arrived."""
         return update
+
+    def send(self, downlink: Downlink) -> Downlink:
+        """What travels down in place of `downlink`."""
+        return downlink
+
+    def receive(self, inbox: Inbox) -> Inbox:
+        """What the client's part of the algorithm sees of what arrived (traced)."""
+        return inbox
 
     def check(self, algorithm: Any) -> None:
         """Raise `ValueError` where the transform is not defined for what this algorithm sends."""
@@ -59,6 +69,20 @@ def encode(
         update, state = transform.encode(update, inbox, state, local)
         kept.append(state)
     return update, tuple(kept)
+
+
+def send(pipeline: Pipeline, downlink: Downlink) -> Downlink:
+    """What travels down in place of `downlink`."""
+    for transform in pipeline:
+        downlink = transform.send(downlink)
+    return downlink
+
+
+def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
+    """What a client's part of the algorithm sees of what arrived (traced)."""
+    for transform in reversed(pipeline):
+        inbox = transform.receive(inbox)
+    return inbox
 
 
 def decode(pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort) -> Update:

@@ -21,6 +21,7 @@ JUDGED = frozenset({"mean", "weighted", "worst", "worst10", "largest10", "unseen
 """The measures whose best row is marked. Not the deviation, and not what was chosen on test data."""
 
 NOTHING = "-"
+NOT_RUN = "not run"
 
 BASELINE_ROW = "(nothing learned)"
 """The row of the baseline: each client's majority class, or the mean of its targets."""
@@ -129,6 +130,8 @@ def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) ->
     runs, diverged = experiment.runs[scenario][label], experiment.diverged[scenario, label]
     values = [value for run in runs if (value := measure.of(run)) is not None]
     if not values:
+        if not runs and not diverged and experiment.skipped(scenario, label):
+            return NOT_RUN
         return Number(float("nan"), "diverged", runs=0, diverged=diverged) if diverged and not runs else NOTHING
     number = experiment.unit(scenario).number(values)
     fewer = f" [{len(values)}]" if len(values) < len(experiment.index.seeds) else ""

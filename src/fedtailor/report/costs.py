@@ -66,4 +66,4 @@ def _reached(run: StoredRun, target: float | None, system: str) -> float | None:
         return None
     sign = 1 if run.unit.higher_is_better else -1
     curve = {done: sign * value for done, value in run.curve().items()}
-    return time_to_reach(sign * target, curve, run.ledger.frame(), SYSTEMS[system])
+    return time_to_reach(sign * target, curve, run.ledger.frame(), SYSTEMS[system], samples=run.mean_samples)

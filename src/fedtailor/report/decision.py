@@ -36,6 +36,7 @@ class Decision:
         metric: what runs are judged by.
         winner: of the paired test over clients and seeds; None where there is only one method.
         choice: a method for each client by its validation data; None without such data.
+        base: the row of the method that trains every client alone; None where there is none.
         gain_metric: what gains are measured in.
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
@@ -46,6 +47,7 @@ class Decision:
     metric: str
     winner: Winner | None = None
     choice: Choice | None = None
+    base: str | None = None
     gain_metric: str = ""
     gains: pl.DataFrame | None = None
     why_no_gains: str = ""
@@ -67,11 +69,22 @@ class Decision:
                          f"{unit_of(self.gain_metric).label}.")  # fmt: skip
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
             counts = {verdict: int((part["verdict"] == verdict).sum()) for verdict in ("helps", "hurts")}
-            mean = unit_of(self.gain_metric).scale * float(part["gain"].mean() or 0.0)  # type: ignore[arg-type]
+            unclear = len(part) - sum(counts.values())
             found.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
-                         f"{counts['hurts']}, cannot tell for {len(part) - sum(counts.values())}; gain {mean:+.3g} on "
-                         "average.")  # fmt: skip
+                         f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
         return found
+
+    def _mean_gain(self, method: str) -> str:
+        """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
+        assert self.winner is not None  # there are two methods at least
+        unit, pairs = unit_of(self.metric), self.winner.pairs
+        for first, second, sign in ((method, self.base, 1), (self.base, method, -1)):
+            for line in pairs.filter((pl.col("method") == first) & (pl.col("other") == second)).iter_rows(named=True):
+                ends = sorted(sign * unit.scale * line[name] for name in ("low", "high"))
+                low, high = (f"{end:+.{unit.digits}f}" for end in ends)
+                gain = sign * unit.scale * line["difference"]
+                return f"mean gain in {unit.label}: {gain:+.{unit.digits}f} (95 % interval {low} to {high})"
+        return "no mean gain"
 
     @property
     def table(self) -> Table | None:
@@ -116,12 +129,14 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     higher, metric = first.unit.higher_is_better, first.metric
     test, val = _values(runs, "test"), _values(runs, "val")
     several = len(runs) > 1
-    gain_metric, gains, missing = _gains(runs, metric)
+    base = next((label for label, found in runs.items() if found[0].method == ALONE), None)
+    gain_metric, gains, missing = _gains(runs, metric, base)
     return Decision(
         scenario,
         metric,
         winner=best_method(test, higher_is_better=higher) if several else None,
         choice=choose_by_validation(val, test, higher_is_better=higher) if several and _overlap(val, test) else None,
+        base=base,
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
@@ -146,9 +161,10 @@ def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:
     return len(val.join(test, on=["method", "seed", "client"], how="semi")) > 0
 
 
-def _gains(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> tuple[str, pl.DataFrame | None, str]:
+def _gains(
+    runs: Mapping[str, Sequence[StoredRun]], metric: str, base: str | None
+) -> tuple[str, pl.DataFrame | None, str]:
     """What gains are measured in, the gains, and why there are none."""
-    base = next((label for label, found in runs.items() if found[0].method == ALONE), None)
     if base is None:
         return metric, None, f"Gains over training alone need the method {ALONE}; add it to the comparison."
     if len(runs) < 2:

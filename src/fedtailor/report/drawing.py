@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtailor.accounting import SYSTEMS
 from fedtailor.protocol import require
+from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report import costs, figures
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.figures import Curve
@@ -77,10 +78,15 @@ def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path
                 if name != only if only is not None else name in ("collaboration", "silhouette"):
                     continue
                 title = scenario if only is not None else f"{scenario}, {label}\n{first.title}"
-                if only is None or title not in panels:
+                if (only is None or title not in panels) and not _is_empty(first):
                     every = [run.diagnostics[name] for run in seeds if name in run.diagnostics]
                     panels[title] = figures.Panel(first, every, seeds[0].groups())
     return figures.diagnostics(panels, path) if panels else []
+
+
+def _is_empty(found: Diagnostic) -> bool:
+    """Whether a method had nothing to tell in the end."""
+    return isinstance(found, LineDiagnostic) and not len(found.x)
 
 
 def fairness(runs: Runs, path: Path) -> list[Path]:

@@ -13,6 +13,8 @@ from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.manifest import stored_versions
+from fedtailor.storage.run_directory import MANIFEST
 
 INDEX = "experiment.json"
 
@@ -63,6 +65,25 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """What was not run, or not chosen: the method refuses it, or all that could be chosen from diverged.
+
+    Attributes:
+        seed: None: for all seeds.
+        parameters: what the grid sets.
+        why: in one line.
+        runs: how many runs of the experiment there are fewer.
+    """
+
+    scenario: str
+    algorithm: str
+    seed: int | None
+    parameters: dict[str, Any]
+    why: str
+    runs: int
+
+
+@dataclass(frozen=True)
 class Sweep:
     """A parameter that the experiment varies: value -> label of the row."""
 
@@ -88,6 +109,7 @@ class Index:
         runs: how many runs the whole experiment takes, those that only serve to choose included.
         cells: the runs of the tables that have ended.
         candidates: the runs that have been chosen from; a chosen one is a cell, too.
+        skipped: what was not run, and why.
         seconds: wall time so far.
         machine, versions: where and with what.
     """
@@ -110,6 +132,7 @@ class Index:
     published: dict[str, dict[str, dict[str, str | int | float]]] = field(default_factory=dict)
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -175,8 +198,23 @@ class Experiment:
 
     @property
     def done(self) -> int:
-        """How many of `index.runs` have ended."""
-        return len(self.index.cells) + sum(not candidate.chosen for candidate in self.index.candidates)
+        """How many of `index.runs` have ended, or will not be made."""
+        skipped = sum(skipped.runs for skipped in self.index.skipped)
+        return len(self.index.cells) + sum(not candidate.chosen for candidate in self.index.candidates) + skipped
+
+    @cached_property
+    def versions(self) -> dict[str, Counter[str]]:
+        """Package -> its versions, and how many runs each made, as the runs' manifests say."""
+        found: dict[str, Counter[str]] = {}
+        for _, run in self._ended:
+            for name, version in stored_versions(run.path / MANIFEST).items():
+                found.setdefault(name, Counter())[version] += 1
+        return found
+
+    def skipped(self, scenario: str, algorithm: str) -> bool:
+        """Whether runs of a row are left out in a column."""
+        names = (scenario, algorithm)
+        return any((one.scenario, one.algorithm) == names and one.runs for one in self.index.skipped)
 
     def unit(self, scenario: str) -> Unit:
         """How a scenario's metric is shown."""

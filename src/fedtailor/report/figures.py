@@ -230,7 +230,7 @@ def _tree(axis: Any, found: TreeDiagnostic) -> None:
             axis.plot([born, born], [int(found.parent[cluster - 1]), cluster], color="0.6", linewidth=1)
         axis.annotate(f" {sizes[cluster]}", (last, cluster), va="center")
     axis.set(xlabel="round (right: clients)", ylabel="cluster", xlim=(0, 1.1 * last))
-    axis.invert_yaxis()
+    axis.set_ylim(clusters - 0.5, -0.5)
     _whole_numbers(axis.xaxis, axis.yaxis)
 
 

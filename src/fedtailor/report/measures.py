@@ -80,7 +80,7 @@ MEASURES: Mapping[str, Measure] = {
     "unseen": Measure("mean over clients that never took part", "unseen", unseen),
     "best_val": Measure("mean over clients, best round chosen on val", "best round\non val", best_on_val),
     "max_test": Measure(
-        "mean over clients, maximum over rounds on test (only to compare with Mestoukirdi et al. 2022)",
+        "mean over clients, maximum over rounds on test (only to compare with papers that publish it)",
         "max over rounds\non test",
         best_on_test,
         warning="max over rounds on test",

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from fedtailor.report.experiment import Experiment, ScenarioUse
+from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
 
 
@@ -17,7 +17,6 @@ def facts(experiment: Experiment) -> list[str]:
     done, seeds = experiment.done, ", ".join(map(str, index.seeds))
     progress = f"{done} runs" if done == index.runs else f"unfinished: {done} of {index.runs} runs"
     choosing = ", those to choose on val included" if index.candidates else ""
-    versions = ", ".join(f"{name} {version}" for name, version in index.versions.items())
     fewer = done < index.runs or experiment.diverged
     found = [
         f"Source: {index.source}" if index.source else "",
@@ -26,9 +25,32 @@ def facts(experiment: Experiment) -> list[str]:
         *(_scenario(label, used, _any(experiment, label)) for label, used in index.scenarios.items()),
         f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]" if fewer else "",
         f"Machine: {index.machine}",
-        f"Versions: {versions}",
+        *(_skipped(skipped) for skipped in index.skipped),
+        f"Versions: {_versions(experiment)}",
     ]
     return [fact for fact in found if fact]
+
+
+def _versions(experiment: Experiment) -> str:
+    """What made the runs: the versions that their manifests name, with numbers of runs where they differ."""
+    found = experiment.versions
+    if not found:
+        return ", ".join(f"{name} {version}" for name, version in experiment.index.versions.items())
+    parts = []
+    for name, versions in found.items():
+        counts = [f"{version} ({runs} runs)" for version, runs in sorted(versions.items())]
+        parts.append(f"{name} {' and '.join(counts) if len(counts) > 1 else next(iter(versions))}")
+    mixed = [name for name, versions in found.items() if len(versions) > 1]
+    warning = f"; these runs were made by different versions of {', '.join(mixed)}" if mixed else ""
+    return ", ".join(parts) + warning
+
+
+def _skipped(skipped: Skipped) -> str:
+    seed = "" if skipped.seed is None else f", seed {skipped.seed}"
+    settings = ", ".join(f"{name} {value}" for name, value in skipped.parameters.items())
+    return (
+        f"Not run: {skipped.algorithm} on {skipped.scenario}{seed}{f' ({settings})' if settings else ''}: {skipped.why}"
+    )
 
 
 def duration(seconds: float) -> str:

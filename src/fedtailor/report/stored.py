@@ -18,7 +18,17 @@ from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import read_diagnostics
-from fedtailor.storage.run_directory import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY
+from fedtailor.storage.digests import is_sealed
+from fedtailor.storage.run_directory import (
+    BASELINE,
+    CLIENTS,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    ROWS,
+    SUMMARY,
+    require_unchanged,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class StoredRun:
             found = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError, RecursionError) as error:
             raise _unreadable(self.path / SUMMARY, error) from None
+        require(not isinstance(found, dict) or is_sealed(found), f"{self.path / SUMMARY} is damaged; repeat the run")
         ended = isinstance(found, dict) and ("diverged" in found or isinstance(found.get("metric"), str))
         require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
         return found
@@ -56,6 +67,7 @@ class StoredRun:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Settings, data and versions."""
+        require_unchanged(self.path / MANIFEST, self.summary)
         try:
             return tomllib.loads((self.path / MANIFEST).read_text())
         except (OSError, ValueError, RecursionError) as error:
@@ -148,10 +160,16 @@ class StoredRun:
         """Mean, worst, worst10 and std of `scores` over the seen clients."""
         return spread(self.scores()["value"].to_numpy(), self.unit.higher_is_better)
 
+    @property
+    def mean_samples(self) -> float:
+        """Training samples of a seen client, the mean over clients."""
+        return float(self.clients.filter(~pl.col("unseen"))["train"].to_numpy().mean())
+
     def by_time(self, system: Wireless) -> dict[float, float]:
         """`curve` by time over a wireless network."""
         curve = self.curve()
-        return dict(zip(system.times(self.ledger.frame(), list(curve)), curve.values(), strict=True))
+        times = system.times(self.ledger.frame(), list(curve), samples=self.mean_samples)
+        return dict(zip(times, curve.values(), strict=True))
 
     def by_bytes(self) -> dict[float, float]:
         """`curve` by bytes sent down (multicast) and up until then, those of a probe included."""
@@ -189,6 +207,7 @@ class StoredRun:
             raise ValueError(f"{self.path / MANIFEST} has no {name} in [{table}]; repeat the run") from None
 
     def _table(self, name: str) -> pl.DataFrame:
+        require_unchanged(self.path / name, self.summary)
         try:
             (self.path / name).open("rb").close()  # polars says of a file that may not be read that it is no Parquet
             return pl.read_parquet(self.path / name)

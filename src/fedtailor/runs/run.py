@@ -24,6 +24,8 @@ from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts
 from fedtailor.storage.run_directory import BASELINE, ROWS
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
+MOST_ROUNDS = 2**31 - 1
+
 
 def run(
     algorithm: Algorithm,
@@ -35,6 +37,7 @@ def run(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
@@ -55,7 +58,8 @@ def run(
         participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
             them (from 2; `Participation(count=1)` is a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after the last).
-        uplink: what clients apply to what they send, in this order (`fedtailor.uplink`).
+        uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
+        downlink: transforms of what the server sends, likewise.
         metrics: what to measure beside the loss and the accuracy ("roc_auc", "balanced_accuracy", ...; see
             `fedtailor.metrics`); the first is what the run is judged by. By default a regression on a table is judged
             by its RMSE, in the target's own unit, and any other run by accuracy, or loss where there are no classes.
@@ -64,7 +68,7 @@ def run(
         progress: a plain function `(training, evaluated)` as one more callback.
         directory: keep a run directory: it is made if it does not exist, and must be empty unless `resume`.
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
-        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C).
+        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C or SIGTERM).
         keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
 
     Raises:
@@ -73,10 +77,11 @@ def run(
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
     """
     executor = executor_of(federation, bind(model, federation), settings, directory)
+    if progress is not None:
+        callbacks = (*callbacks, AfterRound(progress))
     exchanges = run_exchanges(
         algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
-        uplink=uplink, metrics=metrics,
-        callbacks=callbacks if progress is None else (*callbacks, AfterRound(progress)),
+        uplink=uplink, downlink=downlink, metrics=metrics, callbacks=callbacks,
         directory=directory, resume=resume, checkpoint_every=checkpoint_every, keep_rows=keep_rows,
     )  # fmt: skip
     return drive(exchanges, executor)
@@ -98,6 +103,7 @@ def simulate(
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
@@ -110,7 +116,7 @@ def simulate(
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
         algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink,
-        metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
+        downlink=downlink, metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
     )  # fmt: skip
 
 
@@ -123,6 +129,7 @@ def run_exchanges(
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
     evaluate_every: int = 1,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
     callbacks: Sequence[Callback] = (),
     directory: Path | str | None = None,
@@ -136,50 +143,60 @@ def run_exchanges(
     Args:
         stopped: where several runs are driven, the event that asks all of them to save and end.
     """
-    require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more")
-    require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be 1 or more")
-    require(checkpoint_every >= 1, f"checkpoint_every is {checkpoint_every}; it must be 1 or more")
+    for name, value in (
+        ("rounds", rounds),
+        ("evaluate_every", evaluate_every),
+        ("checkpoint_every", checkpoint_every),
+    ):
+        _require_count(name, value)
     require(directory is not None or not keep_rows, "keep_rows writes into the run's directory; name one, or ask the "
                                                     "run for row_outcomes()")  # fmt: skip
     participation = as_participation(participation)
     federation, model = executor.federation, executor.model
     asked = find_metrics(metrics or default_metrics(federation), model)
-
-    store, continued = None, False
-    if directory is not None:
-        store = RunDirectory(Path(directory))
-        settings = manifest(algorithm, federation, model, seed, participation, evaluate_every, uplink, asked)
-        continued = store.open(settings, resume)
+    # Before anything is written: the method may refuse its settings for these clients.
     training = Training(
-        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink,
+        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink, downlink=downlink,
         metrics=asked, target_scale=target_units(federation)[1],
     )  # fmt: skip
-    if store is None:
+    if directory is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
-    if continued:
-        store.load(training)
-    else:
-        store.write_clients(federation)
-    with interrupts() if stopped is None else nullcontext(stopped) as stop:
-        checkpoints = Checkpoints(store, checkpoint_every, stop)
-        try:
-            yield from train_until(training, rounds, evaluate_every, (checkpoints, *callbacks), stop)
-        except Diverged as error:
-            store.save(training)
-            store.write_summary({"rounds": rounds, "diverged": str(error)})
-            raise
-    done = yield from finished_run(training, executor)
-    store.write_ledger(done.ledger)  # with the delivery of the final models
-    store.write_diagnostics(training.algorithm.diagnostics(training.server))
-    summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
-    if keep_rows:
-        store.write_table(ROWS, (yield from row_outcomes(training, executor)))
-        store.write_table(BASELINE, baseline(federation, model, training.measured))
-        summary["warnings"] = data_warnings(federation, model)
-    store.write_summary(summary)
-    return done
+    store = RunDirectory(Path(directory))
+    settings = manifest(
+        algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked,
+        devices=executor.shards, canonical=executor.settings.canonical,
+    )  # fmt: skip
+    continued = store.open(settings, resume)
+    try:
+        if continued:
+            store.load(training)
+        else:
+            store.write_clients(federation)
+        with interrupts() if stopped is None else nullcontext(stopped) as stop:
+            checkpoints = Checkpoints(store, checkpoint_every, stop)
+            try:
+                yield from train_until(training, rounds, evaluate_every, (checkpoints, *callbacks), stop)
+            except Interrupted:
+                checkpoints.on_end(training)  # it may have come after the checkpoint's turn in this round
+                raise
+            except Diverged as error:
+                store.save(training)
+                store.write_summary({"rounds": rounds, "diverged": str(error)})
+                raise
+        done = yield from finished_run(training, executor)
+        store.write_ledger(done.ledger)  # with the delivery of the final models
+        store.write_diagnostics(training.algorithm.diagnostics(training.server))
+        summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+        if keep_rows:
+            store.write_table(ROWS, (yield from row_outcomes(training, executor)))
+            store.write_table(BASELINE, baseline(federation, model, training.measured))
+            summary["warnings"] = data_warnings(federation, model)
+        store.write_summary(summary)
+        return done
+    finally:
+        store.close()
 
 
 def train_until(
@@ -223,6 +240,17 @@ def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
+
+
+def _require_count(name: str, value: Any) -> None:
+    """Refuse what is no number of rounds; tables hold rounds as 32-bit integers.
+
+    Raises:
+        ValueError: with the name.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    wanted = whole and bool(1 <= value <= MOST_ROUNDS)
+    require(wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}")
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:

@@ -1,7 +1,24 @@
 """What is stored: run directories with exact resume, checkpoints, manifests, exported models."""
 
+from fedtailor.storage.check import Finding, check
+from fedtailor.storage.errors import Damaged, Unusable
 from fedtailor.storage.export import export_models, load_models
+from fedtailor.storage.interrupts import Interrupted, interrupts
+from fedtailor.storage.lock import DirectoryLock
 from fedtailor.storage.manifest import manifest
-from fedtailor.storage.run_directory import Checkpoints, Interrupted, RunDirectory, interrupts
+from fedtailor.storage.run_directory import Checkpoints, RunDirectory
 
-__all__ = ["Checkpoints", "Interrupted", "RunDirectory", "export_models", "interrupts", "load_models", "manifest"]
+__all__ = [
+    "Checkpoints",
+    "Damaged",
+    "DirectoryLock",
+    "Finding",
+    "Interrupted",
+    "RunDirectory",
+    "Unusable",
+    "check",
+    "export_models",
+    "interrupts",
+    "load_models",
+    "manifest",
+]

@@ -1,9 +1,6 @@
 """Checkpoints: a tree of plain containers and arrays in one safetensors file, written whole or not at all."""
 
-import hashlib
 import json
-import os
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -15,37 +12,13 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from fedtailor._files import reading, reason, replacing
 from fedtailor.protocol import ServerState, state_name
+from fedtailor.storage.digests import arrays_digest
+from fedtailor.storage.errors import Damaged, Unusable
 
 _FORMAT = "fedtailor checkpoint 2"
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file beside `path`, then put it in its place: readers see the old file or the new one.
-
-    The name of the unfinished file is always the same, so that what a killed process leaves behind is used again.
-    Of several processes of one run the first writes, for all of them.
-    """
-    if jax.process_index() != 0:
-        return
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_directory(path: Path) -> None:
-    """A new name is on the disk only when its directory is; before that, a power cut may bring the old file back."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+_OLD_FORMAT = "fedtailor checkpoint 1"  # of fedtailor 0.1
 
 
 def all_here(step: str) -> None:
@@ -55,31 +28,68 @@ def all_here(step: str) -> None:
 
 
 def save_tree(path: Path, tree: Any) -> None:
-    """Write a tree of dicts, lists, tuples, None, numbers, strings and arrays (host or device)."""
+    """Write a tree of dicts, lists, tuples, None, numbers, strings and arrays (host or device), whole or not at all."""
+    with replacing(path) as temporary:
+        write_tree(temporary, tree)
+
+
+def write_tree(path: Path, tree: Any) -> None:
+    """Write a tree, as `save_tree` does, to a file that nobody reads yet."""
     arrays: dict[str, np.ndarray] = {}
     skeleton = json.dumps(_describe(tree, arrays))
-    metadata = {"format": _FORMAT, "tree": skeleton, "digest": _digest(skeleton, arrays)}
-    write_atomically(path, lambda file: save_file(arrays, file, metadata))
+    save_file(arrays, path, {"format": _FORMAT, "tree": skeleton, "digest": arrays_digest(skeleton, arrays)})
 
 
 def load_tree(path: Path) -> Any:
     """The tree that `save_tree` wrote; arrays are on the device where they were.
 
     Raises:
-        ValueError: the file is not a checkpoint, or it is damaged.
+        Unusable: it cannot be read, or another version of fedtailor wrote it.
+        Damaged: it is missing, no checkpoint, or not what was written.
     """
+    if not path.exists():
+        raise Damaged(f"{path} is missing; remove the run's directory and start again")
+    try:
+        with reading(path):
+            path.open("rb").close()  # safetensors calls a file damaged that it may not read
+    except ValueError as error:
+        raise Unusable(str(error)) from None
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                made = metadata.get("format", "nothing")
-                raise ValueError(f"{path} was not written by this version of fedtailor ({made}); start the run again")
+            refuse_other_format(path, metadata.get("format", "nothing"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            if _digest(metadata["tree"], arrays) != metadata["digest"]:
-                raise ValueError(f"{path} is damaged (its digest is wrong); remove the run's directory and start again")
-            return _rebuild(json.loads(metadata["tree"]), arrays)
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove the run's directory and start again") from error
+        if arrays_digest(metadata["tree"], arrays) != metadata["digest"]:
+            raise Damaged(f"{path} is damaged (its digest is wrong); remove the run's directory and start again")
+        return _rebuild(json.loads(metadata["tree"]), arrays)
+    except (SafetensorError, OSError, KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+        raise Damaged(f"{path} is damaged ({reason(error)}); remove the run's directory and start again") from error
+
+
+def refuse_other_format(path: Path, made: str) -> None:
+    """Refuse a checkpoint that this version does not write.
+
+    Raises:
+        Unusable: with the reason.
+        Damaged: it is none of fedtailor's.
+    """
+    if made == _OLD_FORMAT:
+        raise Unusable(
+            f"{path} was written by fedtailor 0.1, whose runs can be reported but not resumed; name another directory"
+        )
+    if not made.startswith("fedtailor checkpoint "):
+        raise Damaged(f"{path} is damaged (it is no checkpoint); remove the run's directory and start again")
+    if made != _FORMAT:
+        raise Unusable(f"{path} was not written by this version of fedtailor ({made}); name another directory")
+
+
+def checkpoint_format(path: Path) -> str | None:
+    """What a checkpoint says that it is; None where it cannot be read."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return (file.metadata() or {}).get("format")
+    except (SafetensorError, OSError):
+        return None
 
 
 def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
@@ -125,11 +135,3 @@ def _rebuild(skeleton: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     if kind in ("array", "number"):
         return arrays[content] if kind == "array" else arrays[content][()]
     return content
-
-
-def _digest(skeleton: str, arrays: dict[str, np.ndarray]) -> str:
-    """A fingerprint of a tree: a bit that a disk lost must not become part of a result."""
-    found = hashlib.sha256(skeleton.encode())
-    for name in sorted(arrays):
-        found.update(arrays[name].reshape(-1).view(np.uint8).data)
-    return found.hexdigest()

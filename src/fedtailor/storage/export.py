@@ -10,11 +10,16 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from fedtailor._files import private_folder, publish, reason, remove_leftovers
 from fedtailor.models import Architecture, Classification, Model, cross_entropy, squared_error, zoo
 from fedtailor.protocol import Mixture, require
+from fedtailor.storage.digests import SEAL, arrays_digest, is_sealed, sealed
 from fedtailor.training import PersonalModel
 
-_FORMAT = "fedtailor personal models 1"
+MODELS, MANIFEST = "models.safetensors", "manifest.json"
+
+_FORMAT = "fedtailor personal models 2"
+_WITHOUT_DIGESTS = "fedtailor personal models 1"  # of fedtailor 0.1
 _LOSSES: dict[str, Any] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 
 
@@ -26,31 +31,35 @@ def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> P
     """
     everyone, path = list(personal), Path(directory)
     require(len(everyone) > 0, "there are no personal models to export")
+    arrays, clients = {}, {}
+    for row, model in enumerate(everyone):
+        mixture = isinstance(model.predictor, Mixture)
+        clients[model.name] = {"array": str(row), "mixture": mixture}
+        arrays[str(row)] = np.asarray(model.predictor.models if isinstance(model.predictor, Mixture) else model.theta)
+        if isinstance(model.predictor, Mixture):
+            arrays[f"{row}.weights"] = np.asarray(model.predictor.weights)
+            clients[model.name]["logits"] = model.predictor.logits
+    first = everyone[0]
+    manifest = {
+        "format": _FORMAT,
+        "model": _description(first.model),
+        "shift": first.shift,
+        "scale": first.scale,
+        "clients": clients,
+        "arrays": arrays_digest("", arrays),
+    }
+    text = json.dumps(sealed(manifest), indent=2)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
         require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
-        arrays, clients = {}, {}
-        for row, model in enumerate(everyone):
-            mixture = isinstance(model.predictor, Mixture)
-            clients[model.name] = {"array": str(row), "mixture": mixture}
-            arrays[str(row)] = np.asarray(
-                model.predictor.models if isinstance(model.predictor, Mixture) else model.theta
-            )
-            if isinstance(model.predictor, Mixture):
-                arrays[f"{row}.weights"] = np.asarray(model.predictor.weights)
-                clients[model.name]["logits"] = model.predictor.logits
-        first = everyone[0]
-        manifest = {
-            "format": _FORMAT,
-            "model": _description(first.model),
-            "shift": first.shift,
-            "scale": first.scale,
-            "clients": clients,
-        }
-        save_file(arrays, path / "models.safetensors")
-        (path / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    except OSError as error:
-        raise ValueError(f"cannot write models to {path}: {error.strerror}; name another directory") from None
+        with private_folder(path, "export") as folder:
+            save_file(arrays, folder / MODELS)
+            (folder / MANIFEST).write_text(text + "\n", "utf-8")
+            for name in (MODELS, MANIFEST):  # the manifest last: without it there is no export
+                publish(folder / name, path / name)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
     return path
 
 
@@ -65,12 +74,41 @@ def load_models(directory: Path | str, model: Model | None = None) -> dict[str, 
         ValueError: the directory holds no models, they are damaged, or they need `model`.
     """
     path = Path(directory)
+    manifest, arrays = _read(path)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        arrays = load_file(path / "models.safetensors")
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(f"{path} holds no exported models, or they are damaged ({error})") from None
-    require(manifest.get("format") == _FORMAT, f"{path} holds no exported personal models of fedtailor")
+        return _models(manifest, arrays, model)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # of 0.1, which kept no digests
+        raise ValueError(f"{path} is damaged: {MANIFEST} is not what was exported ({reason(error)})") from None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Manifest and arrays of an export, as they were written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        arrays = load_file(path / MODELS)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
+    made = manifest.get("format") if isinstance(manifest, dict) else None
+    require(made in (_FORMAT, _WITHOUT_DIGESTS), f"{path} holds no exported personal models of fedtailor")
+    if made == _FORMAT:
+        whole = SEAL in manifest and is_sealed(manifest)
+        require(whole, f"{path / MANIFEST} is damaged (its digest is wrong); export the models again")
+        same = arrays_digest("", arrays) == manifest.get("arrays")
+        require(same, f"{path / MODELS} is damaged (its digest is wrong); export the models again")
+    return manifest, arrays
+
+
+def check_export(path: Path) -> tuple[int, bool]:
+    """How many clients' models an export holds, and whether it carries digests.
+
+    Raises:
+        ValueError: it is damaged, or none.
+    """
+    manifest, _ = _read(path)
+    return len(manifest["clients"]), manifest["format"] == _FORMAT
+
+
+def _models(manifest: dict[str, Any], arrays: dict[str, Any], model: Model | None) -> dict[str, PersonalModel]:
     model = _rebuilt(manifest["model"]) if model is None else model
     shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))
     found = {}
@@ -80,7 +118,7 @@ def load_models(directory: Path | str, model: Model | None = None) -> dict[str, 
             array.shape[-1] == model.size, f"client {name!r} has {array.shape[-1]} parameters, the model {model.size}"
         )
         weights = arrays.get(f"{entry['array']}.weights")
-        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])  # pyright: ignore
+        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])
         found[name] = PersonalModel(name, predictor, model, shift, scale)
     return found
 

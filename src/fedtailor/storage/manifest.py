@@ -3,10 +3,13 @@
 import dataclasses
 import hashlib
 import platform
+import tomllib
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedtailor._version import __version__
@@ -15,6 +18,9 @@ from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
+
+CIRCUMSTANCES = ("versions", "machine")
+"""The tables of a manifest that change last bits at most."""
 
 
 def manifest(
@@ -25,9 +31,19 @@ def manifest(
     participation: Participation,
     every: int,
     uplink: Pipeline = (),
+    downlink: Pipeline = (),
     metrics: Sequence[Metric] = (),
+    *,
+    devices: int = 1,
+    canonical: bool = False,
 ) -> dict[str, Any]:
-    """The settings of a run. Two runs with equal manifests (versions aside) give equal results."""
+    """The settings of a run. Two runs with equal manifests give equal results, with other versions or (unless
+    `canonical`) another number of devices to rounding.
+
+    Args:
+        devices: how many devices train.
+        canonical: whether results do not depend on that.
+    """
     return {
         "run": {
             "seed": seed,
@@ -37,8 +53,10 @@ def manifest(
         },
         "algorithm": settings(algorithm),
         **({"uplink": settings(uplink)} if uplink else {}),
+        **({"downlink": settings(downlink)} if downlink else {}),
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
+        "machine": {"devices": devices, "platform": jax.default_backend(), "canonical": canonical},
         "versions": {
             "fedtailor": __version__,
             "python": platform.python_version(),
@@ -81,9 +99,9 @@ def digest(federation: Federation) -> str:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
-    """The first setting in which two manifests differ, as "name: old, now new"; versions do not count."""
+    """The first setting in which two manifests differ, as "name: old, now new"; versions and machine do not count."""
     for name in sorted(old.keys() | new.keys()):
-        if not path and name == "versions":
+        if not path and name in CIRCUMSTANCES:
             continue
         one, other, full = old.get(name), new.get(name), f"{path}{name}"
         if isinstance(one, dict) and isinstance(other, dict):
@@ -92,3 +110,30 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
         elif one != other:
             return f"{full}: {one if one is not None else 'not set'}, now {other if other is not None else 'not set'}"
     return None
+
+
+def stored_versions(path: Path) -> dict[str, str]:
+    """The versions that a run's manifest names (`path` is its file); empty where it cannot be read."""
+    try:
+        found = tomllib.loads(path.read_text("utf-8")).get("versions")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What may change the last bits of a run that goes on, in one line: versions, and the number of devices where
+    results depend on it; "" for nothing."""
+    found = []
+    for table in CIRCUMSTANCES:
+        before, now = old.get(table), new.get(table)
+        if isinstance(before, dict) and isinstance(now, dict):
+            names = [name for name in now if name in before and before[name] != now[name]]
+            found += [f"{name} {now[name]} instead of {before[name]}" for name in names]
+    machines = [manifest.get("machine", {}) for manifest in (old, new)]
+    if all(isinstance(machine, dict) and machine.get("canonical") for machine in machines):
+        found = [change for change in found if not change.startswith("devices ")]
+    if not found:
+        return ""
+    advice = "; canonical aggregation (--canonical) makes results independent of the number of devices"
+    return f"{', '.join(found)}: last bits may differ{advice if 'devices ' in ', '.join(found) else ''}"

@@ -1,15 +1,18 @@
 """Run directories: what a run was, what it measured, and where it can go on.
 
-    manifest.toml           every setting, the data, versions
+    manifest.toml           every setting, the data, versions, devices
     clients.parquet         client, group, unseen, and the number of its train, val and test samples
     metrics.parquet         round, client, unseen, split, metric, value
     ledger.parquet          what travelled and was computed; at the end, the delivery of the final models too
-    checkpoint.safetensors  the state after the last saved round
+    checkpoint.safetensors  the state after the last saved round, with digests of the files above
+    checkpoint-before.safetensors  the same of the save before: what is continued from where the last one is damaged
     states-<phase>.bin      the clients' states, where they do not fit into memory (`Settings.state_limit`)
     diagnostics.json        what the method tells about itself in the end (arrays: diagnostics.safetensors)
     rows.parquet            where asked for: client, row, loss and prediction of every test row in the end
     baseline.parquet        with it: as metrics.parquet, what a model that learns nothing reaches
-    summary.json            the run in numbers: written last, so a directory that has it holds a finished run
+    summary.json            the run in numbers, with digests of the files: written last, so a directory that has it
+                            holds a finished run
+    .lock                   while a process writes here: its id
 
 A file is replaced whole or not at all, and the checkpoint last: whenever a run is killed, `resume` continues from its
 last checkpoint and ends with the same bytes in `metrics.parquet` as a run that was never interrupted. (On accelerators
@@ -17,7 +20,7 @@ to rounding: how many clients are trained at once depends on the memory that is 
 """
 
 import json
-import signal
+import logging
 import threading
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -25,28 +28,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import polars as pl
 import tomli_w
 from safetensors import SafetensorError
 
+from fedtailor._files import private_folder, publish, reading, reason, remove_leftovers, replacing, sync_tree
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
-from fedtailor.protocol import require
 from fedtailor.protocol.diagnostics import Diagnostic
-from fedtailor.storage.checkpoint import all_here, load_tree, save_tree, write_atomically
+from fedtailor.storage.checkpoint import all_here, checkpoint_format, load_tree, refuse_other_format, write_tree
 from fedtailor.storage.diagnostics import write_diagnostics
-from fedtailor.storage.manifest import difference
+from fedtailor.storage.digests import file_digest, frame_digest, is_sealed, sealed
+from fedtailor.storage.errors import Damaged, Unusable
+from fedtailor.storage.lock import DirectoryLock
+from fedtailor.storage.manifest import difference, other_circumstances
 from fedtailor.training import Callback, Metrics, Training
 
 MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
-CHECKPOINT, SUMMARY = "checkpoint.safetensors", "summary.json"
+CHECKPOINT, CHECKPOINT_BEFORE = "checkpoint.safetensors", "checkpoint-before.safetensors"
+SUMMARY, DIGESTS = "summary.json", "digests"
 ROWS, BASELINE = "rows.parquet", "baseline.parquet"
 
-
-class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; its directory holds everything up to the last round."""
+_log = logging.getLogger("fedtailor")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
@@ -57,61 +63,187 @@ def clients(federation: Federation) -> pl.DataFrame:
     return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
 
 
+def read_frame(path: Path) -> pl.DataFrame:
+    """A table of a run.
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it is missing, or no table.
+    """
+    if not path.exists():
+        raise Damaged(f"{path} is missing; remove the directory and start again")
+    try:
+        with reading(path):
+            path.open("rb").close()  # polars says of a file that may not be read that it is no Parquet
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Damaged(f"{path} is damaged ({why}); remove the directory and start again") from None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run (`path` is its file).
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it is missing, or not what was written.
+    """
+    if not path.exists():
+        raise Damaged(f"{path} is missing; repeat the run")
+    try:
+        with reading(path):
+            found = json.loads(path.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({reason(error)}); repeat the run") from None
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    if not isinstance(found, dict) or not is_sealed(found):
+        raise Damaged(f"{path} is damaged (it is not what was written); repeat the run")
+    return found
+
+
+def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
+    """Refuse a file of a finished run that is not the one that its summary is about (0.1 kept no digests).
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it was changed.
+    """
+    digests = summary.get(DIGESTS)
+    if not isinstance(digests, dict) or path.name not in digests or not path.is_file():
+        return
+    try:
+        with reading(path):
+            found = file_digest(path)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    if found != digests[path.name]:
+        raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")
+
+
 class RunDirectory:
     """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = DirectoryLock(path)
+        self._last_is_good = False  # whether the last checkpoint can be resumed, so that it is worth keeping
 
     def open(self, settings: dict[str, Any], resume: bool) -> bool:
-        """Make the directory this run's; whether it holds a checkpoint to continue from.
+        """Make the directory this run's until `close`; whether it holds a checkpoint to continue from.
 
         Raises:
-            ValueError: it is a file, cannot be written, holds other things, or a run that is not to be resumed.
+            Unusable: it is a file, cannot be written, is in use, or holds other things or a run not to be resumed.
         """
-        path = self.path
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            inside = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._inside()
+            self._lock.acquire()
         except OSError as error:
-            raise ValueError(f"cannot use {path} for a run: {error.strerror}; name another directory") from None
-        all_here("run directory seen")  # before one of them writes
+            raise Unusable(f"cannot use {self.path} for a run: {error.strerror}; name another directory") from None
+        try:
+            return self._open(settings, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others write to the directory."""
+        self._lock.release()
+
+    def _inside(self) -> list[str]:
+        """What stands in the directory.
+
+        Raises:
+            Unusable: it is no run.
+        """
+        inside = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if inside and MANIFEST not in inside:
-            raise ValueError(f"{path} holds other files ({inside[0]}, ...), not a run; name an empty or new directory")
+            raise Unusable(
+                f"{self.path} holds other files ({inside[0]}, ...), not a run; name an empty or new directory"
+            )
+        return inside
+
+    def _open(self, settings: dict[str, Any], resume: bool) -> bool:
+        path, inside = self.path, self._inside()
+        all_here("run directory seen")  # before one of them writes
         if inside and not resume:
-            raise ValueError(f"{path} already holds a run; continue it with resume, or name another directory")
+            raise Unusable(f"{path} already holds a run; continue it with resume, or name another directory")
         if inside:
-            self._require_equal(settings)
-            return (path / CHECKPOINT).exists()
+            old = self._require_equal(settings)
+            self._remove_leftovers()
+            if (path / CHECKPOINT).exists() or (path / CHECKPOINT_BEFORE).exists():
+                if changed := other_circumstances(old, settings):
+                    _log.warning("fedtailor: %s goes on under other circumstances: %s", path, changed)
+                return True
+            _log.warning("fedtailor: %s has no checkpoint yet: the run starts again from its first round", path)
         try:
-            write_atomically(path / MANIFEST, lambda file: file.write_text(tomli_w.dumps(settings)))
+            self._write_text(MANIFEST, tomli_w.dumps(settings))
         except OSError as error:
-            raise ValueError(f"cannot write to {path}: {error.strerror}; name another directory") from None
+            raise Unusable(f"cannot write to {path}: {error.strerror}; name another directory") from None
         return False
+
+    def _remove_leftovers(self) -> None:
+        """What killed processes were writing: folders, and (0.1) files."""
+        if jax.process_index() == 0:
+            remove_leftovers(self.path)
+            with self._one_line():
+                for name in (MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY):
+                    (self.path / f".{name}.part").unlink(missing_ok=True)
 
     def save(self, training: Training) -> None:
         """Everything up to the last finished round.
 
+        All is written before anything takes the place of an older file: where that fails, the directory stays as it is.
+
         Raises:
-            ValueError: the files cannot be written (the ones of the save before stay).
+            Unusable: the files cannot be written (the ones of the save before stay).
         """
         metrics, ledger = training.metrics.frame(training.client_names), training.ledger.frame()
-        self._write(METRICS, metrics)
-        with self._one_line():  # what a run was in numbers before it was extended is no longer true
+        saved = {
+            "metrics": len(metrics), "ledger": len(ledger), "total_seconds": training.seconds,
+            "seconds": np.asarray(training.round_seconds, float),
+        }  # fmt: skip
+        snapshot = training.snapshot()  # of several processes, all take part in this
+        with self._one_line():
+            if jax.process_index() == 0:
+                saved["digests"] = self._digests(metrics, ledger)
+                self._save(metrics, ledger, {**snapshot, "saved": saved})
+            training.executor.saved()
+
+    def _save(self, metrics: pl.DataFrame, ledger: pl.DataFrame, snapshot: dict[str, Any]) -> None:
+        with private_folder(self.path, "save") as folder:
+            metrics.write_parquet(folder / METRICS)
+            ledger.write_parquet(folder / LEDGER)
+            write_tree(folder / CHECKPOINT, snapshot)
+            sync_tree(folder)
+            # what a run was in numbers before it was extended is no longer true
             (self.path / SUMMARY).unlink(missing_ok=True)
             (self.path / ROWS).unlink(missing_ok=True)
-        self._write(LEDGER, ledger)
-        rows = {"metrics": len(metrics), "ledger": len(ledger), "seconds": np.asarray(training.round_seconds, float)}
-        rows["total_seconds"] = training.seconds
-        with self._one_line():
-            save_tree(self.path / CHECKPOINT, {**training.snapshot(), "saved": rows})
-            training.executor.saved()
+            publish(folder / METRICS, self.path / METRICS)
+            publish(folder / LEDGER, self.path / LEDGER)
+            if self._last_is_good:
+                (self.path / CHECKPOINT).replace(self.path / CHECKPOINT_BEFORE)
+            publish(folder / CHECKPOINT, self.path / CHECKPOINT)
+        self._last_is_good = True
+
+    def _digests(self, metrics: pl.DataFrame, ledger: pl.DataFrame) -> dict[str, str]:
+        """What a checkpoint belongs to: manifest and clients of this directory, and the tables so far."""
+        return {
+            "manifest": file_digest(self.path / MANIFEST),
+            "clients": frame_digest(read_frame(self.path / CLIENTS)),
+            "metrics": frame_digest(metrics),
+            "ledger": frame_digest(ledger),
+        }
 
     def write_clients(self, federation: Federation) -> None:
         """Put down who takes part.
 
         Raises:
-            ValueError: it cannot be written.
+            Unusable: it cannot be written.
         """
         self._write(CLIENTS, clients(federation))
 
@@ -119,7 +251,7 @@ class RunDirectory:
         """Put down what travelled.
 
         Raises:
-            ValueError: it cannot be written (the old file stays).
+            Unusable: it cannot be written (the old file stays).
         """
         self._write(LEDGER, ledger.frame())
 
@@ -141,49 +273,74 @@ class RunDirectory:
             write_diagnostics(self.path, found)
 
     def _write(self, name: str, frame: pl.DataFrame) -> None:
-        with self._one_line():
-            write_atomically(self.path / name, frame.write_parquet)
+        if jax.process_index() == 0:
+            with self._one_line(), replacing(self.path / name) as temporary:
+                frame.write_parquet(temporary)
+
+    def _write_text(self, name: str, text: str) -> None:
+        if jax.process_index() == 0:
+            with replacing(self.path / name) as temporary:
+                temporary.write_text(text, "utf-8")
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
-        """Failures of the disk, as a `ValueError`."""
+        """Failures of the disk, as `Unusable`."""
         try:
             yield
         except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ValueError(
-                f"cannot write to {self.path}: {why}; what was saved before is kept: make room and resume"
+            raise Unusable(
+                f"cannot write to {self.path}: {reason(error)}; what was saved before is kept: make room and resume"
             ) from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Say that the run is over, and how it ended.
+        """Say that the run is over, and how it ended; with digests of all files that no checkpoint vouches for.
 
         Raises:
-            ValueError: it cannot be written.
+            Unusable: it cannot be written.
         """
         with self._one_line():
-            write_atomically(self.path / SUMMARY, lambda file: file.write_text(json.dumps(summary, indent=1)))
+            apart = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
+            files = [
+                entry for entry in sorted(self.path.iterdir())
+                if entry.is_file() and entry.name not in apart and entry.name[0] != "." and entry.suffix != ".bin"
+            ]  # fmt: skip
+            content = {**summary, DIGESTS: {entry.name: file_digest(entry) for entry in files}}
+            self._write_text(SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False))
 
     def finished_summary(self, rounds: int) -> dict[str, Any] | None:
-        """The summary of a run that has done `rounds` rounds (or diverged on the way); None if it has not ended."""
+        """The summary of a run that has done `rounds` rounds (or diverged on the way); None if it has not ended, or its
+        summary is damaged."""
         try:
-            summary = json.loads((self.path / SUMMARY).read_text())
-        except (OSError, ValueError):
-            return None
-        if not isinstance(summary, dict):
+            summary = read_summary(self.path / SUMMARY)
+        except Unusable:
             return None
         return summary if summary.get("asked_rounds", summary.get("rounds")) == rounds else None
 
     def load(self, training: Training) -> None:
-        """Put a fresh training where the last checkpoint stood.
+        """Put a fresh training where the last checkpoint stood; where that is damaged, where the one before did.
 
         Raises:
-            ValueError: a file is missing or damaged.
+            Unusable: a file is missing, damaged or belongs to another run.
         """
-        snapshot = load_tree(self.path / CHECKPOINT)
+        try:
+            snapshot = load_tree(self.path / CHECKPOINT)
+            self._last_is_good = True
+        except Damaged as error:
+            if not (self.path / CHECKPOINT_BEFORE).exists():
+                raise
+            snapshot = load_tree(self.path / CHECKPOINT_BEFORE)
+            _log.warning("fedtailor: %s; going on from the one before, round %d",
+                         str(error).partition(";")[0], snapshot["round"])  # fmt: skip
         saved = snapshot.pop("saved")
-        training.restore(snapshot)
         metrics, ledger = self._frame(METRICS, saved["metrics"]), self._frame(LEDGER, saved["ledger"])
+        found = self._digests(metrics, ledger)
+        for name, file in (("manifest", MANIFEST), ("clients", CLIENTS), ("metrics", METRICS), ("ledger", LEDGER)):
+            if found[name] != saved["digests"][name]:
+                raise Damaged(
+                    f"{self.path / file} is damaged, or the checkpoint is another run's (their digests differ); "
+                    "remove the directory and start again"
+                )
+        training.restore(snapshot)
         training.metrics = Metrics.from_frame(metrics, training.client_names)
         training.ledger = Ledger.from_frame(ledger)
         training.round_seconds = saved["seconds"].tolist()
@@ -191,22 +348,31 @@ class RunDirectory:
 
     def _frame(self, name: str, rows: int) -> pl.DataFrame:
         """The first `rows` of a table: what is past them was written by a save that did not end."""
-        path = self.path / name
-        try:
-            frame = pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise ValueError(f"{path} is missing or damaged ({error}); remove the directory and start again") from None
-        require(len(frame) >= rows, f"{path} is shorter than its checkpoint says; remove the directory and start again")
+        frame = read_frame(self.path / name)
+        if len(frame) < rows:
+            raise Damaged(
+                f"{self.path / name} is shorter than its checkpoint says; remove the directory and start again"
+            )
         return frame.head(rows)
 
-    def _require_equal(self, settings: dict[str, Any]) -> None:
+    def _require_equal(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings of the run that stands here, which must be these."""
         path = self.path / MANIFEST
+        for name in (CHECKPOINT, CHECKPOINT_BEFORE):
+            made = checkpoint_format(self.path / name)
+            if made is not None and made.startswith("fedtailor checkpoint "):
+                refuse_other_format(self.path / name, made)
         try:
-            old = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); remove the directory and start again") from None
+            with reading(path):
+                old = tomllib.loads(path.read_text("utf-8"))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            raise Damaged(f"{path} is damaged ({reason(error)}); remove the directory and start again") from None
+        except ValueError as error:
+            raise Unusable(str(error)) from None
         changed = difference(old, tomllib.loads(tomli_w.dumps(settings)))
-        require(changed is None, f"{self.path} holds a run with other settings ({changed}); name another directory")
+        if changed is not None:
+            raise Unusable(f"{self.path} holds a run with other settings ({changed}); name another directory")
+        return old
 
 
 class Checkpoints(Callback):
@@ -227,25 +393,3 @@ class Checkpoints(Callback):
     def _save(self, training: Training) -> None:
         self._store.save(training)
         self._saved = training.round
-
-
-@contextmanager
-def interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a round can end; a second Ctrl-C stops at once."""
-    stopped, asked = threading.Event(), False
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def stop(signum: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        stopped.set()
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)

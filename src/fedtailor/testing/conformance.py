@@ -268,7 +268,7 @@ def _models(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     """The server's models and the clients' states."""
     states = training.executor.client_states
     server = training.server
-    model = server.get("model") if isinstance(server, dict) else getattr(server, "model", None)
+    model = getattr(server, "model", None)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((model, states))]
 
 

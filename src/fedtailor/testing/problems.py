@@ -18,7 +18,7 @@ from fedtailor import models
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort
+from fedtailor.protocol import Algorithm, Answers, ClientRows, Cohort, drive
 from fedtailor.runs import simulate
 from fedtailor.training import Training
 from fedtailor.training.participation import Participation
@@ -167,12 +167,12 @@ def personal(training: Training[DeviceExecutor]) -> NDArray[Any]:
 def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...] in the federation's order."""
     executor, found = training.executor, None
-    for table, unseen in ((executor.seen, False), (executor.unseen, True)):
-        if len(table):
-            leaves = jax.tree.leaves(training.predictors(training.serve(unseen=unseen)))
+    for table in (executor.seen, executor.unseen):
+        for service in drive(training.services(table, np.arange(len(table))), executor):
+            leaves = jax.tree.leaves(training.predictors(service))
             found = found or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
             for target, leaf in zip(found, leaves, strict=True):
-                target[table.listed] = leaf
+                target[table.listed[service.cohort.rows]] = leaf
     assert found is not None
     return found
 
@@ -187,7 +187,7 @@ def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any
 def answers_of(cohort: Cohort, **arrays: Any) -> Answers:
     """Answers of a cohort whose clients sent these arrays [c, ...]."""
     rows = np.arange(len(cohort))
-    return Answers(cohort.reporting, {kind: ClientRows(value, rows) for kind, value in arrays.items()})
+    return Answers(cohort.reporting, {kind: ClientRows(jnp.asarray(value), rows) for kind, value in arrays.items()})
 
 
 def assert_absent_keep_their_state(training: Training[DeviceExecutor], rounds: int = 3) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Pool, model_input
 from fedtailor.models import Model
-from fedtailor.protocol import Clients, Exchanges, Mixture, Predictor, on_host, require
+from fedtailor.protocol import Clients, Exchanges, Mixture, NearestNeighbors, Predictor, on_host, require
 from fedtailor.training.training import Service, Training
 
 
@@ -24,7 +24,7 @@ class PersonalModel:
 
     Attributes:
         name: the client.
-        predictor: a model vector [d], or a `Mixture` of models.
+        predictor: a model vector [d], a `Mixture` of models, or `NearestNeighbors`.
         model: maps the vector to a network.
         shift, scale: the normalisation of the federation's inputs.
     """
@@ -40,8 +40,12 @@ class PersonalModel:
         """The model vector [d].
 
         Raises:
-            ValueError: the client predicts with a mixture of models.
+            ValueError: the client predicts with more than one model.
         """
+        require(
+            not isinstance(self.predictor, NearestNeighbors),
+            f"client {self.name!r} predicts with a model and its own examples, which are not exported; see .predictor",
+        )
         require(
             not isinstance(self.predictor, Mixture), f"client {self.name!r} has a mixture of models; see .predictor"
         )

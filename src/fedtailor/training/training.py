@@ -30,6 +30,7 @@ from fedtailor.protocol import (
     decode,
     drive,
     on_host,
+    send,
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation
@@ -77,6 +78,7 @@ class Training(Generic[ExecutorT]):
         seed: int = 0,
         participation: Participation = Participation(),  # noqa: B008 (frozen)
         uplink: Pipeline = (),
+        downlink: Pipeline = (),
         metrics: Sequence[str | Metric] = (),
         target_scale: float = 1.0,
     ) -> None:
@@ -84,17 +86,19 @@ class Training(Generic[ExecutorT]):
 
         Args:
             executor: who answers for the clients.
-            uplink: what clients apply to what they send.
+            uplink: transforms of what clients send in rounds.
+            downlink: transforms of what the server sends.
             metrics: what to measure, by name, beside the loss and, of classifications, the accuracy; the run is judged
                 by the first one (by default: as the model says).
             target_scale: what one unit of the model's target is in the user's own: metrics in the target's unit are
                 recorded in the user's.
 
         Raises:
-            ValueError: the method or the uplink is not defined for this population, or a metric for this model.
+            ValueError: the method or a pipeline is not defined for this population, or a metric for this model.
         """
         self.executor, self.model, self.seed = executor, model, seed
-        self.participation, self.uplink, self.target_scale = participation, uplink, target_scale
+        self.participation, self.uplink, self.downlink = participation, uplink, downlink
+        self.target_scale = target_scale
         asked = find_metrics(metrics, model)
         own = tuple(metric for metric in default_metrics(model) if metric.name not in {it.name for it in asked})
         self.measured = own + asked
@@ -102,12 +106,12 @@ class Training(Generic[ExecutorT]):
         seen = executor.seen
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
-            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples,
+            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
         )  # fmt: skip
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:
             phase.check(self.population)
-            for transform in uplink:
+            for transform in (*uplink, *downlink):
                 transform.check(phase)
         self.round = 0
         self.ledger, self.metrics = Ledger(), Metrics()
@@ -158,7 +162,7 @@ class Training(Generic[ExecutorT]):
             reporting = self.participation.sample(self.population.ids, self.seed, self.round)
         cohort = self.round_cohort(reporting)
         downlink = self.algorithm.broadcast(self._server, cohort)
-        exchange = Exchange("client", self.algorithm, cohort, downlink, uplink=self.uplink)
+        exchange = self._exchange("client", cohort, downlink)
         answers = yield exchange
 
         # The server works on answers that may still be on their way; nothing is kept before all are there and finite.
@@ -173,7 +177,7 @@ class Training(Generic[ExecutorT]):
         self.executor.commit(exchange, answers)
         self.server = server
         self.took_part[cohort.position] = True
-        self._charge(self.ledger, "round", downlink, cohort, answers)
+        self._charge(self.ledger, "round", exchange.downlink, cohort, answers)
         self.round += 1
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
@@ -199,7 +203,8 @@ class Training(Generic[ExecutorT]):
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
-        self.keeps_states = bool(jax.tree.leaves(jax.eval_shape(self.algorithm.init_client, init(0))))
+        state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
+        self.keeps_states = bool(jax.tree.leaves(state))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:
@@ -209,12 +214,13 @@ class Training(Generic[ExecutorT]):
             return
         cohort = self._cohort(self.executor.seen, np.arange(len(self.population)), seen=True)
         downlink = self.algorithm.probe_downlink(self._server, cohort)
-        answers = yield Exchange("probe", self.algorithm, cohort, downlink)
+        exchange = self._exchange("probe", cohort, downlink)
+        answers = yield exchange
         answers.checked()
         self.server = self.algorithm.aggregate_probe(
             self._server, answers, replace(cohort, reporting=answers.reporting)
         )
-        self._charge(self.ledger, "probe", downlink, cohort, answers)
+        self._charge(self.ledger, "probe", exchange.downlink, cohort, answers)
 
     # the service of clients -------------------------------------------------------------------------------------------
 
@@ -271,20 +277,20 @@ class Training(Generic[ExecutorT]):
         yield from self._probe()
         cohort = self._cohort(table, clients, seen=seen)
         if seen:
-            downlink = self.algorithm.serve(self._server, cohort)
+            downlink = send(self.downlink, self.algorithm.serve(self._server, cohort))
             self._charge(ledger, "delivery", downlink, cohort)
             return Service(cohort, downlink)
         if self.algorithm.probes:
-            downlink = self.algorithm.probe_downlink(self._server, cohort)
-            answers = yield Exchange("probe", self.algorithm, cohort, downlink)
+            probe = self._exchange("probe", cohort, self.algorithm.probe_downlink(self._server, cohort))
+            answers = yield probe
             answers.checked()
-            self._charge(ledger, phase, downlink, cohort, answers)
+            self._charge(ledger, phase, probe.downlink, cohort, answers)
             cohort = replace(cohort, probes=answers)
-        downlink = self.algorithm.serve(self._server, cohort)
-        answers = yield Exchange("init_unseen", self.algorithm, cohort, downlink)
+        exchange = self._exchange("init_unseen", cohort, self.algorithm.serve(self._server, cohort))
+        answers = yield exchange
         answers.checked()
-        self._charge(ledger, phase, downlink, cohort, answers)
-        return Service(cohort, downlink, answers.states)
+        self._charge(ledger, phase, exchange.downlink, cohort, answers)
+        return Service(cohort, exchange.downlink, answers.states)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
         """Charge the final models of all clients to `ledger`."""
@@ -297,9 +303,9 @@ class Training(Generic[ExecutorT]):
         Raises:
             Diverged: a personal model is NaN or infinite.
         """
-        metrics = self.measured if task == "evaluate" else ()
+        cohort, downlink, measured = service.cohort, service.downlink, self.measured if task == "evaluate" else ()
         answers = yield Exchange(
-            task, self.algorithm, service.cohort, service.downlink, service.states, metrics=metrics
+            task, self.algorithm, cohort, downlink, service.states, received_through=self.downlink, metrics=measured
         )
         return answers.checked()
 
@@ -348,6 +354,12 @@ class Training(Generic[ExecutorT]):
         self.server = snapshot["server"]
         self.took_part = snapshot["took_part"]
         self.executor.restore(snapshot["states"])
+
+    def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
+        """An exchange whose downlink has gone through the pipeline."""
+        uplink = self.uplink if task == "client" else ()
+        sent = send(self.downlink, downlink)
+        return Exchange(task, self.algorithm, cohort, sent, uplink=uplink, received_through=self.downlink)
 
     # helpers ----------------------------------------------------------------------------------------------------------
 

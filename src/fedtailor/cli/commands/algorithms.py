@@ -19,6 +19,8 @@ ORDER = (
     *("local", "fedavg", "fedavgm", "finetune", "oracle", "ucfl", "ucfl-parallel", "hypcluster", "dapper", "mapper"),
     *("afl", "self-fl", "cgpfl", "cgpfl-heur", "fedprox", "scaffold", "cfl", "fedfomo", "pfedme", "ditto"),
     *("per-fedavg", "apfl", "l2gd", "ifca"),
+    *("fedper", "fedrep", "lg-fedavg", "fedbn", "fedbabu", "fedrod", "fedala", "moon", "feddbe", "knn-per"),
+    *("mr-mtl", "feddyn", "fedadam", "fedyogi", "fedadagrad", "fedem", "fedamp", "pacfl", "pfedhn"),
 )
 """Families together; methods that are not listed come last."""
 TRAINING = ("down", "up", "keeps")

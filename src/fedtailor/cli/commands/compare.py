@@ -29,6 +29,10 @@ class Options:
     """Devices to use (all by default)."""
     seeds_at_once: int = 1
     """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
+    any_version: bool = False
+    """Take runs that another version of fedtailor made, too; otherwise they are made anew."""
+    canonical: bool = False
+    """Aggregate in the order of clients, so that results do not depend on the number of devices."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -70,8 +74,9 @@ def compare(arguments: list[str]) -> int:
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
         comparison = Comparison(
-            experiment, options.out, Settings(devices=options.devices), progress, options.seeds_at_once, path
-        )
+            experiment, options.out, Settings(devices=options.devices, canonical=options.canonical), progress,
+            options.seeds_at_once, path, options.any_version,
+        )  # fmt: skip
         try:
             index = comparison.run()
         except Interrupted as stopped:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.cli.options import check_counts, check_seeds, finite, parse
+from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
@@ -16,6 +16,7 @@ from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
+from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
 from fedtailor.training import as_participation
 
@@ -43,8 +44,12 @@ class Options:
     """Continue the run in --out."""
     checkpoint_every: int = 10
     """Save after every n-th round, and after the last."""
+    keep_rows: bool = False
+    """Write what became of every test row to rows.parquet in --out."""
     devices: int | None = None
     """Devices to use (all by default)."""
+    canonical: bool = False
+    """Aggregate in the order of clients, so that results do not depend on the number of devices."""
     debug: bool = False
     """One client at a time without compilation; errors name client and step."""
     json: bool = False
@@ -69,7 +74,8 @@ def run(arguments: list[str]) -> int:
         require(options.out is not None, "--resume needs the directory of the run: --out DIR")
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
-    settings = Settings(devices=options.devices, debug=options.debug)
+    require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
+    settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
@@ -83,6 +89,7 @@ def run(arguments: list[str]) -> int:
             done = train(
                 algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
                 directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
+                keep_rows=options.keep_rows,
             )  # fmt: skip
         except Interrupted as stopped:
             raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped

@@ -1,11 +1,14 @@
 """The built-in scenarios: small real data, the papers' experiments at their published sizes, and your own file.
 
-Every scenario's builder is a function of this package too: `scenarios.digits_rotated(seed=0, clients=8)`.
+Every module of this folder that has `SCENARIOS` is found; the imports below only tell type checkers and editors of
+those that come with fedtailor. Builders are functions of this package: `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
+
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.scenarios import cgpfl, digits, self_fl, standard, three_approaches, user_centric
-from fedtailor.experiments.scenarios import table as own
 from fedtailor.experiments.scenarios.cgpfl import cgpfl_cifar, cgpfl_fashion, cgpfl_mnist
 from fedtailor.experiments.scenarios.digits import digits_label_shift, digits_permuted, digits_rotated
 from fedtailor.experiments.scenarios.self_fl import (
@@ -28,11 +31,18 @@ from fedtailor.experiments.scenarios.three_approaches import density, emnist_wri
 from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
 from fedtailor.protocol import check_choice
 
-SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario
-    for module in (digits, user_centric, three_approaches, self_fl, cgpfl, standard, own)
-    for scenario in module.SCENARIOS
-}
+ENTRY_POINTS = "fedtailor.scenarios"
+"""The group of entry points under which other packages offer scenarios."""
+
+
+def _discovered() -> dict[str, Scenario]:
+    """The scenarios of all modules of this folder, the small ones that need no data first."""
+    names = sorted((info.name for info in iter_modules(__path__)), key=lambda name: (name != "digits", name))
+    modules = [import_module(f"{__name__}.{name}") for name in names]
+    return {scenario.name: scenario for module in modules for scenario in getattr(module, "SCENARIOS", ())}
+
+
+SCENARIOS = _discovered()
 """Name -> scenario."""
 
 __all__ = [
@@ -66,10 +76,13 @@ __all__ = [
 
 
 def find(name: str) -> Scenario:
-    """A built-in scenario.
+    """A built-in scenario, or one that an installed package offers.
 
     Raises:
         ValueError: there is none of that name.
     """
+    if name not in SCENARIOS:
+        for point in entry_points(group=ENTRY_POINTS, name=name):
+            SCENARIOS[name] = point.load()
     check_choice(name, SCENARIOS, "scenario", "fedtailor scenarios")
     return SCENARIOS[name]

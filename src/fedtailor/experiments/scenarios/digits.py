@@ -113,6 +113,9 @@ SETTINGS: dict[str, Algorithm] = {
     "self-fl": methods.SelfFL(sgd=replace(PLAIN, steps=STEPS), l_max=2 * STEPS, warm=5),
     "cfl": methods.CFL(sgd=LOCAL, eps1=0.4, eps2=0.8, first_split=10),
     "fedfomo": methods.FedFomo(sgd=PLAIN, downloads=5),
+    "fedem": methods.FedEM(sgd=PLAIN),
+    "fedrod": methods.FedRoD(sgd=PLAIN),
+    "feddbe": methods.FedDBE(sgd=PLAIN),
 }
 """The methods' settings for the digits; methods that are not listed train as `LOCAL` says."""
 

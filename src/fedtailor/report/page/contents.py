@@ -68,30 +68,32 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
     """One line a client: its rows, every method's value (mean over seeds), and what validation data choose for it."""
     first = next(iter(runs.values()))[0]
     unit, clients = first.unit, first.clients
-    columns: dict[str, list[Cell]] = {"client": clients["client"].to_list()}
+    columns: list[tuple[str, list[Cell]]] = [("client", clients["client"].to_list())]
     if clients["group"].is_not_null().any():
-        columns["group"] = ["-" if group is None else _count(group) for group in clients["group"]]
+        columns.append(("group", ["-" if group is None else _count(group) for group in clients["group"]]))
     for split in ("train", "test"):
-        columns[f"{split}\nrows"] = [_count(size) for size in clients[split]]
+        columns.append((f"{split}\nrows", [_count(size) for size in clients[split]]))
     if clients["unseen"].any():
-        columns["trained"] = ["no" if unseen else "yes" for unseen in clients["unseen"]]
+        columns.append(("trained", ["no" if unseen else "yes" for unseen in clients["unseen"]]))
     for label, seeds in runs.items():
         values = client_values(seeds)
-        columns[label] = [_value(values.get(client), unit) for client in clients["client"]]
+        columns.append((label, [_value(values.get(client), unit) for client in clients["client"]]))
     if decision.choice is not None:
         chosen = _choices(decision)
-        columns["chosen on\nvalidation data"] = [chosen.get(client, "-") for client in clients["client"]]
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        columns.append(("chosen on\nvalidation data", [chosen.get(client, "-") for client in clients["client"]]))
+    rows = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
     note = (
         "Means over seeds, on each client's own test rows. Whoever takes the best of several methods by these numbers "
         "gets one that is too good by the choice."
     )
-    return Table(f"{scenario}: test {unit.axis} of each client", list(columns), rows, note=note)
+    return Table(f"{scenario}: test {unit.axis} of each client", [header for header, _ in columns], rows, note=note)
 
 
 def client_values(seeds: Seeds) -> dict[str, float]:
     """client -> its value on test after the last round, mean over the seeds that have one, seen and unseen."""
-    scores = pl.concat([run.scores(unseen=unseen).select("client", "value") for run in seeds for unseen in (False, True)])
+    scores = pl.concat(
+        [run.scores(unseen=unseen).select("client", "value") for run in seeds for unseen in (False, True)]
+    )
     means = scores.filter(pl.col("value").is_not_nan()).group_by("client").agg(pl.col("value").mean())
     return dict(means.iter_rows())
 
@@ -114,7 +116,13 @@ def gain_pictures(found: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     drawn: dict[str, list[Gain]] = {}
     for (method,), part in list(found.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
         drawn[str(method)] = [
-            Gain(line["client"], *(unit.scale * line[name] for name in ("gain", "low", "high")), line["verdict"])
+            Gain(
+                line["client"],
+                unit.scale * line["gain"],
+                unit.scale * line["low"],
+                unit.scale * line["high"],
+                line["verdict"],
+            )
             for line in part.head(lines // MOST_PICTURES).iter_rows(named=True)
         ]
     # one axis for all methods, so that their drawings can be compared

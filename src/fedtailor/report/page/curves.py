@@ -20,7 +20,7 @@ MOST_POINTS = 400
 _NOTHING = "These methods tell nothing about themselves beyond their results, or their runs did not keep it."
 
 Seeds = Sequence[StoredRun]
-Curve = Mapping[float, float]
+Curve = Mapping[int, float] | Mapping[float, float]
 
 
 def curves(runs: Mapping[str, Seeds]) -> Section:

@@ -79,6 +79,7 @@ def matrix(title: str, values: Shaped[ndarray, "m m"], names: Sequence[str], not
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     scaled = (numbers - low) / ((high - low) or 1.0)
+    low = 0.0 if abs(low) < 1e-6 * abs(high) else low  # what is left of rounding reads badly
     legend = f"Row: who uses; column: whose, in the same order. Light is {low:.3g}, dark is {high:.3g}."
     note = f"{note} {legend}".strip()
     if len(numbers) > MOST_NAMED:

@@ -1,0 +1,243 @@
+"""Is it enough to train the three methods that `diagnose` recommends, and let validation data choose?
+
+Trains all methods that the recommendation knows on small tables of known truth and on digits, each with the settings
+that the diagnosis starts it with. For each scenario and seed it notes the mean test accuracy over clients of
+
+    chosen      the one of the three recommended methods with the best validation accuracy
+    chosen all  the one of all methods with the best validation accuracy
+    best        the one of all methods with the best test accuracy (which nobody can know)
+
+and prints the regret of the first against the other two, and what the three cost in gradients of examples (of the
+probe, too) compared with all; then how any three methods do that are the same everywhere. Runs that the file of
+results holds are not repeated.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from measuring import machine
+
+import fedtailor as ft
+from fedtailor.diagnosis.recommend import METHODS, starting_point
+from fedtailor.experiments.diagnose import Advice, diagnose
+from fedtailor.federation import Federation, from_arrays
+from fedtailor.models import Architecture
+from fedtailor.protocol import SGD, Algorithm, Diverged
+
+CLIENTS, ROWS, FEATURES = 8, 200, 6
+LOCAL = SGD(lr=0.1, epochs=2, batch_size=16)
+ROUNDS = 25
+SPLITS: dict[str, Any] = {"test": 0.6, "val": 0.1}
+
+
+def linear(
+    slopes: Callable[[np.random.Generator], np.ndarray],
+    *,
+    shift: float = 0.0,
+    intercepts: float = 0.0,
+    noise: float = 0.5,
+    unequal: bool = False,
+) -> Callable[[int], Federation]:
+    """A table with y = [slope x + intercept + noise > 0] at every client.
+
+    Args:
+        slopes: draws one slope for each client [clients, features].
+        shift: deviation of clients' means of x.
+        intercepts: deviation of clients' intercepts.
+        noise: deviation of the noise.
+        unequal: whether sizes go from a third of the usual to about twice.
+    """
+
+    def build(seed: int) -> Federation:
+        rng = np.random.default_rng(seed)
+        slope = slopes(rng)
+        sizes = np.full(CLIENTS, ROWS)
+        if unequal:
+            sizes = np.linspace(ROWS / 3, 5 * ROWS / 3, CLIENTS).astype(int)
+            sizes[-1] += CLIENTS * ROWS - sizes.sum()
+        owner = np.repeat(np.arange(CLIENTS), sizes)
+        x = rng.normal(size=(len(owner), FEATURES)) + shift * rng.normal(size=(CLIENTS, FEATURES))[owner]
+        score = np.einsum("nf,nf->n", x, slope[owner]) + (intercepts * rng.normal(size=CLIENTS))[owner]
+        y = (score + noise * rng.normal(size=len(owner)) > 0).astype(np.int64)
+        return from_arrays(x.astype(np.float32), y, [f"c{client}" for client in owner], classes=2, seed=seed, **SPLITS)
+
+    return build
+
+
+def common(rng: np.random.Generator) -> np.ndarray:
+    return np.tile(rng.normal(size=FEATURES), (CLIENTS, 1))
+
+
+def near(rng: np.random.Generator) -> np.ndarray:
+    return common(rng) + 0.4 * rng.normal(size=(CLIENTS, FEATURES))
+
+
+def own(rng: np.random.Generator) -> np.ndarray:
+    return rng.normal(size=(CLIENTS, FEATURES))
+
+
+def groups(count: int) -> Callable[[np.random.Generator], np.ndarray]:
+    return lambda rng: rng.normal(size=(count, FEATURES))[np.arange(CLIENTS) % count]
+
+
+def opposed(rng: np.random.Generator) -> np.ndarray:
+    return common(rng) * np.where(np.arange(CLIENTS) % 2, 1, -1)[:, None]
+
+
+def outlier(rng: np.random.Generator) -> np.ndarray:
+    return common(rng) * np.where(np.arange(CLIENTS) == CLIENTS - 1, -1, 1)[:, None]
+
+
+TABLES: dict[str, Callable[[int], Federation]] = {
+    "one population": linear(common),
+    "one population, noisy": linear(common, noise=4.0),
+    "opposed groups": linear(opposed),
+    "three groups": linear(groups(3)),
+    "an outlier": linear(outlier),
+    "near a common model": linear(near),
+    "each its own": linear(own),
+    "each its own, noisy": linear(own, noise=4.0),
+    "inputs differ": linear(common, shift=1.5),
+    "labels differ": linear(common, intercepts=3.0),
+    "unequal sizes, near": linear(near, unequal=True),
+}
+DIGITS: dict[str, Callable[..., Federation]] = {
+    "digits, label shift": ft.scenarios.digits_label_shift,
+    "digits, rotated": ft.scenarios.digits_rotated,
+    "digits, permuted": ft.scenarios.digits_permuted,
+}
+
+
+def scenario(name: str, seed: int) -> tuple[Federation, Architecture]:
+    """The data and the model."""
+    if name in TABLES:
+        return TABLES[name](seed), ft.models.logistic()
+    return DIGITS[name](seed=seed, clients=CLIENTS, **SPLITS), ft.models.mlp(32)
+
+
+def method(name: str, advice: Advice) -> Algorithm:
+    """A method that trains as all others do, with what the diagnosis starts it with."""
+    kind: Any = Algorithm.registry[name]
+    given = starting_point(name, advice.diagnosis)
+    if name == "finetune":
+        given["tune"] = LOCAL
+    return kind(sgd=LOCAL, **given)
+
+
+def measure(name: str, seed: int) -> dict[str, Any]:
+    """All methods on one scenario and seed: the recommendation, accuracies and gradients."""
+    federation, model = scenario(name, seed)
+    started = perf_counter()
+    advice = diagnose(federation, model, seed=seed)
+    found: dict[str, Any] = {
+        "race": [entry.method for entry in advice.race.entries],
+        "doubt": bool(advice.race.doubt),
+        "seconds": perf_counter() - started,
+        "probe": 2 * int(federation.train.sizes.sum()),  # a pass for the gradient and one for its variance
+        "methods": {},
+    }
+    for other in METHODS:
+        try:
+            run = ft.run(method(other, advice), federation, model, ROUNDS, seed=seed, evaluate_every=ROUNDS)
+        except Diverged:
+            continue
+        found["methods"][other] = {
+            "val": float(run.metrics.values(split="val").mean()),
+            "test": float(run.metrics.values(split="test").mean()),
+            "gradients": run.ledger.totals().gradients,
+        }
+    return found
+
+
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """The regrets of one scenario and seed, in points of accuracy, and the cost as a share."""
+    methods, race = found["methods"], [name for name in found["race"] if name in found["methods"]]
+    by_val = {name: entry["val"] for name, entry in methods.items()}
+    chosen, chosen_all = max(race, key=by_val.__getitem__), max(by_val, key=by_val.__getitem__)
+    best = max(methods, key=lambda name: methods[name]["test"])
+    cost = found["probe"] + sum(methods[name]["gradients"] for name in race)
+    return {
+        "chosen": chosen,
+        "chosen all": chosen_all,
+        "best": best,
+        "regret": 100 * (methods[chosen_all]["test"] - methods[chosen]["test"]),
+        "regret to best": 100 * (methods[best]["test"] - methods[chosen]["test"]),
+        "accuracy": 100 * methods[chosen]["test"],
+        "cost": cost / sum(entry["gradients"] for entry in methods.values()),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a line for each scenario, its seeds averaged."""
+    lines = ["| scenario | seeds | recommended | chosen | best | regret | to the best | cost |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    everything = []
+    for name in [*TABLES, *DIGITS]:
+        cells = [found for key, found in results.items() if key.rpartition(" ")[0] == name]
+        if not cells:
+            continue
+        summaries = [summary(found) for found in cells]
+        everything += summaries
+        words = [" / ".join(dict.fromkeys(" ".join(found["race"]) for found in cells))]
+        words += [" / ".join(dict.fromkeys(one[what] for one in summaries)) for what in ("chosen", "best")]
+        mean = [np.mean([one[what] for one in summaries]) for what in ("regret", "regret to best", "cost")]
+        lines.append(f"| {name} | {len(cells)} | {' | '.join(words)} | {mean[0]:.2f} | {mean[1]:.2f} | {mean[2]:.0%} |")
+    if everything:
+        regrets, to_best, cost = (
+            np.array([one[what] for one in everything]) for what in ("regret", "regret to best", "cost")
+        )
+        error = regrets.std(ddof=1) / np.sqrt(len(regrets)) if len(regrets) > 1 else np.nan
+        lines.append(
+            f"| all (standard error) | {len(everything)} | | | | {regrets.mean():.2f} ({error:.2f}) | "
+            f"{to_best.mean():.2f} | {cost.mean():.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def control(results: dict[str, Any]) -> str:
+    """How three methods do that are the same everywhere, without any diagnosis: all threes, in one line."""
+    cells = [found for found in results.values() if len(found["methods"]) == len(METHODS)]
+    if not cells:
+        return "no cell has all methods"
+    regrets = {
+        three: float(np.mean([summary({**found, "race": list(three)})["regret"] for found in cells]))
+        for three in combinations(METHODS, 3)
+    }
+    ruled = float(np.mean([summary(found)["regret"] for found in cells]))
+    better = sum(regret < ruled for regret in regrets.values())
+    least = min(regrets, key=regrets.__getitem__)
+    return (
+        f"Fixed threes, over {len(cells)} cells: {better} of {len(regrets)} have less regret than the rule "
+        f"({ruled:.2f}); median {np.median(list(regrets.values())):.2f}, least {regrets[least]:.2f} ({' '.join(least)})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102])
+    parser.add_argument("--out", type=Path, default=Path("regret.json"), help="results so far")
+    parser.add_argument("--only", nargs="+", choices=[*TABLES, *DIGITS], default=[*TABLES, *DIGITS])
+    given = parser.parse_args()
+    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+    results = kept.get("results", {})
+    for seed in given.seeds:
+        for name in given.only:
+            if f"{name} {seed}" in results:
+                continue
+            started = perf_counter()
+            results[f"{name} {seed}"] = measure(name, seed)
+            given.out.write_text(json.dumps({"machine": machine("jax", "numpy"), "results": results}, indent=1))
+            print(f"{name}, seed {seed}: {perf_counter() - started:.1f} s", flush=True)
+    print(machine("jax", "numpy"))
+    print(table(results))
+    print(control(results))
+
+
+if __name__ == "__main__":
+    main()

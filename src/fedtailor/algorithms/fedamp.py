@@ -1,0 +1,195 @@
+"""FedAMP: every client is drawn to a mean of its own, of the models that are like its own."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from fedtailor.aggregation import mix
+from fedtailor.aggregation.distances import cosine_similarity, squared_distances
+from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Diagnostic,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    MatrixDiagnostic,
+    Population,
+    Predictor,
+    ServerState,
+    Streams,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+    require,
+    server_state,
+)
+
+
+@server_state
+class FedAMPState(ServerState):
+    """What every client sent last, and how much each attends to the others."""
+
+    models: Float[np.ndarray, "m d"]
+    """w_1, ..., w_m, on the host; the common initial model of those that have sent none."""
+    sent: Bool[np.ndarray, " m"]
+    """Who has ever sent one."""
+    attention: Float[np.ndarray, "m m"]
+    """xi with a client's own weight on the diagonal: rows are distributions."""
+    initial: Float[Array, " d"]
+    """The common initial model, which newcomers know."""
+
+
+@hyperparameters
+class FedAMP(Algorithm):
+    """Federated attentive message passing (Huang et al. 2021, algorithm 1, equations 5 to 8).
+
+    The server keeps every client's last model and sends client i a mean of its own,
+
+        u_i = sum_(j != i) xi_ij w_j + (1 - sum_(j != i) xi_ij) w_i,
+        xi_ij = (alpha / sigma) exp(-|w_i - w_j|^2 / sigma)
+
+    to which the client's training is pulled:  w_i <- SGD(w_i; F_i(w) + lam / (2 alpha) |w - u_i|^2). Clients with
+    similar models so become more similar still. `heur` is HeurFedAMP, for models too large for Euclidean distances:
+    xi_ij ~ exp(sigma cos(w_i, w_j)), which with the client's own weight sum to 1. The server sees each client's model.
+
+    A client that never took part is sent all models (it would have to send its own to be sent less), trains once from
+    their mean, computes its own u, and trains again as a round does.
+    """
+
+    about: ClassVar[About] = About(
+        name="fedamp",
+        paper="Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data",
+        down="1 model, its own mean",
+        up="1 model",
+        keeps="its personal model",
+        unseen="all clients' models; trains, attends to them, and trains again",
+    )
+
+    sgd: SGD = SGD()
+    """Local training."""
+    alpha: float = 0.1
+    """Step of the message passing, above 0; at most sigma / (m - 1) for m clients (Huang et al.: 0.1)."""
+    lam: ZeroIsStatic = 0.1
+    """Strength of the regularizer: the pull to u_i is lam / alpha (Huang et al.: lam / alpha = 1)."""
+    sigma: float | None = None
+    """Scale of squared distances (or of cosines, for `heur`). None = 1, the paper's, or alpha times the number of
+    clients where that is more, so that no client's own weight is negative."""
+    heur: bool = False
+    """HeurFedAMP: attention by cosines."""
+    own_weight: float | None = None
+    """A client's weight in its own mean, for `heur`, in [0, 1]; None = 1/m for m clients."""
+    start: Literal["own", "mean"] = "own"
+    """Where local training starts: from the client's own model w_i, or from u_i."""
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, f"alpha is {self.alpha}; it must be above 0 (local is the method without messages)")
+        require(self.sigma is None or self.sigma > 0, f"sigma is {self.sigma}; it must be above 0")
+        require_stable("lam / alpha", self.lam / self.alpha, self.sgd)
+        given = self.own_weight is None or 0 <= self.own_weight <= 1
+        require(given, f"own_weight is {self.own_weight}; it must be in [0, 1]")
+        require(self.heur or self.own_weight is None, "own_weight belongs to heur; leave it out, or set heur")
+        require(self.start in ("own", "mean"), f"start is {self.start!r}; it must be 'own' or 'mean'")
+
+    def check(self, population: Population) -> None:
+        others, sigma = len(population) - 1, self._scale(len(population))
+        require(
+            self.heur or self.alpha * others <= sigma,
+            f"alpha {self.alpha:g} with sigma {sigma:g} gives the own models of {others + 1} clients a negative "
+            f"weight; the largest alpha for them is {sigma / max(others, 1):.4g}",
+        )
+
+    # on the server ----------------------------------------------------------------------------------------------------
+
+    def init_server(self, init: Init, population: Population) -> FedAMPState:
+        theta, clients = init(0), len(population)
+        models = np.repeat(np.asarray(theta)[None], clients, axis=0)
+        return FedAMPState(models, np.zeros(clients, bool), self._attention(models), theta)
+
+    def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
+        clients = cohort.position
+        means = mix(server.models[clients], server.models, server.attention[clients])
+        return Downlink({"model": Streams(means, np.arange(len(cohort), dtype=np.int32)[:, None])})
+
+    def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
+        if not cohort.reporting.any():
+            return server
+        models, sent = server.models.copy(), server.sent.copy()
+        models[cohort.reporters], sent[cohort.reporters] = answers.reporters("model"), True
+        return server.replace(models=models, sent=sent, attention=self._attention(models))
+
+    def _attention(self, models: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m m"]:
+        clients = len(models)
+        like = cosine_similarity(models) if self.heur else squared_distances(models)
+        other = ~np.eye(clients, dtype=bool)
+        weights = np.asarray(self._weights(like, other, clients, np))
+        weights[~other] = 1 - weights.sum(axis=1)
+        return weights
+
+    def _scale(self, clients: int) -> float:
+        if self.sigma is not None:
+            return self.sigma
+        return 1.0 if self.heur else max(1.0, self.alpha * clients)
+
+    def _weights(self, like: Any, other: Any, clients: int, xp: Any) -> Any:
+        """xi of the others [..., m] among `clients`, from squared distances or cosines; 0 where not `other`."""
+        sigma = self.sigma
+        if not self.heur:
+            scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
+            return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
+        own = 1 / clients if self.own_weight is None else self.own_weight
+        each = xp.where(other, xp.exp((1.0 if sigma is None else sigma) * (like - 1)), 0.0)
+        total = each.sum(axis=-1, keepdims=True)
+        return (1 - own) * each / xp.where(total > 0, total, 1.0)
+
+    def global_model(self, server: FedAMPState) -> Float[Array, " d"]:
+        return jnp.asarray(server.models.mean(axis=0))  # there is no global model
+
+    def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return Downlink()
+        to = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
+        # theta^0 is common knowledge (the seed)
+        start = Streams.everyone(server.initial, len(cohort), already_held=True)
+        return Downlink({"model": Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1))), "initial": start})
+
+    def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
+        return [MatrixDiagnostic("collaboration", "Attention: a client's mean of all models", server.attention)]
+
+    # on the client ----------------------------------------------------------------------------------------------------
+
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"model": theta}
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        w = self._train(state["model"], inbox["model"][0], local)
+        return {"model": w}, {"model": w}
+
+    def _train(self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " d"]:
+        pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
+        return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
+
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        return state["model"]
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        models, sent = inbox["model"], inbox.received["model"]
+        mean = jnp.where(sent.any(), sent @ models / jnp.maximum(sent.sum(), 1), inbox["initial"][0])
+        w = local.sgd(mean, self.sgd)
+        if self.heur:
+            lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)
+            like = (models @ w) / jnp.where(lengths > 0, lengths, 1)
+        else:
+            like = jnp.square(models - w).sum(axis=1)
+        xi = self._weights(like, sent, len(models) + 1, jnp)
+        xi = xi / jnp.maximum(xi.sum(), 1)  # one client more than alpha was checked for
+        return {"model": self._train(w, xi @ models + (1 - xi.sum()) * w, local)}

@@ -1,0 +1,77 @@
+"""FedBABU: only the body is learned together; clients fine-tune in the end."""
+
+from typing import Any, ClassVar
+
+from jaxtyping import Array, Float
+
+from fedtailor.algorithms.fedper import FedPer
+from fedtailor.algorithms.helpers.shared_part import SharedPart
+from fedtailor.protocol import (
+    SGD,
+    About,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    LocalTrainer,
+    ModelParts,
+    Predictor,
+    hyperparameters,
+)
+
+
+@hyperparameters
+class FedBABU(FedPer):
+    """Federated averaging with body aggregation and body update (Oh et al. 2022, algorithm 1).
+
+    The head stays as it was drawn, the same for all clients and never trained; the body below it is FedAvg's:
+
+        b_i = SGD(b; h^0, D_i),    b <- sum_i q_i b_i
+
+    What a client predicts with is this model, fine-tuned on its own data. Nothing of the fine-tuning comes back, and
+    clients that never took part do the same.
+    """
+
+    about: ClassVar[About] = About(
+        name="fedbabu",
+        paper="Oh et al. 2022, FedBABU: Towards Enhanced Representation for Federated Image Classification",
+        down="1 body",
+        up="1 body",
+        keeps="nothing",
+        unseen="the shared model, fine-tuned on its own data",
+    )
+
+    tune: SGD = SGD(epochs=5)
+    """The final training on a client's own data (the paper: 5 epochs)."""
+    tune_part: str = "everything"
+    """The part that fine-tuning trains: "everything" (the paper's choice), or "head"."""
+
+    def check(self, population: Any) -> None:
+        super().check(population)
+        population.model.part(self.tune_part)
+
+    def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
+        # the head is common knowledge (the seed)
+        clients = len(cohort)
+        return Downlink({"model": server.to_everyone(clients), "initial": server.initial_to_everyone(clients)})
+
+    def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
+        return self.broadcast(server, cohort)
+
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+        return ()
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        return ()
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        body = self._own(local).complement
+        theta = local.sgd(self._received(inbox, local), self.sgd, train_only=body)
+        return state, {"model": body.take(theta)}
+
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        part = local.part_of_model(self.tune_part)
+        return local.sgd(self._received(inbox, local), self.tune, train_only=part)
+
+    def _received(self, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
+        return self._own(local).complement.put(inbox["initial"][0], inbox["model"][0])

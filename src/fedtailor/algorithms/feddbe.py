@@ -1,0 +1,204 @@
+"""FedDBE: a client's bias is taken out of its features and put into a vector of its own."""
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.averaging import AveragedModels
+from fedtailor.algorithms.helpers.own_steps import descend, head_of, mean_over, require_plain
+from fedtailor.algorithms.helpers.shared_part import model_of
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Answers,
+    Batch,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    ModelParts,
+    Params,
+    Population,
+    Predictor,
+    Streams,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+    require,
+    server_state,
+)
+
+
+@server_state
+class FedDBEState(AveragedModels):
+    """The global model and the mean features of all clients."""
+
+    initial: Float[Array, " d"]
+    """The common initial model, at which the features were averaged."""
+    mean: Float[np.ndarray, "..."]
+    """Mean features of all training samples."""
+    told: Bool[np.ndarray, " m"]
+    """Which clients have been sent that mean."""
+
+
+@hyperparameters
+class FedDBE(FedAvg):
+    """Eliminating domain bias (Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg).
+
+    Once, before training, the server takes the mean zbar of the clients' mean features at the initial model, weighted
+    by samples. From then on the head of client i sees z + m_i, where m_i is a learned vector that stays on the client,
+    and the running mean r_i of its features is drawn towards zbar:
+
+        r = (1 - momentum) r_i + momentum mean_b z,    loss_b( h(z + m_i) ) + kappa |r - zbar|^2,    r_i <- r
+
+    with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar. The model is averaged as in
+    FedAvg. A client that never took part trains its m from 0 on the received model, for as long as a round.
+    """
+
+    about: ClassVar[About] = About(
+        name="feddbe",
+        paper="Zhang et al. 2023, Eliminating Domain Bias for Federated Learning in Representation Space",
+        down="1 model; once mean features",
+        up="1 model; once mean features",
+        keeps="a vector added to features, and their running mean",
+        unseen="trains its vector on the global model",
+    )
+
+    sgd: SGD = SGD()
+    """Local training, without momentum."""
+    kappa: ZeroIsStatic = 0.05
+    """Weight of the pull of mean features (released code: 50 times half a mean over 512 features); tune it."""
+    momentum: float = 0.1
+    """Weight of a batch in the running mean, in (0, 1] (released code: tuned in {0.1, 0.5, 1})."""
+    vector: bool = True
+    """Whether the head sees z + m_i, or z alone."""
+
+    def __post_init__(self) -> None:
+        require_plain("feddbe", self.sgd)
+        require(self.kappa >= 0, f"kappa is {self.kappa}; it must be 0 or more")
+        require(0 < self.momentum <= 1, f"momentum is {self.momentum}; it must be in (0, 1]")
+
+    @property
+    def probes(self) -> bool:
+        return True
+
+    # on the server ----------------------------------------------------------------------------------------------------
+
+    def check(self, population: Population) -> None:
+        model = model_of(population, self.about.name)
+        _ = model.feature_shape  # a model without a head is refused here
+        if self.vector:
+            require("bias" in model.parts, "feddbe's vector moves the bias of the head; use a model whose head has one")
+
+    def init_server(self, init: Init, population: Population) -> FedDBEState:
+        begun = super().init_server(init, population)
+        mean = np.zeros(model_of(population, self.about.name).feature_shape, begun.model.dtype)
+        shared = {field.name: getattr(begun, field.name) for field in fields(AveragedModels)}
+        return FedDBEState(**shared, initial=init(0), mean=mean, told=np.zeros(len(population), bool))
+
+    def aggregate_probe(self, server: FedDBEState, answers: Answers, cohort: Cohort) -> FedDBEState:
+        share = np.where(cohort.reporting, cohort.sizes, 0) / max(cohort.sizes[cohort.reporting].sum(), 1)
+        means = answers.host("features")
+        # not a product of matrices, whose rounding depends on where in memory they lie
+        weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means
+        return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
+
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        told = server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
+        once = Streams(jnp.asarray(server.mean)[None], np.where(told, -1, 0).astype(np.int32)[:, None])
+        return Downlink({"model": Streams.everyone(server.model, len(cohort)), "features": once})
+
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDBEState:
+        moved = super().server(server, downlink, answers, cohort)
+        assert isinstance(moved, FedDBEState)
+        told = moved.told.copy()
+        told[cohort.reporters] = True
+        return moved.replace(told=told)
+
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        if not cohort.seen:
+            return self.broadcast(server, cohort)
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
+
+    # on the client ----------------------------------------------------------------------------------------------------
+
+    def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
+        params = local.params(inbox["model"][0])
+        some = local.draw("features", 0, 1)
+        shape = jax.eval_shape(local.features, params, some.x)
+
+        def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
+            local.count_work(forwards=1)
+            return total + _weighted_sum(local.features(params, batch.x, training=False), batch.weight)
+
+        one_pass = SGD(batch_size=self.sgd.batch_size)
+        zero = jnp.zeros(shape.shape[1:], shape.dtype)
+        total = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
+        return {"features": total / jnp.maximum(local.size, 1)}
+
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+        zero = jnp.zeros(model.feature_shape, theta.dtype)
+        return {"vector": zero, "running": zero, "mean": zero}
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        new = inbox.received["features"][0]
+        mean = jnp.where(new, inbox["features"][0], state["mean"])
+        running = jnp.where(new, mean, state["running"])
+        start = local.params(inbox["model"][0]), state["vector"], running
+        params, vector, running = self._train(start, mean, local, whole=True)
+        return {"vector": vector, "running": running, "mean": mean}, {"model": local.vector(params)}
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        mean = inbox["features"][0]
+        start = local.params(inbox["model"][0]), jnp.zeros_like(mean), mean
+        _, vector, running = self._train(start, mean, local, whole=False)
+        return {"vector": vector, "running": running, "mean": mean}
+
+    def _train(
+        self, start: tuple[Params, Array, Array], mean: Array, local: LocalTrainer, whole: bool
+    ) -> tuple[Params, Array, Array]:
+        """A round's steps of the vector and, if `whole`, of the model."""
+        sgd, rate = self.sgd, self.sgd.rate(local.round)
+
+        def step(
+            carry: tuple[Params, Array, Array], batch: Batch, index: Int[Array, ""]
+        ) -> tuple[Params, Array, Array]:
+            params, vector, running = carry
+
+            def loss(params: Params, vector: Array) -> tuple[Array, Array]:
+                z = local.features(params, batch.x)
+                of_batch = jnp.tensordot(batch.weight / jnp.maximum(batch.weight.sum(), 1), z, 1)
+                after = running + self.momentum * (of_batch - running)
+                outputs = local.head_outputs(params, z + vector if self.vector else z)
+                pull = 0 if is_off(self.kappa) else self.kappa * jnp.square(after - mean).sum()
+                return mean_over(local.losses(outputs, batch.y), batch.weight) + pull, after
+
+            local.count_work(gradients=1)
+            (of_params, of_vector), running = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, vector)
+            params = descend(params, of_params, sgd, rate) if whole else params
+            return params, vector - rate * of_vector, running
+
+        return local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        theta = inbox["model"][0]
+        if not self.vector:
+            return theta
+        # the head is linear: h(z + m) = h(z) + (h(m) - h(0)), which is another bias
+        both = jnp.stack([state["vector"], jnp.zeros_like(state["vector"])])
+        outputs = local.head_outputs(local.params(theta), both)
+        bias = np.intersect1d(head_of(local).indices, local.part_of_model("bias").indices)
+        require(len(bias) == outputs.shape[-1], "feddbe's vector moves the bias of the head; this head has none")
+        return theta.at[bias].add(outputs[0] - outputs[1])
+
+
+def _weighted_sum(z: Float[Array, "b ..."], weight: Float[Array, " b"]) -> Float[Array, "..."]:
+    """Features of a batch, summed without padding."""
+    return (z * weight.reshape(-1, *[1] * (z.ndim - 1))).sum(axis=0)

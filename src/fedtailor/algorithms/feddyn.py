@@ -1,0 +1,100 @@
+"""FedDyn: FedAvg whose fixed point is the minimum of the mean loss, by dynamic regularization."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    ServerState,
+    Streams,
+    hyperparameters,
+    require,
+    server_state,
+)
+
+
+@server_state
+class FedDynState(ServerState):
+    """The global model and how far clients' models have drifted from it in all rounds."""
+
+    model: Float[Array, "1 d"]
+    """theta."""
+    drift: Float[Array, "1 d"]
+    """c, the mean of all clients' linear terms -g_i."""
+    clients: int
+    """m, clients in the population."""
+
+
+@hyperparameters
+class FedDyn(Algorithm):
+    """Federated learning with dynamic regularization (Acar et al. 2021, algorithm 1).
+
+    A client keeps g_i, an estimate of its gradient at the global model, zero at first. With theta the received model,
+
+        theta_i = SGD(theta; F_i(w) - <g_i, w> + alpha/2 |w - theta|^2),    g_i <- g_i - alpha (theta_i - theta)
+
+    and the server, for all m clients and the reporters S,
+
+        c <- c - (alpha / m) sum_S (theta_i - theta),    theta <- mean_S theta_i - c / alpha
+
+    Where the local problems are solved, g_i is the gradient of F_i at theta_i, and the fixed point is the minimum of
+    the mean of the F_i, however much clients differ. Averages are uniform; the objective is the mean over clients.
+    """
+
+    about: ClassVar[About] = About(
+        name="feddyn",
+        paper="Acar et al. 2021, Federated Learning Based on Dynamic Regularization",
+        down="1 model",
+        up="1 model",
+        keeps="its linear term",
+        unseen="the global model",
+    )
+
+    sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50)
+    """Local training (Acar et al.: rate 0.1, 5 epochs, batch 50)."""
+    alpha: float = 0.01
+    """Strength of the regularizer (Acar et al. choose among 0.001, 0.01, 0.1; 0.01 most often)."""
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, f"alpha is {self.alpha}; it must be above 0 (fedavg is the method without it)")
+        require_stable("alpha", self.alpha, self.sgd)
+
+    def init_server(self, init: Init, population: Population) -> FedDynState:
+        theta = init(0)[None]
+        return FedDynState(theta, jnp.zeros_like(theta), len(population))
+
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"gradient": jnp.zeros_like(theta)}
+
+    def broadcast(self, server: FedDynState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        theta, g = inbox["model"][0], state["gradient"]
+        trained = local.sgd(theta, self.sgd, pull=(self.alpha, theta), drift=-g)
+        # a change that the server does not add to its own sum must not change this one either
+        kept = jnp.where(inbox.reply, g - self.alpha * (trained - theta), g)
+        return {"gradient": kept}, {"model": trained}
+
+    def server(self, server: FedDynState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDynState:
+        reporters = int(cohort.reporting.sum())
+        if not reporters:
+            return server
+        average = mix(server.model, answers["model"], reporter_weights(cohort, "uniform")[None])
+        share = reporters / server.clients
+        drift = server.drift - self.alpha * share * (average - server.model)
+        return server.replace(model=average - drift / self.alpha, drift=drift)

@@ -1,0 +1,155 @@
+"""FedEM: every client's own mixture of models that all clients train together."""
+
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    Batch,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Mixture,
+    Params,
+    Population,
+    Predictor,
+    ServerState,
+    Streams,
+    TracedInt,
+    hyperparameters,
+    is_off,
+    require,
+    server_state,
+)
+
+Models = tuple[Params, ...]
+
+
+@server_state
+class FedEMState(ServerState):
+    """The components that all clients mix."""
+
+    model: Float[Array, "k d"]
+    """theta_1, ..., theta_K."""
+
+
+@hyperparameters
+class FedEM(Algorithm):
+    """Federated multi-task learning under a mixture of distributions (Marfoq et al. 2021, algorithm 1).
+
+    Client i's data are drawn from K distributions that all clients share, in proportions pi_i of its own. A round is a
+    step of expectation maximization, from the K models that the server sends:
+
+        E:  r_is(k) ~ pi_ik exp(-loss_k(s))  for every sample s, sum_k r_is(k) = 1;    pi_ik <- mean_s r_is(k)
+        M:  theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s)),    theta_k <- sum_i q_i theta_ik
+
+    with q_i = n_i / sum_S n_j. Weights r are those of the models as received, during all steps of the round. A client
+    predicts with the mixture sum_k pi_ik p_k of the models' probabilities. The K models start apart (equal ones would
+    stay so); one model is FedAvg. A client that never took part finds its pi by E steps on the final models, without
+    training; any client whose proportions have converged has the same.
+    """
+
+    about: ClassVar[About] = About(
+        name="fedem",
+        paper="Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions",
+        down="all K models",
+        up="K models",
+        keeps="its proportions of the K models",
+        unseen="all K models; it finds its proportions",
+    )
+
+    sgd: SGD = SGD(lr=0.05, batch_size=128)
+    """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to 0.05)."""
+    components: int = 3
+    """K, the number of models (Marfoq et al.: 3)."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Weights of the averages over reporters: by training samples n_i, or equal."""
+    newcomer_steps: TracedInt = 20
+    """E steps of a client that never took part; each is a pass over its data with all K models."""
+
+    def __post_init__(self) -> None:
+        require(self.components >= 1, f"components is {self.components}; it must be 1 or more")
+        require(self.newcomer_steps >= 1, f"newcomer_steps is {self.newcomer_steps}; it must be 1 or more")
+        require(
+            is_off(self.sgd.momentum) and self.sgd.optimizer is None,
+            "fedem's weighted steps are plain SGD; train without momentum and without an optimizer",
+        )
+
+    # on the server ----------------------------------------------------------------------------------------------------
+
+    def init_server(self, init: Init, population: Population) -> FedEMState:
+        return FedEMState(jnp.stack([init(k) for k in range(self.components)]))
+
+    def broadcast(self, server: FedEMState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
+
+    def server(self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedEMState:
+        weights = reporter_weights(cohort, self.weights)[None]
+        averages = [mix(server.model[k : k + 1], answers["model"].item(k), weights) for k in range(self.components)]
+        return FedEMState(jnp.concatenate(averages))
+
+    # on the client ----------------------------------------------------------------------------------------------------
+
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"weights": jnp.full(self.components, 1 / self.components, theta.dtype)}
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        pi, received = state["weights"], self._models(inbox, local)
+        sgd, rate = self.sgd, self.sgd.rate(local.round)
+
+        def step(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
+            r = self._responsibilities(received, pi, batch, local)
+            return tuple(descend(params, batch, share) for params, share in zip(models, r, strict=True))
+
+        def descend(params: Params, batch: Batch, share: Float[Array, " b"]) -> Params:
+            weight = batch.weight * share
+            g = local.batch_gradient(params, Batch(batch.x, batch.y, weight))
+            # a mean over the batch's samples, not over the sum of their weights
+            scale = jnp.maximum(weight.sum(), 1) / jnp.maximum(batch.weight.sum(), 1)
+            g = jax.tree.map(lambda g: scale * g, g)
+            if not is_off(sgd.weight_decay):
+                g = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, g, params)
+            return jax.tree.map(lambda w, g: w - rate * g, params, g)
+
+        trained = local.loop(received, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+        new = self._expectation(received, pi, local)
+        return {"weights": new}, {"model": jnp.stack([local.vector(params) for params in trained])}
+
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        return Mixture(state["weights"], inbox["model"])
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        start, models = self.init_client(inbox["model"][0])["weights"], self._models(inbox, local)
+        steps = self.newcomer_steps
+        return {"weights": local.fori_loop(steps, lambda _, pi: self._expectation(models, pi, local), start)}
+
+    def _models(self, inbox: Inbox, local: LocalTrainer) -> Models:
+        return tuple(local.params(theta) for theta in inbox["model"])
+
+    def _responsibilities(
+        self, models: Models, pi: Float[Array, " k"], batch: Batch, local: LocalTrainer
+    ) -> Float[Array, "k b"]:
+        """r of a batch's samples, which sum to 1 over the models."""
+        local.count_work(forwards=len(models))
+        losses = [local.losses(local.logits(params, batch.x, training=False), batch.y) for params in models]
+        return jax.nn.softmax(jnp.log(pi)[:, None] - jnp.stack(losses), axis=0)
+
+    def _expectation(self, models: Models, pi: Float[Array, " k"], local: LocalTrainer) -> Float[Array, " k"]:
+        """The mean of r over the client's training samples."""
+
+        def add(total: Float[Array, " k"], batch: Batch, index: Int[Array, ""]) -> Float[Array, " k"]:
+            return total + self._responsibilities(models, pi, batch, local) @ batch.weight
+
+        size = self.sgd.batch_size
+        total = local.loop(jnp.zeros_like(pi), add, local.steps(SGD(batch_size=size)), size, purpose="expectation")
+        return jnp.where(local.size > 0, total / jnp.maximum(local.size, 1), pi)

@@ -1,0 +1,43 @@
+"""FedRep: a shared body, and a head of each client's own, trained one after the other."""
+
+from typing import ClassVar
+
+from jaxtyping import Array, Float
+
+from fedtailor.algorithms.fedper import FedPer
+from fedtailor.protocol import SGD, About, LocalTrainer, ModelPart, hyperparameters
+
+
+@hyperparameters
+class FedRep(FedPer):
+    """Exploiting shared representations (Collins et al. 2021, algorithm 1).
+
+    As FedPer, but a client first trains its head on the received body, then the body below that head:
+
+        h_i <- SGD(h_i; b, D_i)  for tau_h epochs,    b_i <- SGD(b; h_i, D_i)  for tau_b epochs,    b <- sum_i q_i b_i
+
+    with what is not trained frozen to the bit. Both pass over the same batches. The released code's `local_ep` counts
+    the epochs of both together; here each has its own number. A client that never took part trains a head for tau_h
+    epochs.
+    """
+
+    about: ClassVar[About] = About(
+        name="fedrep",
+        paper="Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning",
+        down="1 body",
+        up="1 body",
+        keeps="its head",
+        unseen="trains a head on the shared body",
+    )
+
+    sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=1, batch_size=10)
+    """Training of the body, tau_b epochs (the paper: 1 epoch, or 5 where clients have more than 2 classes)."""
+    head: SGD = SGD(lr=0.01, momentum=0.5, epochs=10, batch_size=10)
+    """Training of the head, tau_h epochs (the paper: 10)."""
+
+    def _train(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
+        theta = local.sgd(theta, self.head, train_only=own)
+        return local.sgd(theta, self.sgd, train_only=own.complement)
+
+    def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
+        return local.sgd(theta, self.head, train_only=own)

@@ -1,0 +1,30 @@
+"""How curved a client's loss is."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedtailor.protocol import LocalTrainer
+
+_ITERATIONS = 10
+_LEAST = 1e-30
+"""Norms are not smaller than this, so that directions can be scaled to length 1."""
+
+
+def largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"], key: Array) -> Float[Array, ""]:
+    """The largest eigenvalue, in absolute value, of the Hessian of the training loss at theta, by power iteration.
+
+    Args:
+        key: draws the direction that the iteration starts from.
+
+    Returns:
+        The norm of the Hessian times a direction of length 1 after ten iterations, a lower bound.
+    """
+
+    def iterate(k: Any, v: Array) -> Array:
+        return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
+
+    start = jax.random.normal(key, theta.shape, theta.dtype)
+    return jnp.linalg.norm(local.fori_loop(_ITERATIONS, iterate, start))

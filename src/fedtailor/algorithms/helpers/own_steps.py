@@ -1,0 +1,34 @@
+"""Plain SGD for methods that take steps of their own on several things at once."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedtailor.protocol import SGD, LocalTrainer, ModelPart, Params, is_off, require
+
+
+def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
+    """One plain step: w - rate ( g + weight_decay w )."""
+    if not is_off(sgd.weight_decay):
+        gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+    return jax.tree.map(lambda w, g: w - rate * g, params, gradient)
+
+
+def require_plain(method: str, sgd: SGD) -> None:
+    """Raise where a method of own steps is asked for momentum or another optimiser."""
+    require(
+        is_off(sgd.momentum) and sgd.optimizer is None,
+        f"{method}'s coupled steps are plain SGD; train without momentum and without an optimizer",
+    )
+
+
+def head_of(local: LocalTrainer) -> ModelPart:
+    """The head of this client's model; of a model that is nothing but a head, all of it."""
+    return local.part_of_model("head" if "head" in local.parts_of_model else "everything")
+
+
+def mean_over(values: Float[Array, " b"], weight: Float[Array, " b"]) -> Float[Array, ""]:
+    """The mean of a batch's values, padding left out."""
+    return (values * weight).sum() / jnp.maximum(weight.sum(), 1)

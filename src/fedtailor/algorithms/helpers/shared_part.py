@@ -1,0 +1,63 @@
+"""A part of the model that clients share, on the server: what of theta travels and is averaged."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from fedtailor.aggregation import ServerOptimizer
+from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.models import Part
+from fedtailor.protocol import ClientRows, Init, ModelPart, ModelParts, Population, Streams, require, server_state
+
+
+@server_state
+class SharedPart(AveragedModels):
+    """A model [1, d] of which one part is averaged; all other entries are those that every client began with.
+
+    `optimizer` is of the shared part only.
+    """
+
+    runs: Int[np.ndarray, "runs 2"]
+    """Where the shared part lies in theta: first entry, and one past the last, of every run."""
+
+    @staticmethod
+    def begin(init: Init, part: ModelPart, optimizer: ServerOptimizer) -> "SharedPart":
+        """Before the first round, at the common initial model."""
+        theta, entries = init(0)[None], part.indices
+        # a run ends where the next entry is not the next number
+        breaks = np.flatnonzero(np.diff(entries) != 1) + 1
+        runs = [(run[0], run[-1] + 1) for run in np.split(entries, breaks) if len(run)]
+        return SharedPart(theta, optimizer.init(part.take(theta)), np.array(runs, np.int64).reshape(-1, 2))
+
+    @property
+    def part(self) -> Part:
+        """The shared part."""
+        return Part("shared", tuple((int(start), int(end)) for start, end in self.runs), self.model.shape[1])
+
+    def to_everyone(self, clients: int) -> Streams:
+        """The shared part [1, d_part] to every client of a cohort."""
+        return Streams.everyone(jnp.asarray(self.part.take(self.model)), clients)
+
+    def initial_to_everyone(self, clients: int) -> Streams:
+        """The model [1, d] whose entries outside the part are the initial ones; common knowledge (the seed)."""
+        return Streams.everyone(self.model, clients, already_held=True)
+
+    def averaged(
+        self, optimizer: ServerOptimizer, parts: ClientRows, weights: Float[np.ndarray, "1 c"]
+    ) -> "SharedPart":
+        """After one step of the shared part towards the average of what clients sent [c, d_part]."""
+        part = self.part
+        before = AveragedModels(part.take(self.model), self.optimizer)
+        after = average_step(before, optimizer, parts, weights)
+        return self.replace(model=part.put(self.model, after.model), optimizer=after.optimizer)
+
+
+def model_of(population: Population, method: str) -> ModelParts:
+    """The parts of the model that a population trains.
+
+    Raises:
+        ValueError: whoever made the population did not say.
+    """
+    require(population.model is not None, f"{method} must know the model's parts; give the population its model")
+    assert population.model is not None
+    return population.model

@@ -1,0 +1,102 @@
+"""MOON: FedAvg whose clients' features stay near the global model's."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.own_steps import mean_over
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Batch,
+    ClientUpdate,
+    Inbox,
+    LocalTrainer,
+    Params,
+    Population,
+    StepGradient,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+    require,
+)
+
+SMALLEST = 1e-16
+"""Squared norm below which features count as zero (as 1e-8 for the norm in the released code)."""
+
+
+@hyperparameters
+class MOON(FedAvg):
+    """Model-contrastive federated learning (Li et al. 2021, algorithm 1 and equation 3).
+
+    As FedAvg, but a client minimises F_i(w) + mu l(w), where l draws the features z of its model towards those of the
+    global model that it received, and away from those of the model that it trained last:
+
+        l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) + exp(cos(z, z_previous) / tau) ) )
+
+    The other two models are read in evaluation mode. The last one of a client's first round is the common initial one.
+    """
+
+    about: ClassVar[About] = About(
+        name="moon",
+        paper="Li et al. 2021, Model-Contrastive Federated Learning",
+        down="1 model",
+        up="1 model",
+        keeps="the model that it trained last",
+        unseen="the global model",
+    )
+
+    sgd: SGD = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, epochs=10, batch_size=64)
+    """Local training (the paper: learning rate 0.01, momentum 0.9, weight decay 1e-5, batch 64, 10 epochs)."""
+    mu: ZeroIsStatic = 1.0
+    """Weight of the contrast (the paper tunes it in {0.1, 1, 5, 10})."""
+    tau: float = 0.5
+    """Temperature of the contrast."""
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu is {self.mu}; it must be 0 or more")
+        require(self.tau > 0, f"tau is {self.tau}; it must be above 0")
+
+    def check(self, population: Population) -> None:
+        if population.model is not None:
+            _ = population.model.feature_shape  # a model without a head is refused here
+
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"previous": theta}
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        theta = inbox["model"][0]
+        gradient = None if is_off(self.mu) else self._gradient(theta, state["previous"], local)
+        trained = local.sgd(theta, self.sgd, gradient=gradient)
+        return {"previous": trained}, {"model": trained}
+
+    def _gradient(
+        self, received: Float[Array, " d"], previous: Float[Array, " d"], local: LocalTrainer
+    ) -> StepGradient:
+        """Of the mean loss of a batch with the contrast to two models."""
+        others = local.params(received), local.params(previous)
+
+        def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+            local.count_work(gradients=1, forwards=2)
+            near, far = (local.features(other, batch.x, training=False) for other in others)
+
+            def loss(params: Params) -> Float[Array, ""]:
+                z = local.features(params, batch.x)
+                contrast = jax.nn.softplus((_cosine(z, far) - _cosine(z, near)) / self.tau)
+                return mean_over(
+                    local.losses(local.head_outputs(params, z), batch.y) + self.mu * contrast, batch.weight
+                )
+
+            return jax.grad(loss)(params)
+
+        return gradient
+
+
+def _cosine(a: Float[Array, "b ..."], b: Float[Array, "b ..."]) -> Float[Array, " b"]:
+    """Cosine of the angle between features, example by example; 0 where one of them is zero."""
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    lengths = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST)) * jnp.sqrt(jnp.maximum((b * b).sum(1), SMALLEST))
+    return (a * b).sum(1) / lengths

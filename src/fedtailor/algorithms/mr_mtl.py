@@ -1,0 +1,72 @@
+"""MR-MTL: every client keeps a model of its own near the mean of all."""
+
+from typing import Any, ClassVar, Literal
+
+from jaxtyping import Array, Float
+
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.protocol import (
+    SGD,
+    About,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    LocalTrainer,
+    Predictor,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+)
+
+
+@hyperparameters
+class MRMTL(FedAvg):
+    """Mean-regularized multi-task learning (Liu et al. 2022, section 5; the objective is Evgeniou and Pontil's, 2004).
+
+    Clients train their own models v_i towards the mean of all, and the server averages just these:
+
+        v_i <- SGD(v_i; F_i(v) + lam/2 |v - vbar|^2),    vbar <- mean_S v_i
+
+    lam = 0 is training alone; for a large lam all models are the mean. With the proximal problem solved on
+    F_i = |v - z_i|^2 / 2 the models end at v_i = (z_i + lam zbar) / (1 + lam). Unlike in Ditto no global model is
+    trained beside the personal ones, so that a round is one training and one upload. A client that never took part
+    starts from v = vbar and trains once.
+    """
+
+    about: ClassVar[About] = About(
+        name="mr-mtl",
+        paper="Liu et al. 2022, On Privacy and Personalization in Cross-Silo Federated Learning",
+        down="1 model, the mean of all clients'",
+        up="1 model",
+        keeps="its personal model",
+        unseen="a round of training from the mean, towards it",
+    )
+
+    sgd: SGD = SGD(lr=0.01)
+    """Local training (released code: rate 0.01, an epoch a round)."""
+    weights: Literal["samples", "uniform"] = "uniform"
+    """Weights of the mean over reporters: equal (the paper), or by training samples n_i."""
+    lam: ZeroIsStatic = 1.0
+    """Pull of the personal models towards their mean (released code: chosen on a grid of 0.1 to 3)."""
+
+    def __post_init__(self) -> None:
+        require_stable("lam", self.lam, self.sgd)
+
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"model": theta}
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        pull = None if is_off(self.lam) else (self.lam, inbox["model"][0])
+        v = local.sgd(state["model"], self.sgd, pull=pull)
+        return {"model": v}, {"model": v}
+
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        return Downlink() if cohort.seen else self.broadcast(server, cohort)
+
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        return state["model"]
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

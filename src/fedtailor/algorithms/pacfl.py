@@ -1,0 +1,251 @@
+"""PACFL: clusters of clients by the angles between the subspaces of their inputs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy.typing import NDArray
+
+from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
+from fedtailor.aggregation.clusters import agglomerative
+from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    Batch,
+    ClientUpdate,
+    Cohort,
+    Diagnostic,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    MatrixDiagnostic,
+    Population,
+    Streams,
+    hyperparameters,
+    require,
+    server_state,
+)
+
+_ITERATIONS = 40
+"""Passes of subspace iteration over a client's inputs: the part of the next singular value s' in a vector of s falls as
+(s' / s)^80, with s' a few places further down."""
+_SPARE = 4
+"""Vectors that are iterated beside those that are sent, so that s' is that much further down."""
+_BATCH = 64
+"""Samples at a time in these passes."""
+
+
+@server_state
+class PACFLState(AveragedModels):
+    """One model for each cluster."""
+
+    initial: Float[Array, " d"]
+    """The common initial model."""
+    cluster: NDArray[np.int64]
+    """The cluster of every client [m]; all 0 before the bases are there."""
+    bases: Float[np.ndarray, "m classes p features"] | None = None
+    """What the clients sent."""
+    angles: Float[np.ndarray, "m m"] | None = None
+    """Between all pairs of clients, in degrees."""
+
+
+@hyperparameters
+class PACFL(Algorithm):
+    """Clusters by principal angles between client data subspaces (Vahidian et al. 2023, algorithm 1).
+
+    Before training, every client sends the p leading left singular vectors of the inputs of each of its classes,
+
+        X_ic = U_ic S_ic V_ic',    U_ic = [u_1, ..., u_p]
+
+    once. The server compares clients by the principal angles between these subspaces (the arc cosines of the singular
+    values of U_ic' U_jc, averaged over the classes that both have; 90 degrees where there is none), clusters them
+    agglomeratively, and runs FedAvg in every cluster. Angles say how inputs differ, not how labels do: clients that
+    name the same inputs differently are not told apart. The bases are seen by the server and say much of the data.
+
+    A client that never took part sends its bases and gets the model of the nearest client's cluster.
+    """
+
+    about: ClassVar[About] = About(
+        name="pacfl",
+        paper="Vahidian et al. 2023, Efficient Distribution Similarity Identification in Clustered Federated Learning "
+        "via Principal Angles Between Client Data Subspaces",
+        down="1 model of its cluster",
+        up="1 model; once, p vectors of each class's inputs",
+        keeps="nothing",
+        unseen="sends its vectors; the model of the nearest client's cluster",
+    )
+
+    sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=10, batch_size=10)
+    """Local training (released code: rate 0.01, momentum 0.5, 10 epochs of batch 10)."""
+    vectors: int = 3
+    """p, singular vectors of each class (Vahidian et al.: 3 to 5)."""
+    clusters: int | None = None
+    """Number of clusters; None = by `threshold`, or, without one, where the angle at which clusters merge grows most
+    (at least two then, unless all angles are equal)."""
+    threshold: float | None = None
+    """Angle in degrees from which on clusters are not merged (Vahidian et al. tune it), instead of their number."""
+    angle: Literal["mean", "smallest"] = "mean"
+    """Mean principal angle of the classes' subspaces, or the smallest one between the spans of all vectors (the paper's
+    equation 2, for clients that share few classes)."""
+    linkage: Literal["average", "complete", "single"] = "average"
+    """Distance between clusters: mean, largest or smallest angle between their members."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Weights of a cluster's average over its reporters: by training samples n_i, or equal."""
+    optimizer: ServerOptimizer = ServerOptimizer()
+    """The server's step towards the average of every cluster; the default takes it whole."""
+
+    def __post_init__(self) -> None:
+        require(self.vectors >= 1, f"vectors is {self.vectors}; it must be 1 or more")
+        require(self.clusters is None or self.clusters >= 1, f"clusters is {self.clusters}; it must be 1 or more")
+        valid = self.threshold is None or 0 < self.threshold <= 90
+        require(valid, f"threshold is {self.threshold}; it must be an angle above 0 and up to 90 degrees")
+        require(
+            self.clusters is None or self.threshold is None,
+            "clusters and threshold both say how many clusters there are; leave one of them out",
+        )
+        require(self.angle in ("mean", "smallest"), f"angle is {self.angle!r}; it must be 'mean' or 'smallest'")
+        linkages = ("average", "complete", "single")
+        require(self.linkage in linkages, f"linkage is {self.linkage!r}; it must be one of {', '.join(linkages)}")
+
+    def check(self, population: Population) -> None:
+        clients = len(population)
+        require(
+            self.clusters is None or self.clusters <= clients,
+            f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many",
+        )
+
+    @property
+    def probes(self) -> bool:
+        return True
+
+    # before training --------------------------------------------------------------------------------------------------
+
+    def init_server(self, init: Init, population: Population) -> PACFLState:
+        return self._with_clusters(init(0), np.zeros(len(population), np.int64))
+
+    def probe_downlink(self, server: PACFLState, cohort: Cohort) -> Downlink:
+        # theta^0 is common knowledge (the seed); only its shapes are used
+        return Downlink({"model": Streams.everyone(server.initial, len(cohort), already_held=True)})
+
+    def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
+        params = local.params(inbox["model"][0])
+        sample = local.draw("pacfl", 0, 1)
+        outputs = jax.eval_shape(lambda x: local.logits(params, x), sample.x)
+        features = math.prod(sample.x.shape[1:])
+        require(
+            features > 0 and jnp.issubdtype(sample.x.dtype, jnp.floating),
+            "pacfl compares clients by their inputs, and these data have none that are real numbers",
+        )
+        labels = sample.y.ndim == 1 and jnp.issubdtype(sample.y.dtype, jnp.integer)
+        require(labels, "pacfl takes the inputs of each class, and these data have no classes")
+        return {"bases": leading_vectors(local, outputs.shape[-1], features, min(self.vectors, features))}
+
+    def aggregate_probe(self, server: PACFLState, answers: Answers, cohort: Cohort) -> PACFLState:
+        bases = answers.host("bases").astype(np.float64)
+        angles = self._angles(bases, bases)
+        cluster = agglomerative(angles, self.linkage, clusters=self.clusters, threshold=self.threshold)
+        return self._with_clusters(server.initial, cluster).replace(bases=bases, angles=angles)
+
+    def _with_clusters(self, theta: Float[Array, " d"], cluster: NDArray[np.int64]) -> PACFLState:
+        models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)
+        return PACFLState(models, self.optimizer.init(models), theta, cluster)
+
+    def _angles(
+        self, bases: Float[np.ndarray, "c classes p features"], others: Float[np.ndarray, "m classes p features"]
+    ) -> Float[np.ndarray, "c m"]:
+        if self.angle == "smallest":
+            bases, others = _spans(bases), _spans(others)
+        found = np.stack([principal_angles(one, others) for one in bases])
+        return np.nanmin(found, axis=-1) if self.angle == "smallest" else np.nanmean(found, axis=-1)
+
+    # rounds -----------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, server: PACFLState, cohort: Cohort) -> Downlink:
+        return Downlink({"model": Streams(server.model, self._stream(server, cohort)[:, None])})
+
+    def _stream(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int32]:
+        """The cluster of each client; of one that never took part, that of the client with the smallest angle."""
+        if cohort.seen:
+            return server.cluster[cohort.position].astype(np.int32)
+        assert cohort.probes is not None and server.bases is not None
+        bases = cohort.probes.host("bases").astype(np.float64)
+        return server.cluster[self._angles(bases, server.bases).argmin(axis=1)].astype(np.int32)
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+
+    def server(self, server: PACFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PACFLState:
+        share = reporter_weights(cohort, self.weights)
+        weights = cluster_averages(self._stream(server, cohort), len(server.model), share)
+        return average_step(server, self.optimizer, answers["model"], weights)
+
+    def diagnostics(self, server: PACFLState) -> Sequence[Diagnostic]:
+        if server.angles is None:
+            return ()
+        return [MatrixDiagnostic("angles", "Angles between clients' inputs (degrees)", server.angles)]
+
+
+def leading_vectors(
+    local: LocalTrainer, classes: int, features: int, vectors: int
+) -> Float[Array, "classes p features"]:
+    """The leading right singular vectors of the inputs [n_c, features] of each class of one client, as rows.
+
+    By subspace iteration, so that no more than a batch and a few vectors are held at once. Rows are zero where a class
+    has fewer directions than `vectors`.
+    """
+    width = min(vectors + _SPARE, features)
+    dtype = local.draw("pacfl", 0, 1).x.dtype
+    passes = local.steps(SGD(batch_size=_BATCH))
+
+    def times_gram(basis: Float[Array, "classes features w"]) -> Float[Array, "classes features w"]:
+        """X_c' X_c times the basis of each class."""
+
+        def add(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
+            x = batch.x.reshape(len(batch.x), -1) * batch.weight[:, None].astype(dtype)
+            parts = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
+            return total.at[batch.y].add(x[:, :, None] * parts[:, None])
+
+        return local.loop(jnp.zeros_like(basis), add, passes, _BATCH, purpose="pacfl")
+
+    def iterate(_: Any, basis: Array) -> Array:
+        return jnp.linalg.qr(times_gram(basis))[0]
+
+    start = jax.random.normal(jax.random.key(0), (features, width), dtype)
+    basis = local.fori_loop(_ITERATIONS, iterate, jnp.broadcast_to(jnp.linalg.qr(start)[0], (classes, features, width)))
+    # Rayleigh-Ritz: the singular vectors within the subspace
+    squares, turn = jnp.linalg.eigh(jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis)))
+    found = jnp.einsum("cfv,cvw->cwf", basis, turn)[:, ::-1][:, :vectors]
+    squares = squares[:, ::-1]
+    there = squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
+    return jnp.where(there[:, :, None], found, 0)
+
+
+def principal_angles(
+    one: Float[np.ndarray, "classes p features"], others: Float[np.ndarray, "m classes p features"]
+) -> Float[np.ndarray, "m n"]:
+    """Principal angles in degrees between one client's subspaces and each other's, of all classes [m, classes * p].
+
+    NaN where one of two clients has no such direction. In a row that would be all NaN, all are 90: no class is shared.
+    """
+    cosines = np.linalg.svd(np.einsum("cpf,mcqf->mcpq", one, others), compute_uv=False)
+    rank = np.minimum((one != 0).any(-1).sum(-1), (others != 0).any(-1).sum(-1))
+    angles = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
+    angles[np.arange(cosines.shape[-1]) >= rank[..., None]] = np.nan
+    angles = angles.reshape(len(others), -1)
+    angles[np.isnan(angles).all(axis=1)] = 90.0
+    return angles
+
+
+def _spans(bases: Float[np.ndarray, "c classes p features"]) -> Float[np.ndarray, "c 1 n features"]:
+    """Orthonormal vectors, as rows, of the span of all of a client's; zero rows beyond its dimension."""
+    stacked = bases.reshape(len(bases), 1, -1, bases.shape[-1])
+    _, singular, rows = np.linalg.svd(stacked, full_matrices=False)
+    return np.where(singular[..., None] > 1e-6, rows, 0.0)

@@ -1,0 +1,251 @@
+"""pFedHN: the server learns to generate every client's model from an embedding of the client."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from fedtailor.aggregation import reporter_weights
+from fedtailor.aggregation.distances import cosine_similarity
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Algorithm,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Diagnostic,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    MatrixDiagnostic,
+    Population,
+    Predictor,
+    ServerState,
+    Streams,
+    TracedInt,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+    require,
+    server_rng,
+    server_state,
+)
+
+Layers = list[dict[str, Array]]
+"""Dense layers: "weights" [in, out] and, except in a linear hypernetwork, "bias" [out]."""
+
+
+@server_state
+class PFedHNState(ServerState):
+    """The hypernetwork and the clients' embeddings."""
+
+    layers: Layers
+    """phi."""
+    embeddings: Float[Array, "m e"]
+    """e_1, ..., e_m."""
+    optimizer: tuple[Array, ...]
+    """The memory of the server's optimiser."""
+    initial: Float[Array, " d"]
+    """The common initial model, to which the last layer adds."""
+
+
+@hyperparameters
+class PFedHN(Algorithm):
+    """Personalized federated learning using hypernetworks (Shamsian et al. 2021, algorithm 1).
+
+    The server holds a network H with parameters phi, and an embedding e_i of every client, and sends client i the model
+    theta_i = H(e_i; phi). The client trains it and returns theta_i'. With delta_i = theta_i' - theta_i the server steps
+    phi and the e_i along the gradient of
+
+        - mean_S < delta_i, H(e_i; phi) >          (delta_i held fixed: the vector-Jacobian product of their equation 4)
+
+    by SGD with momentum, after clipping its norm. phi never travels in training, so a large H costs no communication.
+    Here H adds to the common initial model, theta^0 + a perceptron with ReLU of e_i, whose last bias is zero at first.
+    The personal model is H(e_i; phi) as it is.
+
+    A client that never took part is sent phi (once) and fits an embedding to its own deltas, phi fixed.
+    """
+
+    about: ClassVar[About] = About(
+        name="pfedhn",
+        paper="Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks",
+        down="1 model, its own",
+        up="1 model",
+        keeps="nothing",
+        unseen="the hypernetwork; it fits an embedding to its own training",
+    )
+
+    sgd: SGD = SGD(lr=0.005, momentum=0.9, weight_decay=5e-5, steps=50, batch_size=64)
+    """Local training (released code: 50 steps of batch 64 at rate 0.005, momentum 0.9, weight decay 5e-5)."""
+    embedding: Literal["learned", "one-hot"] = "learned"
+    """Embeddings that are drawn at random and learned, or the unit vectors of m dimensions, fixed."""
+    embedding_size: int | None = None
+    """Dimensions of a learned embedding; None = 1 + m // 4 for m clients (Shamsian et al.)."""
+    hidden_layers: int = 3
+    """Hidden layers (Shamsian et al.: 3); 0 = a linear map that is zero at first."""
+    hidden_size: int = 100
+    """Units of a hidden layer (Shamsian et al.: 100); the last layer has this times the model's size parameters."""
+    server_lr: float = 0.01
+    """Rate of the server's steps (released code: 0.01)."""
+    server_momentum: float = 0.9
+    """Momentum of the server's steps, in [0, 1) (released code: 0.9)."""
+    server_decay: float = 1e-3
+    """Weight decay of phi and embeddings (released code: 0.001)."""
+    clip: ZeroIsStatic = 50.0
+    """Largest norm of the server's gradient (released code: 50); 0 = none."""
+    newcomer_steps: TracedInt = 20
+    """Local trainings by which a client that never took part fits its embedding."""
+    newcomer_lr: float = 0.1
+    """Rate of these steps."""
+
+    def __post_init__(self) -> None:
+        kinds = ("learned", "one-hot")
+        require(self.embedding in kinds, f"embedding is {self.embedding!r}; it must be 'learned' or 'one-hot'")
+        size = self.embedding_size
+        require(size is None or size >= 1, f"embedding_size is {size}; it must be 1 or more")
+        require(
+            size is None or self.embedding == "learned",
+            "one-hot embeddings have as many dimensions as there are clients; leave embedding_size out",
+        )
+        require(self.hidden_layers >= 0, f"hidden_layers is {self.hidden_layers}; it must be 0 or more")
+        require(self.hidden_size >= 1, f"hidden_size is {self.hidden_size}; it must be 1 or more")
+        require(self.server_lr > 0, f"server_lr is {self.server_lr}; it must be above 0")
+        require(0 <= self.server_momentum < 1, f"server_momentum is {self.server_momentum}; it must be in [0, 1)")
+        require(self.server_decay >= 0, f"server_decay is {self.server_decay}; it must be 0 or more")
+        require(self.clip >= 0, f"clip is {self.clip}; it must be 0 (none) or more")
+        require(self.newcomer_steps >= 0, f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more")
+        require(self.newcomer_lr > 0, f"newcomer_lr is {self.newcomer_lr}; it must be above 0")
+
+    # on the server ----------------------------------------------------------------------------------------------------
+
+    def init_server(self, init: Init, population: Population) -> PFedHNState:
+        theta, clients = init(0), len(population)
+        rng = server_rng(population.seed, "pfedhn", 0)
+        if self.embedding == "one-hot":
+            embeddings = np.eye(clients)
+        else:
+            embeddings = rng.normal(size=(clients, self.embedding_size or 1 + clients // 4))
+        sizes = [embeddings.shape[1], *[self.hidden_size] * self.hidden_layers, len(theta)]
+        layers: Layers = []
+        for inputs, outputs in pairwise(sizes):
+            # as PyTorch draws dense layers, except that the last one's bias, and a linear map, are zero
+            reach, last = 1 / np.sqrt(inputs), len(layers) == self.hidden_layers
+            if not self.hidden_layers:
+                layers.append({"weights": jnp.zeros((inputs, outputs), theta.dtype)})
+                break
+            weights = rng.uniform(-reach, reach, (inputs, outputs))
+            bias = np.zeros(outputs) if last else rng.uniform(-reach, reach, outputs)
+            layers.append({"weights": jnp.asarray(weights, theta.dtype), "bias": jnp.asarray(bias, theta.dtype)})
+        found = jnp.asarray(embeddings, theta.dtype)
+        memory = tuple(jax.tree.leaves(self._optimizer().init((layers, found))))
+        return PFedHNState(layers, found, memory, theta)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        clip = optax.identity() if is_off(self.clip) else optax.clip_by_global_norm(self.clip)
+        decay = optax.add_decayed_weights(self.server_decay)
+        return optax.chain(clip, decay, optax.sgd(self.server_lr, self.server_momentum))
+
+    def broadcast(self, server: PFedHNState, cohort: Cohort) -> Downlink:
+        models = _generate(server.layers, server.initial, server.embeddings[cohort.position])
+        return Downlink({"model": Streams(models, np.arange(len(cohort), dtype=np.int32)[:, None])})
+
+    def server(self, server: PFedHNState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PFedHNState:
+        if not cohort.reporting.any():
+            return server
+        share = reporter_weights(cohort, "uniform")[cohort.reporting]
+        trained = answers.reporters("model")
+        layers, embeddings, memory = _step(self, server, cohort.reporters, trained, share.astype(trained.dtype))
+        return server.replace(layers=layers, embeddings=embeddings, optimizer=memory)
+
+    def global_model(self, server: PFedHNState) -> Float[Array, " d"]:
+        return _generate(server.layers, server.initial, server.embeddings.mean(axis=0))
+
+    def serve(self, server: PFedHNState, cohort: Cohort) -> Downlink:
+        if cohort.seen:
+            return self.broadcast(server, cohort)
+        sent = {name: value[None] for name, value in _named(server.layers).items()}
+        sent["embedding"] = server.embeddings.mean(axis=0)[None]
+        everyone = np.zeros((len(cohort), 1), np.int32)
+        # theta^0 is common knowledge (the seed)
+        start = Streams.everyone(server.initial, len(cohort), already_held=True)
+        return Downlink({"initial": start, **{name: Streams(value, everyone) for name, value in sent.items()}})
+
+    def diagnostics(self, server: PFedHNState) -> Sequence[Diagnostic]:
+        title = "Cosines between clients' embeddings"
+        return [MatrixDiagnostic("affinity", title, cosine_similarity(server.embeddings))]
+
+    # on the client ----------------------------------------------------------------------------------------------------
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        layers: Layers = []
+        for number in range(self.hidden_layers + 1):
+            names = ("weights", "bias") if self.hidden_layers else ("weights",)
+            layers.append({name: inbox[f"layer {number} {name}"][0] for name in names})
+
+        def generate(e: Float[Array, " e"]) -> Float[Array, " d"]:
+            return _generate(layers, inbox["initial"][0], e)
+
+        def fit(k: Any, e: Float[Array, " e"]) -> Float[Array, " e"]:
+            theta, back = jax.vjp(generate, e)
+            delta = local.in_round(local.round + k).sgd(theta, self.sgd) - theta
+            return e + self.newcomer_lr * back(delta)[0]
+
+        return {"model": generate(local.fori_loop(self.newcomer_steps, fit, inbox["embedding"][0]))}
+
+    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        return state["model"] if state else inbox["model"][0]
+
+
+def _named(layers: Layers) -> dict[str, Array]:
+    return {f"layer {number} {name}": value for number, layer in enumerate(layers) for name, value in layer.items()}
+
+
+@jax.jit
+def _generate(layers: Layers, initial: Float[Array, " d"], embedding: Float[Array, "*c e"]) -> Float[Array, "*c d"]:
+    """H(e; phi) of one embedding or several."""
+    h = embedding
+    for number, layer in enumerate(layers):
+        h = h @ layer["weights"] + layer.get("bias", 0)
+        h = jax.nn.relu(h) if number + 1 < len(layers) else h
+    return initial + h
+
+
+@jax.jit
+def _step(
+    algorithm: PFedHN,
+    server: PFedHNState,
+    clients: np.ndarray,
+    trained: Float[np.ndarray, "r d"],
+    share: Float[np.ndarray, " r"],
+) -> tuple[Layers, Float[Array, "m e"], tuple[Array, ...]]:
+    """One step of the hypernetwork and the embeddings, from what some clients made of their models.
+
+    Args:
+        clients: [r] their rows in the table of embeddings.
+        share: their weights in the mean.
+
+    Returns:
+        New layers, embeddings and memory of the optimiser.
+    """
+    params = (server.layers, server.embeddings)
+    models, back = jax.vjp(lambda params: _generate(params[0], server.initial, params[1][clients]), params)
+    (gradient,) = back(-share[:, None] * (trained - models))
+    fixed = algorithm.embedding == "one-hot"
+    if fixed:
+        gradient = (gradient[0], jnp.zeros_like(gradient[1]))  # the norm that is clipped is that of what is learned
+    optimizer = algorithm._optimizer()
+    structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
+    updates, memory = optimizer.update(gradient, jax.tree.unflatten(structure, server.optimizer), params)
+    moved: Any = optax.apply_updates(params, updates)
+    layers, embeddings = moved
+    return layers, server.embeddings if fixed else embeddings, tuple(jax.tree.leaves(memory))

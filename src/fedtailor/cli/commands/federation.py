@@ -1,0 +1,255 @@
+"""`fedtailor federation`: train over machines that keep their own data."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedtailor.cli.options import check_counts, parse
+from fedtailor.cli.progress import progress_of
+from fedtailor.protocol import require
+from fedtailor.storage import Interrupted
+from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.training import AfterRound, Training
+
+RUN = "run"
+"""Where in a federation's directory its run is kept."""
+
+USAGE = """usage: fedtailor federation COMMAND [options]
+
+Train over machines that keep their own data (docs/federation.md).
+
+  init DIR --clients a,b --address HOST:PORT   make a federation: its job, keys and certificates
+  serve DIR                                    coordinate it
+  join KIT --data FILE                         take part in it as a client
+  predict KIT --data FILE                      predict with this client's own model
+  simulate DIR --data FILE ...                 run the same job on this machine
+
+`fedtailor federation COMMAND --help` says more."""
+
+Positional = tyro.conf.Positional
+
+
+@dataclass(frozen=True)
+class Init:
+    """Make a federation's directory, or add clients to one that is there. Nothing is overwritten."""
+
+    dir: Positional[Path]
+    """Directory of the federation."""
+    clients: str
+    """Names of the clients, separated by commas."""
+    address: str | None = None
+    """HOST:PORT where clients reach the coordinator (new federations)."""
+    job: Path | None = None
+    """A job file to copy; without it a template is written, to be edited (new federations)."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Coordinate a federation: start Flower's SuperLink with TLS, wait for the clients, train."""
+
+    dir: Positional[Path]
+    """Directory of the federation."""
+    listen: str = "0.0.0.0"
+    """Address to listen on; all of this machine's by default."""
+    wait: float = 600.0
+    """Seconds to wait for the clients."""
+    evaluate_every: int = 1
+    """Have clients evaluate after every n-th round, and after the last (where the job lets them)."""
+    resume: bool = False
+    """Go on with the run in DIR/run."""
+    check: bool = False
+    """Only connect all clients, print who is there, and end."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "evaluate_every")
+
+
+@dataclass(frozen=True)
+class Join:
+    """Take part in a federation as a client, until stopped with Ctrl-C."""
+
+    kit: Positional[Path]
+    """The kit that the coordinator made for this client, with the job file in it."""
+    data: Path
+    """The client's examples: .csv, .tsv or .parquet."""
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict with the personal model that the training left at this client."""
+
+    kit: Positional[Path]
+    """The client's kit."""
+    data: Path
+    """Examples with the columns of the job; the target may be missing."""
+    out: Path | None = None
+    """Write the predictions to this .csv instead of the standard output."""
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Run a federation's job on this machine, with one file for each client."""
+
+    dir: Positional[Path]
+    """Directory of the federation."""
+    data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")]
+    """The clients' files, in the order of their names."""
+    out: Path | None = None
+    """Keep the run in this directory."""
+
+
+def federation(arguments: list[str]) -> int:
+    """One of the commands for federations of machines."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    name, *rest = arguments
+    require(name in COMMANDS, f"there is no command federation {name}; the commands are {', '.join(COMMANDS)}")
+    options, run = COMMANDS[name]
+    try:
+        return run(parse(options, rest, f"fedtailor federation {name}"))
+    except (RuntimeError, TimeoutError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _init(options: Init) -> int:
+    from fedtailor.remote.flower import require_flower
+    from fedtailor.remote.kit import JOB, make_federation
+
+    require_flower()
+    names = [name.strip() for name in options.clients.split(",") if name.strip()]
+    made = make_federation(options.dir, names, address=options.address, job=options.job)
+    print(f"Made {options.dir} with kits for {', '.join(made)}.")
+    print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
+    print(
+        f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each client, over a channel you trust:"
+    )
+    print("   a kit holds the client's private key. Then remove the kits here.")
+    print(f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to make new certificates.")
+    print(f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor federation join KIT --data FILE")
+    return 0
+
+
+def _serve(options: Serve) -> int:
+    from fedtailor.remote.coordinate import coordinate
+    from fedtailor.remote.service import connected, greet
+    from fedtailor.remote.transport import TooFewClients
+
+    run_there = (options.dir / RUN / MANIFEST).exists()
+    require(
+        options.check or options.resume or not run_there,
+        f"{options.dir / RUN} already holds a run; --resume goes on with it",
+    )
+    require(run_there or not options.resume, f"there is no run in {options.dir} to go on with; leave out --resume")
+    with connected(options.dir, host=options.listen) as connection:
+        print(f"{connection.job.title}: waiting for {', '.join(connection.clients)} at {connection.job.address}")
+        found = greet(connection, wait=options.wait)
+        rows = {name: reply.arrays["rows"] for name, reply in found.replies.items()}
+        for name, own in rows.items():
+            print(f"{name}: {own.sum()} rows")
+        print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
+        if options.check:
+            return 0
+        job = connection.job
+        with progress_of(job.title, job.rounds) as progress:
+            try:
+                training = coordinate(
+                    job, connection.transport, rows, options.dir / RUN, resume=options.resume,
+                    evaluate_every=options.evaluate_every, callbacks=(AfterRound(progress),), tell=_tell,
+                )  # fmt: skip
+            except TooFewClients as error:
+                raise ValueError(f"{error}; go on with fedtailor federation serve {options.dir} --resume") from None
+            except Interrupted as stopped:
+                raise Interrupted(f"stopped; go on with fedtailor federation serve {options.dir} --resume") from stopped
+        _print_scores(training, options.dir / RUN)
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _print_scores(training: Training, directory: Path | None) -> None:
+    """How good each client's personal model is on that client's test rows."""
+    metric = training.metric.name
+    for unseen in (False, True):
+        found = [
+            it for it in training.metrics.evaluations if (it.metric, it.split, it.unseen) == (metric, "test", unseen)
+        ]
+        for client, value in zip(found[-1].clients, found[-1].values, strict=True) if found else ():
+            print(f"{training.client_names[client]}: {metric} {value:.4f}{' (newcomer)' if unseen else ''}")
+    where = "" if directory is None else f"; the run is in {directory}"
+    print(f"{training.round} rounds done{where}")
+
+
+def _join(options: Join) -> int:
+    from fedtailor.remote.flower import require_flower
+    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.service import join
+
+    require_flower()
+    join(read_kit(options.kit), options.data)
+    return 0
+
+
+def _predict(options: Predict) -> int:
+    from fedtailor.remote.client_store import ClientStore
+    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.plan import plan_of
+    from fedtailor.remote.table import read_rows
+    from fedtailor.remote.work import PERSONAL
+    from fedtailor.storage.export import load_models
+
+    kit = read_kit(options.kit)
+    rows = read_rows(options.data, kit.job.schema, target=False)
+    path = ClientStore(kit.state, kit.job.identity).directory / PERSONAL
+    require(path.is_dir(), f"{options.kit} holds no personal model yet; it is stored when the training ends")
+    model = load_models(path, plan_of(kit.job).model)[kit.name]
+    predicted, classes = model.predict(rows.x), kit.job.schema.classes
+    lines = [str(float(value.item())) if classes is None else classes[value] for value in predicted]
+    text = "".join(f"{line}\n" for line in ("prediction", *lines))
+    if options.out is None:
+        print(text, end="")
+        return 0
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {options.out}: {error.strerror}; name another file") from None
+    return 0
+
+
+def _simulate(options: Simulate) -> int:
+    from fedtailor.executors import Settings
+    from fedtailor.remote.examples import federation_of
+    from fedtailor.remote.job import read_job
+    from fedtailor.remote.kit import JOB, read_public_keys
+    from fedtailor.remote.plan import plan_of
+    from fedtailor.remote.table import read_rows
+    from fedtailor.runs import run
+
+    job, names = read_job(options.dir / JOB), list(read_public_keys(options.dir / "coordinator"))
+    count = f"{len(options.data)} files for {len(names)} clients; give one for each, in this order: {', '.join(names)}"
+    require(len(options.data) == len(names), count)
+    rows = {name: read_rows(path, job.schema) for name, path in zip(names, options.data, strict=True)}
+    plan = plan_of(job)
+    with progress_of(job.title, job.rounds) as progress:
+        done = run(
+            plan.algorithm, federation_of(job, rows), plan.model, job.rounds, seed=job.seed, progress=progress,
+            participation=job.participation, uplink=plan.uplink, downlink=plan.downlink, directory=options.out,
+            settings=Settings(devices=1, canonical=True),
+        )  # fmt: skip
+    _print_scores(done.training, options.out)
+    return 0
+
+
+COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
+    "init": (Init, _init),
+    "serve": (Serve, _serve),
+    "join": (Join, _join),
+    "predict": (Predict, _predict),
+    "simulate": (Simulate, _simulate),
+}

@@ -1,0 +1,81 @@
+"""Parts of a model, as methods see them: which entries of theta [d] are trained, sent or kept."""
+
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+Vector = TypeVar("Vector", Array, NDArray[Any])
+
+
+class ModelPart(Protocol):
+    """Some entries of theta [d], in the order in which they stand there (`fedtailor.models.Part`)."""
+
+    @property
+    def name(self) -> str:
+        """What it was asked for by, such as "head"."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of entries, d_part."""
+        ...
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """The positions of its entries in theta [d_part]."""
+        ...
+
+    @property
+    def complement(self) -> "ModelPart":
+        """All other entries of theta."""
+        ...
+
+    def take(self, theta: Vector) -> Vector:
+        """The part of one model [d] or of stacked ones [..., d]: [..., d_part]."""
+        ...
+
+    def put(self, theta: Vector, values: Vector) -> Vector:
+        """`theta` [..., d] with this part replaced by `values` [..., d_part]; leading axes broadcast."""
+        ...
+
+    def tree_mask(self, params: Any) -> Any:
+        """The part as a tree of bools, one for each array of `params`."""
+        ...
+
+
+class ModelParts(Protocol):
+    """What a method may know of the model on the server before a run (`fedtailor.models.Model`)."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The named parts that the model has, each neither all of it nor nothing."""
+        ...
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of one example's features.
+
+        Raises:
+            ValueError: the model has no head.
+        """
+        ...
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether theta holds running statistics."""
+        ...
+
+    @property
+    def classification(self) -> bool:
+        """Whether its outputs are class scores."""
+        ...
+
+    def part(self, name: str) -> ModelPart:
+        """The part of a name, such as "head", "everything" or "nothing", or of a pattern on parameter paths.
+
+        Raises:
+            ValueError: the model has no such part; the message lists those that it has.
+        """
+        ...

@@ -1,0 +1,70 @@
+"""What both sides of a federation need of Flower: its settings, bodies in its messages, and its errors in one line."""
+
+import logging
+import os
+import ssl
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx
+    from flwr.app import Message, RecordDict
+
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+"""Environment of all of Flower that runs here: it contacts nobody but the addresses given, and installs nothing."""
+
+MESSAGE_TYPE = "query"
+"""Flower's type of our messages; what they are for stands inside."""
+
+_RECORD, _BODY = "fedtailor", "body"
+
+
+def require_flower() -> None:
+    """Set Flower's environment before its first import.
+
+    Raises:
+        ValueError: Flower is not installed.
+    """
+    if find_spec("flwr") is None or find_spec("cryptography") is None:
+        raise ValueError("a federation of machines needs Flower; run: pip install 'fedtailor[flower]'")
+    os.environ.update(SETTINGS)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def wrap(body: bytes) -> "RecordDict":
+    """The content of a Flower message that carries `body`."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({_RECORD: ConfigRecord({_BODY: body})})
+
+
+def unwrap(message: "Message") -> bytes:
+    """The body of a Flower message.
+
+    Raises:
+        ValueError: it carries none, or an error.
+    """
+    from flwr.app import ConfigRecord
+
+    if not message.has_content():
+        raise ValueError(f"Flower reports: {' '.join(str(message.error.reason).split())}")
+    record = message.content.get(_RECORD)
+    body = record.get(_BODY) if isinstance(record, ConfigRecord) else None
+    if not isinstance(body, bytes):
+        raise ValueError("it is no message of a fedtailor federation")
+    return body
+
+
+def is_untrusted(error: "httpx.TransportError") -> bool:
+    """Whether a connection failed because of the other side's certificate."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

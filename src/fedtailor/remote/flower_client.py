@@ -1,0 +1,302 @@
+"""A client's end on Flower: it speaks the SuperLink's fleet interface with the client's key, and answers messages.
+
+Flower's own SuperNode runs the code that the server sends. This one runs none: a message is bytes for `Responder`, and
+the client does what the method named in its own job file does, with the fedtailor installed here.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedtailor.protocol import require
+from fedtailor.remote.flower import is_untrusted, unwrap, wrap
+from fedtailor.remote.keys import check_secret
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+
+HEARTBEAT_S = 10.0
+"""The shortest interval that Flower allows: a client that died is held to be there for twice as long."""
+
+RETRY_S = 1.0
+"""Seconds between attempts to connect."""
+
+REFUSED_S = 3 * HEARTBEAT_S
+"""How long a known key may be refused: its former connection is held for two heartbeats."""
+
+POLL_S = (0.1, 2.0)
+"""Seconds between looks for a message: just after one, and after a long silence."""
+
+T = TypeVar("T")
+
+
+class Disconnected(RuntimeError):
+    """The coordinator cannot be reached, or does not know this connection (any more)."""
+
+
+class Refused(Disconnected):
+    """The coordinator can be reached, but does not accept this client's key or connection."""
+
+
+class FleetConnection:
+    """One client's connection to the SuperLink.
+
+    Args:
+        address: "host:port" of the coordinator.
+        authority: PEM certificate of the federation's authority, the only one that is trusted.
+        private_key: the client's key, in OpenSSH's form.
+    """
+
+    def __init__(self, address: str, authority: bytes, private_key: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        key = load_ssh_private_key(private_key, None)
+        require(isinstance(key, EllipticCurvePrivateKey), "the private key is no EC key")
+        assert isinstance(key, EllipticCurvePrivateKey)
+        self.address = address
+        self.node_id: int | None = None
+        self._public = public_key_to_bytes(key.public_key())
+        self._client = FleetHttpClient.from_server_address(
+            address, False, authority,
+            [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())],
+        )  # fmt: skip
+
+    def activate(self, former: int | None = None) -> int:
+        """Come online; `former` is the id of a connection of this client that was cut off. Returns the node id.
+
+        Raises:
+            ValueError: the certificate is not trusted.
+            Disconnected: the coordinator cannot be reached or refuses the key.
+        """
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+
+        if former is not None:
+            with suppress(Disconnected):  # the coordinator has been restarted since, or has noticed
+                self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=former))
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
+        self.node_id = self._call(self._client.ActivateNode, request).node_id
+        return self.node_id
+
+    def heartbeat(self) -> None:
+        """Say that this client is still there.
+
+        Raises:
+            Disconnected: the coordinator cannot be reached.
+        """
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        request = SendNodeHeartbeatRequest(node=self._node(), heartbeat_interval=HEARTBEAT_S)
+        self._call(self._client.SendNodeHeartbeat, request)
+
+    def pull(self) -> "Message | None":
+        """The next message for this client, or None.
+
+        Raises:
+            Disconnected: the coordinator cannot be reached, or the connection is not valid any more.
+        """
+        from flwr.app import Message
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+        found = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node()))
+        if not found.messages_list:
+            return None
+        run_id, tree = found.messages_list[0].metadata.run_id, found.message_object_trees[0]
+
+        def fetch() -> "Message":
+            message = pull_and_inflate_object_from_tree(
+                tree,
+                make_pull_object_fn_protobuf(self._client.PullObject, self._node(), run_id),
+                make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node(), run_id),
+                return_type=Message,
+            )
+            message.metadata.__dict__["_message_id"] = tree.object_id  # which Flower leaves out of the content
+            return message
+
+        return self._guard(fetch)
+
+    def push(self, message: "Message", body: bytes) -> None:
+        """Answer a message.
+
+        Raises:
+            Disconnected: the answer could not be delivered.
+        """
+        from flwr.app import Message
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+            no_object_id_recompute,
+        )
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+        from flwr.supercore.task_identity import TaskIdentity
+
+        run_id = message.metadata.run_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run_id, self._node().node_id
+        reply = Message(wrap(body), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            request = PushMessagesRequest(
+                node=self._node(),
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+            )
+            answer = self._call(self._client.PushMessages, request)
+            push = make_push_object_fn_protobuf(self._client.PushObject, self._node(), run_id, answer.session_id)
+            wanted = set(answer.objects_to_push)
+            self._guard(lambda: push_objects(get_all_nested_objects(reply), push, object_ids_to_push=wanted))
+
+    def close(self) -> None:
+        """Go offline, if the coordinator can be told."""
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+        if self.node_id is not None:
+            with suppress(Disconnected, ValueError):
+                self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self.node_id))
+        self._client.close()
+
+    def _node(self) -> Any:
+        from flwr.proto.node_pb2 import Node
+
+        if self.node_id is None:
+            raise Disconnected("this client is not connected")
+        return Node(node_id=self.node_id)
+
+    def _call(self, method: Callable[[Any], T], request: Any) -> T:
+        return self._guard(lambda: method(request))
+
+    def _guard(self, action: Callable[[], T]) -> T:
+        """Do something over the connection; all that Flower and the network raise becomes `Disconnected`."""
+        import httpx
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+        from google.protobuf.message import DecodeError
+
+        try:
+            return action()
+        except httpx.TransportError as error:
+            require(
+                not is_untrusted(error),
+                f"the server at {self.address} has no certificate of this federation's authority for that address; "
+                "check the address in job.toml, and that the kit is of this federation",
+            )
+            raise Disconnected(f"cannot reach the coordinator at {self.address}") from None
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+                raise Disconnected(f"the coordinator at {self.address} has trouble") from None
+            raise Refused(f"the coordinator at {self.address} does not accept this client's key (yet)") from None
+        except (ObjectPullError, DecodeError, RuntimeError) as error:
+            raise Disconnected(f"a message was lost on the way: {error}") from None
+
+
+def answer_messages(
+    connection: FleetConnection,
+    respond: Callable[[bytes], bytes],
+    *,
+    memory: Path,
+    stop: threading.Event,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Answer the coordinator's messages until `stop` is set, through every loss of the connection.
+
+    Args:
+        connection: to the coordinator.
+        respond: from a message to its answer; a message for which it raises `ValueError` stays without one.
+        memory: file that keeps the node id, so that a client that was killed need not wait to come back.
+        stop: set by another thread or a signal handler.
+        tell: is given lines for the user.
+
+    Raises:
+        ValueError: the coordinator's certificate is not trusted, or it refuses this client's key for good.
+    """
+    refused_since: float | None = None
+    told = ""
+    try:
+        while not stop.is_set():
+            try:
+                former = int(memory.read_text()) if memory.is_file() else None
+                memory.write_text(str(connection.activate(former)))
+                refused_since, told = None, ""
+                tell(f"connected to {connection.address}")
+                _serve(connection, respond, stop, tell)
+            except Disconnected as error:
+                if str(error) != told:
+                    told = str(error)
+                    tell(f"{told}; trying again")
+                refused_since = _refused_since(connection, refused_since) if isinstance(error, Refused) else None
+                stop.wait(RETRY_S)
+    finally:
+        connection.close()
+
+
+def _refused_since(connection: FleetConnection, since: float | None) -> float:
+    """Since when the coordinator refuses this client, from the time known so far.
+
+    Raises:
+        ValueError: for longer than a former connection of this client could explain.
+    """
+    since = time.monotonic() if since is None else since
+    require(
+        time.monotonic() - since < REFUSED_S,
+        f"the coordinator at {connection.address} refuses this client's key; it must be registered there, no other "
+        "process may use it, and the clocks of both machines must agree to 5 seconds",
+    )
+    return since
+
+
+def _serve(
+    connection: FleetConnection, respond: Callable[[bytes], bytes], stop: threading.Event, tell: Callable[[str], None]
+) -> None:
+    """Answer messages while the connection lasts."""
+    lost = threading.Event()
+    beating = threading.Thread(target=_beat, args=(connection, stop, lost), daemon=True)
+    beating.start()
+    try:
+        last = time.monotonic()
+        while not stop.is_set():
+            message = connection.pull()
+            if message is None:
+                stop.wait(min(POLL_S[1], max(POLL_S[0], (time.monotonic() - last) / 20)))
+                continue
+            try:
+                body = respond(unwrap(message))
+            except ValueError as error:
+                tell(f"a message was not answered: {error}")
+                continue
+            connection.push(message, body)
+            last = time.monotonic()
+    finally:
+        lost.set()
+
+
+def _beat(connection: FleetConnection, stop: threading.Event, lost: threading.Event) -> None:
+    """Send heartbeats, several in the time in which one must arrive, until the connection is over."""
+    while not (stop.is_set() or lost.wait(HEARTBEAT_S / 3)):
+        try:
+            connection.heartbeat()
+        except (Disconnected, ValueError):
+            continue  # the thread that pulls messages meets the same error, and connects again
+
+
+def read_key(path: Path) -> bytes:
+    """A client's private key.
+
+    Raises:
+        ValueError: it is missing, or others can read it.
+    """
+    check_secret(path)
+    return path.read_bytes()

@@ -1,0 +1,255 @@
+"""The coordinator's end on Flower: registers the clients' keys, and carries messages over the SuperLink's grid.
+
+The process that trains does this itself: Flower would start a `ServerApp` of its own for it, and call a strategy that
+can hand out one model only. Here the round loop drives the grid (push and pull), and no code travels with a run.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
+from fedtailor.remote.keys import registered_form
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+T = TypeVar("T")
+
+TTL_S = 7 * 24 * 3600.0
+"""How long the SuperLink keeps a message; deadlines stand in the messages themselves."""
+
+PATIENCE_S = 30.0
+"""How long a busy SuperLink may fail to answer."""
+
+START_S = 30.0
+"""How long a run may take to start."""
+
+APP = {
+    "pyproject.toml": b"""[project]
+name = "fedtailor-federation"
+version = "1.0.0"
+description = "Messages of a fedtailor federation; this app holds no code"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedtailor"
+
+[tool.flwr.app.components]
+serverapp = "fedtailor_federation:server"
+clientapp = "fedtailor_federation:client"
+""",
+    "fedtailor_federation.py": b'raise RuntimeError("join this federation with `fedtailor federation join`")\n',
+}
+"""The app that Flower wants with every run. Nobody runs it; a SuperNode that tries is told what to do."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    client: str
+    node_id: int
+
+
+class GridTransport:
+    """Carries messages over a Flower grid (implements `Transport`).
+
+    Args:
+        grid: of a run that has started.
+        keys: public key (PEM, as the SuperLink lists it) by client; nodes with other keys are not seen.
+        check: raises `RuntimeError` if the SuperLink has ended.
+        tell: is given a line for every message that is not from where it should be.
+    """
+
+    def __init__(
+        self,
+        grid: "HttpGrid",
+        keys: Mapping[str, bytes],
+        check: Callable[[], None],
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self._grid, self._check, self._tell = grid, check, tell
+        self._lost = dict.fromkeys(keys, 0)
+        self._names = {key: name for name, key in keys.items()}
+        self._nodes: dict[str, int] = {}
+        self._sent: dict[str, _Sent] = {}
+
+    def online(self) -> Mapping[str, str]:
+        """Clients that are there, with the time at which each connected and how many of its answers were lost."""
+        marks: dict[str, str] = {}
+        for node in self._patiently(self._grid.get_nodes):
+            name = self._names.get(node.public_key)
+            if name is not None and node.status == "online":
+                marks[name] = f"{node.last_activated_at} {self._lost[name]}"
+                self._nodes[name] = node.node_id
+        return marks
+
+    def send(self, client: str, body: bytes) -> None:
+        """Leave a message for a client at the SuperLink."""
+        from flwr.app import Message
+
+        node_id = self._nodes[client]
+        message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=TTL_S)
+        for message_id in self._patiently(lambda: self._grid.push_messages([message])):
+            if message_id is not None:
+                self._sent[message_id] = _Sent(client, node_id)
+
+    def receive(self) -> Iterable[tuple[str, bytes]]:
+        """Answers that arrived. Flower's own error replies mean that one was lost: its client is to be asked again."""
+        if not self._sent:
+            return
+        for reply in self._patiently(lambda: self._grid.pull_messages(list(self._sent))):
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
+            if reply.has_error():
+                self._lost[sent.client] += 1
+                continue
+            if reply.metadata.src_node_id != sent.node_id:
+                self._tell(f"a message in the name of client {sent.client} came from another node; it is ignored")
+                continue
+            try:
+                yield sent.client, unwrap(reply)
+            except ValueError:
+                yield sent.client, b""  # no message of ours: refused, with the client's name, where it is decoded
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """Ask the SuperLink, again if it is busy; it is on this machine.
+
+        Raises:
+            RuntimeError: it has ended, or does not answer.
+        """
+        import httpx
+
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return action()
+            except httpx.HTTPError as error:
+                self._check()
+                if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
+                    raise RuntimeError(f"the SuperLink does not answer as it should: {error}") from None
+            time.sleep(0.5)
+
+    def forget(self) -> None:
+        """Stop waiting for the answers to all messages sent so far."""
+        self._sent.clear()
+
+
+def register(address: str, authority: bytes, public_keys: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make the SuperLink know the clients' public keys (OpenSSH); returns them as it lists them.
+
+    Raises:
+        ValueError: a key is none, or the SuperLink does not take it.
+    """
+    import httpx
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    registered = {}
+    with _control(address, authority) as control:
+        for name, public in public_keys.items():
+            try:
+                registered[name] = registered_form(public)
+            except ValueError as error:
+                raise ValueError(f"the public key of client {name}: {error}") from None
+            try:
+                control.RegisterNode(RegisterNodeRequest(public_key=registered[name], name=name))
+            except httpx.HTTPStatusError as error:
+                found = FlowerError.from_json(error.response.text)
+                if found is None or found.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                    raise ValueError(f"the SuperLink does not take the key of client {name}") from None
+    return registered
+
+
+@contextmanager
+def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGrid"]:
+    """Start a run at the SuperLink and take it over: the grid over which this process talks to the clients.
+
+    Args:
+        address: "host:port" of the SuperLink, on this machine.
+        authority: PEM certificate of the federation's authority.
+        secret: the SuperLink's secret for whoever carries out runs; without it, runs that others start never begin.
+
+    Raises:
+        TimeoutError: the SuperLink did not start the run.
+    """
+    from flwr.common.constant import SubStatus
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    token = _acquire(address, authority, secret, _start_run(address, authority))
+    grid = HttpGrid(address, False, authority, token=token)
+    grid._retry_invoker = None  # type: ignore[assignment]  # Flower's would retry for ever, and end this process on 401
+    runtime = grid._runtime_client
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
+    heartbeat.start()
+    try:
+        given = runtime.PullTaskInput(PullTaskInputRequest())
+        # Flower's messages read where they come from in this process-wide place
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        grid.set_run(run_from_proto(given.run))
+        yield grid
+    finally:
+        with suppress(Exception):  # the run is over in any case
+            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+        heartbeat.stop()
+        grid.close()
+
+
+def _start_run(address: str, authority: bytes) -> int:
+    """Start a run; returns its id."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    bundle, _ = build_fab_from_files(APP)
+    fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
+    with _control(address, authority) as control:
+        return control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+
+
+def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
+    """The token of the run's server task; tasks of runs that somebody else started are taken, and left alone."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"})
+    client = RuntimeHttpClient.from_server_address(
+        address, False, authority, [RuntimeVersionHttpInterceptor("SuperExec"), signed]
+    )
+    end = time.monotonic() + START_S
+    try:
+        while time.monotonic() < end:
+            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            if found.token and found.task.run_id == run_id:
+                return found.token
+            if not found.token:
+                threading.Event().wait(0.1)
+    finally:
+        client.close()
+    raise TimeoutError(f"the SuperLink did not start the run within {START_S:.0f} s")
+
+
+@contextmanager
+def _control(address: str, authority: bytes) -> Iterator[Any]:
+    """A client of the SuperLink's control interface."""
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    client = ControlHttpClient.from_server_address(address, False, authority, [RuntimeVersionHttpInterceptor("flwr")])
+    try:
+        yield client
+    finally:
+        client.close()

@@ -1,0 +1,302 @@
+"""`job.toml`: what a federation trains, on which columns, and what may leave a client; all machines have the same."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import fedtailor.algorithms  # noqa: F401  (registers the methods)
+from fedtailor.experiments.document import ConfigError, Document, read
+from fedtailor.experiments.parsing import allow, architecture, configure
+from fedtailor.models import Architecture
+from fedtailor.protocol import Algorithm, require
+from fedtailor.training import Participation, as_participation
+
+NUMBER = "number"
+"""How the file says that a column holds numbers; a list of texts says which categories it holds."""
+
+UPLINK = {
+    "clip": {"norm": float},
+    "gaussian-noise": {"multiplier": float},
+    "quantize": {"bits": int},
+    "top-k": {"fraction": float},
+}
+"""Transforms of what a client sends, each with its settings."""
+
+TEMPLATE = """\
+# What this federation trains. Every machine has a copy of this file; a client takes part in no other job.
+
+title = "{title}"
+
+[coordinator]
+address = "{address}"       # host name or IP address of the coordinator, and its port
+
+[data]                            # one row for each example; files with more columns are welcome, these are read
+target = "label"                  # column to predict
+classes = ["no", "yes"]           # what the target can be; leave this out to predict a number
+validation = 0.1                  # shares of each client's rows that do not train
+test = 0.2
+
+[data.columns]                    # inputs: "number", or the categories that a column can hold
+age = "number"
+ward = ["surgery", "medicine"]
+
+[model]
+use = "mlp"                       # any model of `fedtailor scenarios`, with its arguments
+hidden = 32
+
+[method]
+use = "{method}"                  # any of `fedtailor algorithms`, with its hyper-parameters
+sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
+
+[training]
+rounds = 50
+seed = 0
+minimum = {minimum}                       # clients without which a round does not count
+deadline = 300                    # seconds that a round waits for clients
+participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
+
+[privacy]
+evaluate = true                   # whether clients send sums of losses and of correct predictions
+uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
+"""
+
+T = TypeVar("T", bound=BaseModel)
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Coordinator(_Table):
+    address: str
+
+
+class _Data(_Table):
+    target: str
+    classes: list[str] | None = None
+    validation: Share = 0.1
+    test: Share = 0.2
+    columns: dict[str, Literal["number"] | list[str]]
+
+
+class _Training(_Table):
+    rounds: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0)] = 0
+    minimum: Annotated[int, Field(ge=1)] = 1
+    deadline: Annotated[float, Field(gt=0)] = 300.0
+    participation: Annotated[float, Field(gt=0)] = 1.0
+
+
+class _Privacy(_Table):
+    evaluate: bool = True
+    uplink: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The table that every client brings.
+
+    Attributes:
+        target: column to predict.
+        classes: what it can be; None for a regression.
+        columns: inputs in order: None for a number, or the categories.
+        validation, test: shares of each client's rows that do not train.
+    """
+
+    target: str
+    classes: tuple[str, ...] | None
+    columns: Mapping[str, tuple[str, ...] | None]
+    validation: float = 0.1
+    test: float = 0.2
+
+    @property
+    def width(self) -> int:
+        """Inputs of the model: one for a number, one for each category."""
+        return sum(1 if categories is None else len(categories) for categories in self.columns.values())
+
+
+@dataclass(frozen=True)
+class Job:
+    """A federation's job.
+
+    Attributes:
+        title: for people.
+        host, port: where clients reach the coordinator.
+        schema: the table that every client brings.
+        model: what is trained.
+        algorithm: how.
+        rounds, seed, minimum, deadline: how long, from which random numbers, with how many clients at least, and how
+            many seconds a round waits.
+        participation: who reports in a round.
+        evaluate: whether clients send sums of losses and of correct predictions.
+        uplink: what happens to an update before it leaves a client, in order; each a table with `use`.
+        content: the file as plain values.
+    """
+
+    title: str
+    host: str
+    port: int
+    schema: Schema
+    model: Architecture
+    algorithm: Algorithm
+    rounds: int
+    seed: int
+    minimum: int
+    deadline: float
+    participation: Participation
+    evaluate: bool
+    uplink: tuple[Mapping[str, Any], ...]
+    content: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of the coordinator."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def identity(self) -> str:
+        """Fingerprint of all that a client agrees to: data, model, method, seed and what may leave it.
+
+        The number of rounds, deadlines, the minimum and the address may change while clients go on with their copies.
+        """
+        agreed = {name: self.content.get(name) for name in ("data", "model", "method", "privacy")}
+        order = list(self.schema.columns)  # which sorting would lose
+        text = json.dumps(agreed | {"seed": self.seed, "order": order}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def read_job(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        ValueError: it cannot be read, or a setting is missing, unknown or has a wrong value; with file and line.
+    """
+    document = read(path)
+    try:
+        return _job(document)
+    except ConfigError as error:
+        raise ValueError(document.explain(error)) from None
+
+
+def template(title: str, address: str, clients: int, method: str = "ucfl") -> str:
+    """The job file that `init` writes, to be edited."""
+    return TEMPLATE.format(
+        title=title.replace("\\", "/").replace('"', "'"), address=address, method=method, minimum=max(1, clients // 2)
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[IPv6 address]:port".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    fits = bool(host) and port.isdecimal() and 0 < int(port) < 65536 and "/" not in host
+    require(fits, f"{address!r} is no address; write host:port, such as coordinator.example.org:9092")
+    return host, int(port)
+
+
+def _job(document: Document) -> Job:
+    content = document.content
+    tables = ("title", "coordinator", "data", "model", "method", "training", "privacy")
+    for name in content:
+        allow(name, tables, (name,), "table")
+    for name in tables[1:-1]:
+        if not isinstance(content.get(name), Mapping):
+            raise ConfigError((name,), f"the table [{name}] is missing")
+    title = content.get("title", "federation")
+    if not isinstance(title, str):
+        raise ConfigError(("title",), f"title is {title!r}; it must be a text")
+    try:
+        host, port = split_address(_table(_Coordinator, content, "coordinator").address)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(("coordinator", "address"), str(error)) from None
+    training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
+    try:
+        participation = as_participation(training.participation)
+    except ValueError as error:
+        raise ConfigError(("training", "participation"), str(error)) from None
+    return Job(
+        title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
+        _algorithm(content["method"]), training.rounds, training.seed, training.minimum, training.deadline,
+        participation, privacy.evaluate, _uplink(privacy.uplink), content,
+    )  # fmt: skip
+
+
+def _schema(data: _Data) -> Schema:
+    if data.classes is not None and (len(data.classes) < 2 or len(set(data.classes)) < len(data.classes)):
+        raise ConfigError(("data", "classes"), f"classes is {data.classes}; it needs two or more, each once")
+    if not data.columns:
+        raise ConfigError(("data", "columns"), "there are no columns; name the inputs")
+    if data.target in data.columns:
+        raise ConfigError(("data", "columns", data.target), f"{data.target!r} is the target; it cannot be an input")
+    if data.validation + data.test >= 1:
+        raise ConfigError(("data", "test"), f"validation and test take {data.validation + data.test:g} of all rows")
+    columns: dict[str, tuple[str, ...] | None] = {}
+    for name, kind in data.columns.items():
+        if kind != NUMBER and len(set(kind)) < max(2, len(kind)):
+            said = f"{name} has the categories {kind}; it needs two or more, each once"
+            raise ConfigError(("data", "columns", name), said)
+        columns[name] = None if kind == NUMBER else tuple(kind)
+    classes = None if data.classes is None else tuple(data.classes)
+    return Schema(data.target, classes, columns, data.validation, data.test)
+
+
+def _algorithm(given: Mapping[str, Any]) -> Algorithm:
+    settings = dict(given)
+    name = settings.pop("use", None)
+    if not isinstance(name, str):
+        raise ConfigError(("method",), "the method needs a name: use = NAME; `fedtailor algorithms` lists them")
+    allow(name, sorted(Algorithm.registry), ("method", "use"), "algorithm")
+    try:
+        return configure(Algorithm.registry[name](), settings, ("method",))
+    except TypeError:
+        raise ConfigError(("method", "use"), f"{name} cannot be made from a file") from None
+
+
+def _uplink(entries: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    here = ("privacy", "uplink")
+    for entry in entries:
+        allow(str(entry.get("use")), tuple(UPLINK), here, "uplink transform")
+        wanted = UPLINK[entry["use"]]
+        for name, value in entry.items():
+            if name == "use":
+                continue
+            allow(name, tuple(wanted), here, f"setting of {entry['use']}")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or (wanted[name] is int and not isinstance(value, int)) or value <= 0:
+                raise ConfigError(here, f"{name} of {entry['use']} is {value!r}; it must be a number above 0")
+        for name in wanted:
+            if name not in entry:
+                raise ConfigError(here, f"{entry['use']} needs {name}")
+    return tuple(entries)
+
+
+def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
+    """A table of the file, checked; whole numbers stand for others where those are wanted."""
+    try:
+        return kind.model_validate_json(json.dumps(content.get(name, {}), default=str))
+    except ValidationError as error:
+        # a key that is misspelt is also missing under its name: say the former
+        first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+        loc = [str(part) for part in first["loc"] if not str(part).startswith(("literal[", "list["))]
+        place = (name, *loc)
+        key = loc[-1] if loc else name
+        if first["type"] == "extra_forbidden":
+            allow(key, tuple(kind.model_fields), place, f"setting of [{name}]")
+        if first["type"] == "missing":
+            raise ConfigError((name,), f"{key} is missing in [{name}]") from None
+        if kind is _Data and loc[:1] == ["columns"]:
+            wrong = f'{key} is {first["input"]!r}; a column is "{NUMBER}" or a list of categories'
+            raise ConfigError(place, wrong) from None
+        raise ConfigError(place, f"{key} is {first['input']!r}; {first['msg'].lower()}") from None

@@ -1,0 +1,85 @@
+"""What the machines of a federation have agreed to do: the same on both sides, taken from the job."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtailor.metrics import Metric, default_metrics
+from fedtailor.models import Model
+from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.remote.examples import template_of
+from fedtailor.remote.job import Job
+from fedtailor.runs.run import bind
+from fedtailor.storage.manifest import settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, how, and what may leave a client.
+
+    Attributes:
+        experiment: identity of the job (`Job.identity`).
+        algorithm: the method, or a schedule of several.
+        model: what is trained.
+        seed: of everything random.
+        uplink: what clients apply to their updates before they send them.
+        downlink: what the server applies to what it sends.
+        evaluate: whether clients send sums of losses and of correct predictions.
+    """
+
+    experiment: str
+    algorithm: Algorithm
+    model: Model
+    seed: int = 0
+    uplink: Pipeline = ()
+    downlink: Pipeline = ()
+    evaluate: bool = True
+
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """What clients measure, and send the sums of."""
+        return default_metrics(self.model)
+
+    def phase(self, number: int) -> Algorithm:
+        """The method of a phase of the schedule.
+
+        Raises:
+            ValueError: the schedule is shorter.
+        """
+        phases = self.algorithm.phases()
+        require(
+            0 <= number < len(phases), f"the job's schedule has {len(phases)} methods, and number {number} is asked for"
+        )
+        return phases[number][0]
+
+    def describe(self, phase: int) -> dict[str, Any]:
+        """A phase as the plain values of a message: both sides must give the same."""
+        described = {"phase": phase, "seed": self.seed, "method": settings(self.phase(phase))}
+        for name, pipeline in (("uplink", self.uplink), ("downlink", self.downlink)):
+            if pipeline:
+                described[name] = settings(pipeline)
+        return json.loads(json.dumps(_finite(described)))
+
+
+def plan_of(job: Job) -> Plan:
+    """The plan that a job file describes.
+
+    Raises:
+        ValueError: the job asks for what this version cannot do.
+    """
+    require(
+        not job.uplink,
+        "uplink transforms of a job are not part of this version; leave `uplink` empty, or do not take part",
+    )
+    return Plan(job.identity, job.algorithm, bind(job.model, template_of(job)), job.seed, evaluate=job.evaluate)
+
+
+def _finite(value: Any) -> Any:
+    """Plain values without NaN and infinity, which JSON cannot say: these become texts."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return repr(value) if isinstance(value, float) and not np.isfinite(value) else value

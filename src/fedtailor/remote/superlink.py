@@ -1,0 +1,69 @@
+"""`python -m fedtailor.remote.superlink`: Flower's SuperLink, of which other machines reach the clients' path only.
+
+Flower serves three interfaces on one port: fleet (clients, each known by its key), control (start runs, register keys)
+and runtime (carry out runs). The last two take orders from whoever reaches them, so here only this machine does. Takes
+the options of `flower-superlink`, and ends when the process that started it ends.
+"""
+
+import ipaddress
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+PUBLIC = "/v1/fleet/"
+"""Paths under this prefix are for clients; Flower checks each request's signature."""
+
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
+
+
+class LoopbackOnly:
+    """ASGI middleware: refuses requests from other machines, unless they are for clients."""
+
+    def __init__(self, app: App) -> None:
+        """Stand before `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        """Hand a request on, or answer 403."""
+        if scope["type"] == "lifespan" or scope["path"].startswith(PUBLIC) or _is_local(scope.get("client")):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"only the coordinator's own machine may ask this\n"})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+def main() -> None:
+    """Run the SuperLink until it is told to stop, or its parent is gone."""
+    import flwr.superlink.main as superlink
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    original = superlink.create_app
+
+    def create_app(*arguments: Any) -> Any:
+        app = original(*arguments)
+        app.add_middleware(LoopbackOnly)
+        return app
+
+    superlink.create_app = create_app  # the command imports it by name when it starts
+    start_parent_process_monitor(os.getppid())
+    sys.argv[0] = "flower-superlink"
+    flower_superlink()
+
+
+def _is_local(client: tuple[str, int] | None) -> bool:
+    """Whether a peer (address, port) is this machine; one without an address is not."""
+    try:
+        address = ipaddress.ip_address(client[0]) if client else None
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # IPv4 on a socket for both
+    return address is not None and (mapped or address).is_loopback
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A client's file as arrays, by the schema of the job; nothing in it is guessed from the data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from jaxtyping import Float, Shaped
+
+from fedtailor.protocol import require
+from fedtailor.remote.job import Schema
+
+READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": pl.read_parquet}
+"""How files are read, by the end of their names."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The examples of one client.
+
+    Attributes:
+        x: inputs in the schema's order, categories as indicators; numbers as they stand in the file.
+        y: numbers of the classes, or targets of a regression.
+    """
+
+    x: Float[np.ndarray, "rows width"]
+    y: Shaped[np.ndarray, " rows"]
+
+
+def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
+    """Read a client's file; without `target`, that column is not read, and all targets are 0.
+
+    Raises:
+        ValueError: it cannot be read, lacks a column, has a gap, or a value that the schema does not know; with the row
+            (from 1, without the header).
+    """
+    require(path.is_file(), f"there is no file {path}")
+    suffix = path.suffix.lower()
+    require(suffix in READERS, f"{path.name} is of no known kind; it must end in {', '.join(READERS)}")
+    try:
+        frame = READERS[suffix](path)
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
+    for name in (*schema.columns, *([schema.target] if target else [])):
+        require(
+            name in frame.columns, f"{path.name} has no column {name!r}; its columns are {', '.join(frame.columns)}"
+        )
+    require(frame.height > 0, f"{path.name} has no rows")
+    parts = [
+        _numbers(frame[name], path)[:, None]
+        if categories is None
+        else np.eye(len(categories), dtype=np.float32)[_codes(frame[name], categories, path)]
+        for name, categories in schema.columns.items()
+    ]
+    x = np.concatenate(parts, axis=1, dtype=np.float32)
+    if not target:
+        return Rows(x, np.zeros(len(x), np.float32 if schema.classes is None else np.int32))
+    column = frame[schema.target]
+    return Rows(x, _numbers(column, path) if schema.classes is None else _codes(column, schema.classes, path))
+
+
+def _numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
+    """A column of numbers, without gaps."""
+    require(column.dtype.is_numeric(), f"the column {column.name!r} of {path.name} holds {column.dtype}, not numbers")
+    values = column.cast(pl.Float64).to_numpy()
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        raise ValueError(f"{path.name}, row {wrong[0] + 1}: {column.name!r} is empty or not finite")
+    return values.astype(np.float32)
+
+
+def _codes(column: pl.Series, categories: tuple[str, ...], path: Path) -> Shaped[np.ndarray, " rows"]:
+    """A column of categories, as positions in the schema's list."""
+    texts = column.cast(pl.String).to_list()
+    position = {name: code for code, name in enumerate(categories)}
+    for row, text in enumerate(texts, 1):
+        if text not in position:
+            said = "is empty" if text is None else f"is {text!r}"
+            raise ValueError(f"{path.name}, row {row}: {column.name!r} {said}; the job knows {', '.join(categories)}")
+    return np.array([position[text] for text in texts], np.int32)

@@ -1,0 +1,141 @@
+"""Whether what stands on a disk is what was written: run directories, exports, saved federations, comparisons."""
+
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtailor._files import reading, reason
+from fedtailor.federation import Federation
+from fedtailor.federation.storage import load as load_federation
+from fedtailor.storage import export
+from fedtailor.storage.checkpoint import checkpoint_format, load_tree
+from fedtailor.storage.digests import file_digest, frame_digest
+from fedtailor.storage.errors import Damaged
+from fedtailor.storage.run_directory import (
+    CHECKPOINT,
+    CHECKPOINT_BEFORE,
+    CLIENTS,
+    DIGESTS,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+    read_frame,
+    read_summary,
+    require_unchanged,
+)
+
+WITHOUT_DIGESTS = ", of fedtailor 0.1, which kept no digests: nothing but that it can be read is known"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one file or directory.
+
+    Attributes:
+        path: which.
+        what: what it is, or what is wrong with it, in one line.
+        whole: whether nothing is wrong.
+    """
+
+    path: Path
+    what: str
+    whole: bool
+
+
+def check(path: Path) -> list[Finding]:
+    """What stands at a path: one finding for a run directory, an export or a saved federation; for a directory that
+    holds some of them (the results of a comparison), one for each.
+
+    Raises:
+        ValueError: there is nothing of fedtailor's.
+    """
+    if path.is_file():
+        return [_finding(path, _federation)]
+    found = list(_below(path))
+    if not found:
+        raise ValueError(f"{path} holds no run, export or saved federation of fedtailor; check the path")
+    return found
+
+
+def _below(path: Path) -> Iterator[Finding]:
+    if (path / MANIFEST).exists():
+        yield _finding(path, _run)
+    elif (path / export.MANIFEST).exists() or (path / export.MODELS).exists():
+        yield _finding(path, _export)
+    elif path.is_dir():
+        for inner in sorted(path.iterdir()):
+            if inner.is_dir() and not inner.name.startswith("."):
+                yield from _below(inner)
+
+
+def _finding(path: Path, look: Callable[[Path], str]) -> Finding:
+    try:
+        return Finding(path, look(path), whole=True)
+    except ValueError as error:
+        return Finding(path, str(error), whole=False)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # JSON or TOML of another shape
+        return Finding(path, f"{path} holds something else than fedtailor writes ({reason(error)})", whole=False)
+
+
+def _federation(path: Path) -> str:
+    federation: Federation = load_federation(path)
+    return f"a federation of {len(federation)} clients"
+
+
+def _export(path: Path) -> str:
+    manifest = path / export.MANIFEST
+    if not manifest.exists():
+        raise Damaged(f"{manifest} is missing; export the models again")
+    clients, digests = export.check_export(path)
+    return f"personal models of {clients} clients{'' if digests else WITHOUT_DIGESTS}"
+
+
+def _run(path: Path) -> str:
+    """What a run directory is.
+
+    Raises:
+        Unusable: something is missing, cannot be read or is not what was written.
+    """
+    _read_manifest(path / MANIFEST)
+    names = [name for name in (CHECKPOINT, CHECKPOINT_BEFORE) if (path / name).exists()]
+    old = any(checkpoint_format(path / name) == "fedtailor checkpoint 1" for name in names)
+    if not names and not (path / SUMMARY).exists():
+        return "a run that has not come to its first checkpoint"
+    for name in () if old else names:
+        _check_checkpoint(path, name)
+    for name in (CLIENTS, METRICS, LEDGER):
+        read_frame(path / name)
+    if not (path / SUMMARY).exists():
+        return f"an unfinished run{WITHOUT_DIGESTS if old else ''}"
+    summary = read_summary(path / SUMMARY)
+    for name in summary.get(DIGESTS, {}):
+        if not (path / name).exists():
+            raise Damaged(f"{path / name} is missing; repeat the run")
+        require_unchanged(path / name, summary)
+    end = "that diverged" if "diverged" in summary else f"of {summary.get('rounds')} rounds"
+    return f"a finished run {end}{'' if DIGESTS in summary else WITHOUT_DIGESTS}"
+
+
+def _read_manifest(path: Path) -> None:
+    try:
+        with reading(path):
+            tomllib.loads(path.read_text("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({reason(error)})") from None
+
+
+def _check_checkpoint(path: Path, name: str) -> None:
+    """A checkpoint is whole, and the files are those that it was saved with."""
+    saved = load_tree(path / name).get("saved")
+    if not isinstance(saved, dict):
+        raise Damaged(f"{path / name} is no checkpoint of a run")
+    digests = saved[DIGESTS]
+    if file_digest(path / MANIFEST) != digests["manifest"]:
+        raise Damaged(f"{path / MANIFEST} is not the one that {name} was saved with")
+    for file, key in ((CLIENTS, "clients"), (METRICS, "metrics"), (LEDGER, "ledger")):
+        frame = read_frame(path / file)
+        rows = saved.get(key, len(frame))
+        if len(frame) < rows or frame_digest(frame.head(rows)) != digests[key]:
+            raise Damaged(f"{path / file} is not the one that {name} was saved with")

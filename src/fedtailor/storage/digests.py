@@ -1,0 +1,72 @@
+"""Digests: a bit that a disk lost, or a file of another run, must not become part of a result."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+SEAL = "digest"
+"""The key under which a JSON object carries the digest of all its other entries."""
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def frame_digest(frame: pl.DataFrame) -> str:
+    """SHA-256 of the names, types and values of a frame, however it is compressed and laid out in a file."""
+    digest = hashlib.sha256(f"{len(frame)}".encode())
+    for column in frame.iter_columns():
+        digest.update(f"\0{column.name}\0{column.dtype}\0".encode())
+        digest.update(column.is_null().to_numpy().tobytes())
+        if column.dtype == pl.String:
+            digest.update(column.str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy().tobytes())
+            digest.update(str(column.fill_null("").str.join("")[0]).encode())
+        else:
+            digest.update(np.ascontiguousarray(column.fill_null(0).to_numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def arrays_digest(header: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of a text and of arrays with their names, types and shapes."""
+    digest = hashlib.sha256(header.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its own digest; what JSON does not know (NaN, infinity) becomes null."""
+    plain = finite({key: value for key, value in content.items() if key != SEAL})
+    return {**plain, SEAL: _seal(plain)}
+
+
+def is_sealed(content: Mapping[str, Any]) -> bool:
+    """Whether an object is what `sealed` made; one without a digest (of fedtailor 0.1) cannot be told."""
+    return SEAL not in content or content[SEAL] == _seal({key: content[key] for key in content if key != SEAL})
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which knows neither NaN nor infinity: None stands for them, in dicts and lists too."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

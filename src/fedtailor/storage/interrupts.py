@@ -1,0 +1,37 @@
+"""Ctrl-C and the end of a job's time: the round that is under way ends and is saved first."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C; what schedulers, containers and `kill` send some seconds before they end a process."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody stopped a run; its directory holds everything up to the last round."""
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets, so that a round can end; a second one stops at once."""
+    stopped, asked = threading.Event(), False
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(signum: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        stopped.set()
+
+    before = [(which, signal.signal(which, stop)) for which in SIGNALS]
+    try:
+        yield stopped
+    finally:
+        for which, handler in before:
+            signal.signal(which, handler)

@@ -1,0 +1,158 @@
+"""What may happen to files: the process dies, the disk is full, a bit flips. Each function is one try."""
+
+import errno
+import gc
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from campaigns.file_events import Steps, watching
+from campaigns.small_run import FEDERATION, ROUNDS, measured, start
+from fedtailor.federation.storage import load, save
+from fedtailor.report import StoredRun
+from fedtailor.storage import check, load_models
+
+
+class Killed(BaseException):
+    """Not an `Exception`: nothing in the package may catch it."""
+
+
+class Faults:
+    """Tries in a folder of their own; the runs that they damage are made once.
+
+    Attributes:
+        folder: for files.
+        whole: what an uninterrupted run measures.
+        steps: changes of files in such a run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        start(folder / "warm up")  # compiled programs are written, too
+        counted = Steps()
+        with watching(folder / "whole", counted):
+            done = start(folder / "whole")
+        self.whole, self.steps = measured(folder / "whole"), counted.count
+        done.export(folder / "models")
+        save(FEDERATION, folder / "federation")
+        start(folder / "half", rounds=ROUNDS - 1)
+        self._models = {name: np.asarray(model.theta) for name, model in load_models(folder / "models").items()}
+        self._facts = self._read(folder / "whole")
+
+    def kill(self, rng: np.random.Generator) -> None:
+        """The process dies at a random change, some bytes of what it was writing are lost; then the run is resumed."""
+        directory, at = self._fresh("killed"), int(rng.integers(1, self.steps + 1))
+        with watching(directory, Steps(Killed, first=at)), suppress(Killed):
+            start(directory)
+        gc.collect()  # the lock of a process goes with it
+        for unfinished in directory.glob(".*.part/*"):
+            if unfinished.is_file() and rng.random() < 0.5:
+                content = unfinished.read_bytes()
+                unfinished.write_bytes(content[: rng.integers(0, len(content) + 1)])
+        start(directory, resume=directory.exists())
+        assert measured(directory) == self.whole, f"killed at change {at}"
+        assert all(finding.whole for finding in check(directory)), f"killed at change {at}"
+
+    def fill_disk(self, rng: np.random.Generator) -> None:
+        """The disk is full for some changes; the run ends in one line (or does not need them), and is resumed."""
+        directory, at = self._fresh("full"), int(rng.integers(1, self.steps + 1))
+        last = at + int(rng.integers(0, 5))
+        full = Steps(lambda: OSError(errno.ENOSPC, "No space left on device"), first=at, last=last)
+        try:
+            with watching(directory, full):
+                start(directory)
+        except ValueError as error:
+            assert "\n" not in str(error) and "No space left" in str(error), repr(error)
+        start(directory, resume=True)
+        assert measured(directory) == self.whole, f"full from change {at} to {last}"
+
+    def flip_bit_of_unfinished(self, rng: np.random.Generator) -> None:
+        """A bit of a file of a run flips; resumed, the run is refused in one line or ends as if none had."""
+        directory = self._copy("half")
+        name = self._flip(directory, rng)
+        try:
+            start(directory, resume=True)
+        except ValueError as error:
+            assert "\n" not in str(error), name
+        else:
+            assert measured(directory) == self.whole, name
+
+    def flip_bit_of_finished(self, rng: np.random.Generator) -> None:
+        """A bit of a file of a finished run flips; a report reads what was written, or refuses it in one line."""
+        directory = self._copy("whole")
+        name = self._flip(directory, rng)
+        try:
+            found = self._read(directory)
+        except ValueError as error:
+            assert "\n" not in str(error), name
+        else:
+            assert found == self._facts, name
+
+    def flip_bit_of_models(self, rng: np.random.Generator) -> None:
+        """A bit of an export flips."""
+        directory = self._copy("models")
+        name = self._flip(directory, rng)
+        try:
+            found = load_models(directory)
+        except ValueError as error:
+            assert "\n" not in str(error), name
+            return
+        assert found.keys() == self._models.keys(), name
+        assert all(np.array_equal(found[client].theta, theta) for client, theta in self._models.items()), name
+
+    def flip_bit_of_federation(self, rng: np.random.Generator) -> None:
+        """A bit of a saved federation flips."""
+        path = self._copy("federation")
+        self._flip(path, rng)
+        try:
+            found = load(path)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            return
+        assert found.names == FEDERATION.names and np.array_equal(found.x, FEDERATION.x)
+        assert np.array_equal(found.y, FEDERATION.y)
+
+    def _fresh(self, name: str) -> Path:
+        """A directory that is not there, whose path nothing else begins with."""
+        path = self.folder / "try" / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def _copy(self, name: str) -> Path:
+        original, path = self.folder / name, self.folder / "try" / name
+        path.parent.mkdir(exist_ok=True)
+        if original.is_file():
+            shutil.copy(original, path)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(original, path)
+        return path
+
+    def _flip(self, path: Path, rng: np.random.Generator) -> str:
+        """Flip a random bit of a file, or of a random file of a directory."""
+        files = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())
+        file = files[rng.integers(len(files))]
+        content = bytearray(file.read_bytes())
+        place = int(rng.integers(8 * len(content)))
+        content[place // 8] ^= 1 << (place % 8)
+        file.write_bytes(content)
+        return f"{file.name}, bit {place}"
+
+    def _read(self, directory: Path) -> str:
+        """All that a report reads of a run."""
+        run = StoredRun(directory)
+        summary = {name: value for name, value in run.summary.items() if "seconds" not in name}
+        summary["digests"] = sorted(summary["digests"])
+        frames = [run.clients.to_dicts(), run.metrics.to_dicts(), run.ledger.frame().to_dicts()]
+        manifest = {name: table for name, table in run.manifest.items() if name != "versions"}
+        return json.dumps([summary, manifest, *frames], sort_keys=True, default=str)
+
+
+FAULTS = (
+    "kill", "fill_disk", "flip_bit_of_unfinished", "flip_bit_of_finished", "flip_bit_of_models",
+    "flip_bit_of_federation",
+)  # fmt: skip

@@ -1,0 +1,97 @@
+"""What stands between clients and the server: clipping, 16-bit numbers, and what the ledger counts of them."""
+
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+import pytest
+
+from conformance.examples import PLAIN, TRAINED
+from fedtailor.algorithms import SCAFFOLD, Ditto, FedAvg, HypCluster
+from fedtailor.pipelines import Cast, Clip
+from fedtailor.pipelines.clip import reference
+from fedtailor.protocol import Inbox
+from fedtailor.runs import run, simulate
+from fedtailor.testing import classification, predictors, softmax_model, train
+
+FEDAVG = FedAvg(sgd=PLAIN)
+
+
+def trained(algorithm=FEDAVG, rounds=2, **pipelines):
+    training = simulate(algorithm, classification(), softmax_model("float32"), **pipelines)
+    for _ in range(rounds):
+        training.advance()
+    return training
+
+
+def moved(training):
+    """How far the server's model is from where it began."""
+    return float(jnp.linalg.norm(training.server.model[0] - training.initial(0)))
+
+
+def test_a_bound_that_nobody_reaches_changes_no_bit():
+    for algorithm in (FEDAVG, SCAFFOLD(sgd=PLAIN), Ditto(sgd=TRAINED), HypCluster(sgd=TRAINED, clusters=2)):
+        free, bounded = trained(algorithm), trained(algorithm, uplink=(Clip(1e6),))
+        np.testing.assert_array_equal(free.server.model, bounded.server.model)
+
+
+def test_a_clipped_round_moves_no_further_than_the_bound():
+    assert moved(trained(rounds=1)) > 0.02
+    bounded = trained(rounds=1, uplink=(Clip(0.01),))
+    assert 0.003 < moved(bounded) <= 0.01 * (1 + 1e-5)
+
+
+def test_the_change_is_measured_from_the_nearest_model_received():
+    models = jnp.array([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0]])
+    inbox = Inbox({"model": models}, {"model": jnp.array([True, True, False])}, {}, jnp.array(True))
+    np.testing.assert_array_equal(reference("model", jnp.array([8.0, 8.0]), inbox), [4.0, 0.0])
+    np.testing.assert_array_equal(reference("gradient", jnp.array([8.0, 8.0]), inbox), [0.0, 0.0])
+    several = reference("model", jnp.array([[1.0, 0.0], [3.0, 0.0]]), inbox)
+    np.testing.assert_array_equal(several, [[0.0, 0.0], [4.0, 0.0]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_halve_the_bytes_and_hardly_move_the_models(dtype):
+    full, half = trained(), trained(uplink=(Cast(dtype),), downlink=(Cast(dtype),))
+
+    def sent(training, direction):
+        frame = training.ledger.frame().filter((pl.col("direction") == direction) & (pl.col("kind") == "model"))
+        return frame["bytes_unicast"].sum()
+
+    for direction in ("up", "down"):
+        assert 2 * sent(half, direction) == sent(full, direction) > 0
+    one, other = (np.concatenate(predictors(training)) for training in (full, half))
+    assert full.server.model.dtype == half.server.model.dtype == np.float32
+    difference = np.abs(one - other).max()
+    assert 0 < difference < 0.02
+
+
+def test_pipelines_survive_a_resume(tmp_path):
+    options = {"uplink": (Clip(0.05), Cast()), "downlink": (Cast(),), "checkpoint_every": 1}
+    clients, model = classification(), softmax_model("float32")
+    run(FEDAVG, clients, model, 3, directory=tmp_path / "whole", **options)
+    run(FEDAVG, clients, model, 1, directory=tmp_path / "parts", **options)
+    run(FEDAVG, clients, model, 3, directory=tmp_path / "parts", resume=True, **options)
+    for file in ("metrics.parquet", "ledger.parquet"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+    with pytest.raises(ValueError, match=r"other settings .*downlink"):
+        run(FEDAVG, clients, model, 4, directory=tmp_path / "parts", resume=True)
+
+
+def test_the_debug_executor_applies_them_too():
+    fast, slow = (
+        train(FEDAVG, classification(clients=2, sizes=[9, 13]), softmax_model("float32"), 0, debug=debug)
+        for debug in (False, True)
+    )
+    for training in (fast, slow):
+        training.uplink, training.downlink = (Clip(0.01),), (Cast(),)
+        training.executor.begin(training.algorithm, training.uplink, training.initial(0), 0)
+        training.advance()
+    np.testing.assert_allclose(fast.server.model, slow.server.model, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(lambda: Clip(0.0), "norm is 0"), (lambda: Cast("int8"), "dtype is 'int8'")]
+)
+def test_meaningless_settings_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

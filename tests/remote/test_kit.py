@@ -1,0 +1,131 @@
+"""`fedtailor federation init`: the directory of a federation and its kits."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fedtailor.cli import main
+
+pytest.importorskip("cryptography", reason="keys are made with `cryptography` (extra flower)")
+pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+
+from fedtailor.remote.kit import make_federation, read_kit, read_public_keys
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("federation") / "wards"
+    make_federation(directory, ["north", "south"], address="127.0.0.1:9092")
+    return directory
+
+
+@pytest.fixture
+def federation(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "wards")
+
+
+def files(directory):
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def fails(capsys, *arguments):
+    assert main(["federation", *map(str, arguments)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedtailor: ") and said.count("\n") == 1
+    return said
+
+
+def test_the_directory_holds_what_each_side_needs_and_secrets_are_private(made):
+    secret = {"coordinator/ca.key", "coordinator/server.key", "kits/north/client.key", "kits/south/client.key"}
+    kit = {f"kits/{name}/{file}" for name in ("north", "south") for file in ("ca.crt", "client.toml")}
+    public = {"job.toml", "coordinator/ca.crt", "coordinator/server.crt"}
+    assert set(files(made)) == secret | kit | public | {f"coordinator/clients/{n}.pub" for n in ("north", "south")}
+    modes = {name: (made / name).stat().st_mode & 0o777 for name in files(made)}
+    assert {name for name, mode in modes.items() if mode == 0o600} == secret
+    assert (made / "coordinator").stat().st_mode & 0o777 == 0o700
+    assert list(read_public_keys(made / "coordinator")) == ["north", "south"]
+
+
+def test_a_kit_is_read_with_the_job_in_it(federation):
+    kit = federation / "kits" / "north"
+    with pytest.raises(ValueError, match=r"^copy the coordinator's job.toml into "):
+        read_kit(kit)
+    shutil.copy(federation / "job.toml", kit)
+    got = read_kit(kit)
+    assert got.name == "north" and got.job.title == "wards" and got.authority.startswith(b"-----BEGIN CERT")
+    (kit / "client.key").chmod(0o640)
+    with pytest.raises(ValueError, match=r"others can read the private key .* run: chmod 600"):
+        read_kit(kit)
+    (kit / "client.key").unlink()
+    with pytest.raises(ValueError, match=r"there is no private key .*client.key; copy the whole kit"):
+        read_kit(kit)
+
+
+def test_clients_are_added_and_nothing_that_is_there_changes(federation, capsys):
+    before = files(federation)
+    assert main(["federation", "init", str(federation), "--clients", "west"]) == 0
+    assert "kits for west" in capsys.readouterr().out
+    after = files(federation)
+    assert before.items() < after.items() and "coordinator/clients/west.pub" in after
+    assert "there is a client north already" in fails(capsys, "init", federation, "--clients", "east,north")
+    assert "give only --clients" in fails(
+        capsys, "init", federation, "--clients", "east", "--address", "127.0.0.1:9092"
+    )
+    assert files(federation) == after
+
+
+def test_an_init_that_was_cut_off_is_completed(federation):
+    (federation / "coordinator" / "server.crt").unlink()
+    authority = (federation / "coordinator" / "ca.crt").read_bytes()
+    (federation / "kits" / ".west.part").mkdir()
+    make_federation(federation, ["west"], address="127.0.0.1:9092")
+    assert (federation / "kits" / "west" / "ca.crt").read_bytes() == authority
+    assert not list((federation / "kits").glob(".*"))
+
+
+def test_a_job_file_is_copied(federation, tmp_path):
+    text = (federation / "job.toml").read_text().replace("wards", "beds")
+    (tmp_path / "mine.toml").write_text(text)
+    make_federation(tmp_path / "new", ["a"], job=tmp_path / "mine.toml")
+    assert (tmp_path / "new" / "job.toml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--clients", "a"), "say where clients reach the coordinator: --address HOST:PORT"),
+        (("--clients", "a", "--address", "here"), "'here' is no address; write host:port"),
+        (("--clients", "a b:9:9", "--address", "h:1"), "'a b:9:9' is no name for a client"),
+        (("--clients", "../a", "--address", "h:1"), "'../a' is no name for a client"),
+        (("--clients", "a,a", "--address", "h:1"), "the client a is named twice"),
+        (("--clients", ",", "--address", "h:1"), "there are no clients; name some: --clients a,b,c"),
+        (("--clients", "a", "--job", "none.toml"), "cannot read none.toml"),
+        ((), "--clients"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, arguments, said):
+    assert said in fails(capsys, "init", tmp_path / "new", *arguments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_other_commands_say_what_is_missing(federation, tmp_path, capsys):
+    assert "there is no command federation start" in fails(capsys, "start")
+    assert "there is no kit" in fails(capsys, "join", tmp_path / "none", "--data", "x.csv")
+    assert "cannot read" in fails(capsys, "serve", tmp_path / "none")
+    shutil.copy(federation / "job.toml", federation / "kits" / "north")
+    assert "there is no file none.csv" in fails(capsys, "join", federation / "kits" / "north", "--data", "none.csv")
+
+
+def test_fedtailor_and_its_help_import_no_flower():
+    code = (
+        "import sys, fedtailor, fedtailor.remote.job, fedtailor.remote.transport, fedtailor.remote.kit\n"
+        "from fedtailor.cli import main\n"
+        "assert main(['federation', '--help']) == 0\n"
+        "assert not {'flwr', 'cryptography'} & set(sys.modules), 'imported'"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,139 @@
+"""The decision at the end of a comparison, from run directories written by hand."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+import tomli_w
+
+from fedtailor.accounting import Ledger
+from fedtailor.cli import main
+from fedtailor.report.comparison import BASELINE_ROW, tables
+from fedtailor.report.decision import decide
+from fedtailor.report.document import as_dict, markdown
+from fedtailor.report.experiment import Cell, Experiment
+from fedtailor.storage.run_directory import BASELINE, CLIENTS, LEDGER, METRICS, ROWS, SUMMARY
+from report.results import NAME, write_index
+
+CLIENTS_OF = {"gains": 60, "loses": 60, "same": 60}
+SEEDS = (0, 1)
+SHARE = {  # of test rows that are right
+    "local": {"gains": 0.5, "loses": 0.9, "same": 0.7},
+    "shared": {"gains": 0.95, "loses": 0.4, "same": 0.7},
+    "other": {"gains": 0.6, "loses": 0.8, "same": 0.7},
+}
+
+
+def outcomes(method, client, seed):
+    """Of each test row whether it is right: the shares above, of rows that differ from seed to seed."""
+    rng = np.random.default_rng([seed, list(CLIENTS_OF).index(client)])
+    return rng.permutation(CLIENTS_OF[client]) < SHARE[method][client] * CLIENTS_OF[client]
+
+
+def make_run(path, method, seed, *, rows=True, metric="accuracy"):
+    """The files of a finished run that a decision reads."""
+    path.mkdir(parents=True)
+    names = list(CLIENTS_OF)
+    right = {name: outcomes(method, name, seed) for name in names}
+    curve = [(0, 2.0), (1, 1.5), (2, 1.2), (3, 1.0)]  # falls to the end
+    lines = [(round, name, False, "val", "loss", loss) for round, loss in curve for name in names]
+    for split in ("val", "test"):
+        lines += [(3, name, False, split, metric, float(right[name].mean())) for name in names]
+    schema = ["round", "client", "unseen", "split", "metric", "value"]
+    pl.DataFrame(lines, schema=schema, orient="row").write_parquet(path / METRICS)
+    sizes = {"train": [10] * 3, "val": [60] * 3, "test": [60] * 3}
+    pl.DataFrame({"client": names, "group": [None] * 3, "unseen": [False] * 3, **sizes}).write_parquet(path / CLIENTS)
+    if rows:
+        parts = [pl.DataFrame({"client": [name] * 60, "row": np.arange(60), "loss": np.where(right[name], 0.1, 2.0),
+                               "correct": right[name]}) for name in names]  # fmt: skip
+        pl.concat(parts).write_parquet(path / ROWS)
+        nothing = [(0, name, False, "test", metric, 0.25) for name in names]
+        pl.DataFrame(nothing, schema=schema, orient="row").write_parquet(path / BASELINE)
+    Ledger().frame().write_parquet(path / LEDGER)
+    (path / "manifest.toml").write_text(tomli_w.dumps({"run": {"seed": seed}, "algorithm": {"name": method}}))
+    (path / SUMMARY).write_text(json.dumps({"metric": metric, "warnings": ["rows repeat"], "seconds_per_round": 0.1}))
+
+
+def build(results, methods=("local", "shared", "other"), **options):
+    """An experiment of one scenario; methods' rows are called as they are, in capitals."""
+    cells = []
+    for method in methods:
+        for seed in SEEDS:
+            make_run(results / f"runs/{method}-{seed}", method, seed, **options)
+            cells.append(Cell("shift", method.upper(), seed, f"runs/{method}-{seed}"))
+    candidates = [
+        {"scenario": "shift", "algorithm": "LOCAL", "parameters": {"lr": lr}, "seed": 0, "run": "", "val": lr,
+         "chosen": lr == 0.1}
+        for lr in (0.01, 0.1)
+    ]  # fmt: skip
+    write_index(results, cells, algorithms=[method.upper() for method in methods], published={}, sweeps={},
+                metrics=["mean", "worst"], candidates=candidates, seeds=list(SEEDS))  # fmt: skip
+    return Experiment.read(results, NAME)
+
+
+def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
+    decision = decide(build(tmp_path), "shift")
+    verdict = {(client, method): word for client, method, word in
+               decision.gains.select("client", "method", "verdict").iter_rows()}  # fmt: skip
+    assert (verdict["gains", "SHARED"], verdict["loses", "SHARED"]) == ("helps", "hurts")
+    assert verdict["same", "SHARED"] == verdict["same", "OTHER"] == "cannot tell"
+    gain = decision.gains.filter((pl.col("client") == "gains") & (pl.col("method") == "SHARED"))
+    assert gain["gain"].item() == pytest.approx(0.45) and gain["low"].item() > 0.2
+    text = " ".join(decision.sentences)
+    assert "No difference that these data can show, over 3 clients and 2 seeds" in text
+    assert "SHARED, beside training alone: helps 1 of 3 clients, hurts 1, cannot tell for 1; mean gain in" in text
+    assert "accuracy, %: -1.7 (95 % interval " in text  # (0.45 - 0.5 + 0) / 3
+    # choosing per client: 0.95, 0.9, 0.7 against 0.7 on average of the best single one
+    assert decision.choice.value == pytest.approx(0.85) and decision.choice.single_value == pytest.approx(0.7)
+
+
+def test_warnings_say_what_to_know(tmp_path):
+    warnings = decide(build(tmp_path), "shift").warnings
+    assert warnings[0] == "rows repeat"
+    assert any("still falling: LOCAL, SHARED, OTHER" in warning for warning in warnings)
+    assert "LOCAL: lr=0.1 is the largest value tried; try larger ones" in warnings
+
+
+def test_without_training_alone_there_is_one_line_instead(tmp_path):
+    decision = decide(build(tmp_path, ("shared", "other")), "shift")
+    assert decision.gains is None and decision.table is None
+    assert decision.sentences[-1] == "Gains over training alone need the method local; add it to the comparison."
+
+
+def test_runs_that_kept_no_rows_say_so(tmp_path):
+    experiment = build(tmp_path, rows=False)
+    assert "did not keep" in decide(experiment, "shift").sentences[-1]
+    assert not experiment.baselines["shift"]
+    assert all(row[0] != BASELINE_ROW for row in tables(experiment)["mean"].rows)
+
+
+def test_gains_by_a_metric_that_rows_do_not_give_are_in_accuracy(tmp_path):
+    decision = decide(build(tmp_path, metric="roc_auc"), "shift")
+    assert (decision.metric, decision.gain_metric) == ("roc_auc", "accuracy")
+    assert "By test ROC AUC, %: " in decision.sentences[0]
+    assert any("those below are in accuracy" in sentence for sentence in decision.sentences)
+
+
+def test_every_table_has_the_row_of_what_learns_nothing(tmp_path):
+    found = tables(build(tmp_path))
+    for name in ("mean", "worst", "shift-clients"):
+        assert [row[0] for row in found[name].rows] == ["LOCAL", "SHARED", "OTHER", BASELINE_ROW]
+        assert found[name].rows[-1][1].mean == pytest.approx(25)
+
+
+def test_all_forms_of_a_report_hold_the_decision(tmp_path, capsys, monkeypatch):
+    experiment = build(tmp_path)
+    decision = decide(experiment, "shift")
+    found = as_dict(experiment, tables(experiment), [decision])["decision"]["shift"]
+    assert json.loads(json.dumps(found, allow_nan=False))["gains"][0]["client"] == "gains"
+    assert found["winner"] is None and len(found["pairs"]) == 3
+    text = markdown(experiment, tables(experiment), [decision])
+    assert "## Decision: shift" in text and "| gains | SHARED | 60 | 50.0 | 95.0 | +45.0 |" in text
+    assert main(["report", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("Decision: shift") > printed.index("gain of each client") > printed.index("mean over clients")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out"), "--no-figures"]) == 0
+    assert len((tmp_path / "out" / NAME / "tables" / "shift-gains.csv").read_text().splitlines()) == 7
+    monkeypatch.setattr("fedtailor.report.document.MOST_LINES", 5)
+    assert "| gains | SHARED |" not in markdown(experiment, tables(experiment), [decision])

@@ -1,0 +1,127 @@
+"""`fedtailor check`, and what fedtailor 0.1.0 wrote: read, but not resumed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.problems import classification, softmax_model
+from fedtailor.algorithms import Local
+from fedtailor.cli import main
+from fedtailor.federation.storage import save
+from fedtailor.protocol import SGD
+from fedtailor.report import StoredRun
+from fedtailor.runs import run
+from fedtailor.storage import Unusable, check, load_models
+from fedtailor.storage.run_directory import CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+
+METHOD = Local(sgd=SGD(lr=0.1, epochs=2, batch_size=8))
+OLD = Path(__file__).with_name("of_0_1_0")
+FILES = (CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY)
+
+
+def start(directory, **options):
+    federation = classification(unseen=[False, False, True, False, False])
+    return run(METHOD, federation, softmax_model("float32"), 2, directory=directory, checkpoint_every=1, **options)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A run, an export and a saved federation."""
+    path = tmp_path_factory.mktemp("everything")
+    done = start(path / "runs" / "a")
+    done.export(path / "models")
+    save(done.federation, path / "federation")
+    return path
+
+
+def test_what_is_whole_is_said_to_be(everything, capsys):
+    assert main(["check", str(everything), str(everything / "federation")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"{everything / 'models'}: whole: personal models of 5 clients",
+        f"{everything / 'runs' / 'a'}: whole: a finished run of 2 rounds",
+        f"{everything / 'federation'}: whole: a federation of 5 clients",
+        "3 of 3 whole",
+    ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_damaged_file_of_a_run_is_found(everything, tmp_path, capsys, name):
+    shutil.copytree(everything / "runs" / "a", tmp_path / "run")
+    path = tmp_path / "run" / name
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 8
+    path.write_bytes(damaged)
+    assert main(["check", str(tmp_path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert not found["whole"] and name in found["what"] and "\n" not in found["what"]
+
+
+@pytest.mark.parametrize("name", [CLIENTS, LEDGER, METRICS])
+def test_a_missing_file_of_a_run_is_found(everything, tmp_path, name):
+    shutil.copytree(everything / "runs" / "a", tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    (found,) = check(tmp_path)
+    assert not found.whole and f"{name} is missing" in found.what
+
+
+def test_an_unfinished_run_is_whole(everything, tmp_path):
+    shutil.copytree(everything / "runs" / "a", tmp_path / "run")
+    for name, what in (
+        (SUMMARY, "an unfinished run"),
+        (CHECKPOINT, None),
+        (CHECKPOINT_BEFORE, "not come to its first"),
+    ):
+        (tmp_path / "run" / name).unlink()
+        (found,) = check(tmp_path / "run")
+        assert found.whole and (what is None or what in found.what)
+
+
+@pytest.mark.parametrize("name", ["models", "federation"])
+def test_damaged_exports_and_federations_are_found(everything, tmp_path, name):
+    copy = tmp_path / name
+    shutil.copytree(everything / name, copy) if name == "models" else shutil.copy(everything / name, copy)
+    path = copy / "models.safetensors" if name == "models" else copy
+    damaged = bytearray(path.read_bytes())
+    damaged[-3] ^= 1
+    path.write_bytes(damaged)
+    (found,) = check(copy)
+    assert not found.whole and "digest is wrong" in found.what
+
+
+def test_nothing_to_check_is_one_line(tmp_path, capsys):
+    for arguments in ([], [str(tmp_path)], [str(tmp_path / "nowhere")]):
+        assert main(["check", *arguments]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+# fedtailor 0.1.0 ------------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_0_1_0_are_read():
+    stored = StoredRun(OLD / "run")
+    assert stored.summary["rounds"] == 2 and stored.manifest["versions"]["fedtailor"] == "0.1.0"
+    assert list(stored.curve()) == [1, 2] and stored.scores().height == 4 and stored.clients.height == 5
+    assert stored.ledger.totals().gradients > 0
+    found = {finding.path.name: finding for finding in check(OLD)}
+    assert all(finding.whole and "0.1" in finding.what for finding in found.values()) and len(found) == 2
+
+
+def test_runs_of_0_1_0_are_not_resumed(tmp_path):
+    shutil.copytree(OLD / "run", tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(
+        Unusable, match=r"written by fedtailor 0.1, whose runs can be reported but not resumed"
+    ) as caught:
+        start(tmp_path / "run", resume=True)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_models_of_0_1_0_are_read():
+    found = load_models(OLD / "models")
+    assert len(found) == 5
+    assert all(np.isfinite(model.theta).all() and len(model.theta) == 15 for model in found.values())

@@ -1,0 +1,130 @@
+"""The Python code of the README and of docs/ runs as it stands there, and their generated tables are up to date."""
+
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.examples import OPT_OUTS, opt_outs_table
+from fedtailor.protocol import Algorithm
+from fedtailor.testing import CHECKS
+
+ROOT = Path(__file__).parents[1]
+PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 3, "write-an-algorithm.md": 2, "cluster.md": 1}
+"""Page -> how many blocks of Python the tests below run. A page that gains one is to be run, too."""
+
+pytestmark = pytest.mark.skipif(len(PAGES) < 2, reason="docs are in the repository only, not in its archives")
+
+
+def blocks(page, language="python"):
+    """Code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page].read_text(), re.DOTALL | re.MULTILINE)
+
+
+def execute(page, namespace=None):
+    """Run a page's blocks one after another, as a reader would, in the current directory."""
+    names = {"__name__": "docs"} | (namespace or {})
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+def section(page, name):
+    """The text between two comments."""
+    return re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", PAGES[page].read_text(), re.DOTALL)[1]
+
+
+def test_every_block_of_python_is_run():
+    assert {page: len(blocks(page)) for page in PAGES if blocks(page)} == RUN
+
+
+@pytest.mark.slow
+def test_the_readme(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    newcomer = {"x": rng.normal(size=(30, 8, 8)).astype(np.float32), "y": rng.integers(0, 10, 30)}
+    found = execute("README.md", newcomer)
+    assert found["run"].summary().mean > 0.8
+    assert "worst" in capsys.readouterr().out
+    assert set(found["newcomer"].predict(newcomer["x"])) <= set(range(10))
+    models = found["ft"].load_models("models")
+    test = found["federation"].client(3).test.x
+    np.testing.assert_array_equal(models[found["federation"].names[3]].predict(test), found["own"].predict(test))
+
+
+@pytest.mark.slow
+def test_own_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = execute("own-data.md")
+    shown = re.findall(r"^(\w+) +mean ([\d.]+)", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in shown] == ["local", "fedavg", "ditto", "ucfl"]
+    assert all(float(mean) > 0.7 for _, mean in shown)
+    assert list(found["labels"]) == [found["rows"][0][-1]]
+    np.testing.assert_array_equal(found["again"].transform([found["row"]]), found["inputs"])
+
+
+@pytest.mark.slow
+def test_write_an_algorithm(tmp_path, monkeypatch, capsys):
+    method, conformance = blocks("write-an-algorithm.md")
+    (tmp_path / "blend.py").write_text(method)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        exec(compile(conformance, "write-an-algorithm.md", "exec"), {})
+    finally:
+        sys.modules.pop("blend", None)
+        Algorithm.registry.pop("blend", None)
+    assert capsys.readouterr().out == blocks("write-an-algorithm.md", "text")[-1]
+
+
+def test_diagnose(capsys):
+    (block,) = blocks("diagnose.md")
+    exec(block, {})
+    assert len(capsys.readouterr().out.splitlines()) > 5
+
+
+@pytest.mark.slow
+def test_cluster(tmp_path):
+    """With one process, which is the address's own machine; what several do has tests of its own."""
+    (script,) = blocks("cluster.md")
+    (tmp_path / "train.py").write_text(script)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "train.py", address, "1", "0"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "ditto" in ended.stdout
+    assert (tmp_path / "runs" / "ditto" / "manifest.toml").exists()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")])
+def test_toml(page):
+    assert all(tomllib.loads(block) for block in blocks(page, "toml"))
+
+
+def test_the_table_of_exemptions_is_the_suites():
+    assert section("conformance.md", "exemptions") == opt_outs_table(), "python -m conformance.examples prints it"
+
+
+def test_exemptions_are_of_methods_and_properties_that_there_are():
+    assert {check for check, _ in OPT_OUTS} <= set(CHECKS)
+    assert {method for _, method in OPT_OUTS} <= set(Algorithm.registry)
+    assert all(OPT_OUTS.values())
+
+
+def test_the_table_of_properties_is_the_suites():
+    named = re.findall(r"^\| ([\w ]+) \| (.+) \|$", section("conformance.md", "properties"), re.MULTILINE)[1:]
+    assert named == [(name, " ".join(check.__doc__.split()).rstrip(".")) for name, check in CHECKS.items()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)(?:#[^)]*)?\)", PAGES[page].read_text())
+    assert [link for link in links if not (PAGES[page].parent / link).exists()] == []

@@ -1,0 +1,148 @@
+"""docs/reproduction.md says what results/ carry: its verdicts are those of benchmarks/orderings.py."""
+
+import dataclasses
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from scipy.stats import ttest_ind_from_stats
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "benchmarks" / "orderings.py"
+
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="results are in the repository only, not in its archives")
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("orderings", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(importlib.sys.modules, "orderings", module)  # where dataclasses look their module up
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture(scope="module")
+def found(script):
+    return list(script.orderings())
+
+
+def verdicts(found, paper, where, above, below):
+    """By place, all whose names begin so."""
+    return {
+        one.where: one.verdict
+        for one in found
+        if (one.paper, one.above, one.below) == (paper, above, below) and one.where.startswith(where)
+    }
+
+
+def test_the_page_has_the_verdicts_of_the_script(script):
+    page = script.PAGE.read_text()
+    assert page == script.written(page), "run benchmarks/orderings.py --write"
+    assert [block["paper"] for block in script.BLOCK.finditer(page)] == ["S000", "S001", "S003", "S004"]
+
+
+def test_another_verdict_on_the_page_is_noticed(script):
+    page = script.PAGE.read_text()
+    wrong = page.replace("Ditto (78.3 ± 3.9): -3.7", "Ditto (78.3 ± 3.9): 3.7")
+    assert wrong != page
+    assert script.written(wrong) == page
+
+
+def test_no_verdict_stands_outside_of_the_tables(script):
+    prose = script.BLOCK.sub("", script.PAGE.read_text())
+    assert not re.findall(r"(?i)\| *(?:yes|no|open)\b|\*(?:yes|no|open)\*(?!\*)|: (?:yes|no)(?= *[,;.|(]|$)", prose)
+
+
+def test_every_mean_and_deviation_on_the_page_stands_in_a_report(script):
+    stated = set(
+        re.findall(r"here (\d+\.\d+ ± \d+\.\d+)|(?<!published )\b(\d+\.\d+ ± \d+\.\d+)", script.PAGE.read_text())
+    )
+    reports = "".join(report.read_text() for report in script.RESULTS.glob("*/report.md"))
+    numbers = {one or other for one, other in stated}
+    assert len(numbers) > 50
+    assert {number for number in numbers if number not in reports} == set()
+
+
+def test_what_a_difference_within_its_interval_is_called(found):
+    for one in found:
+        low, high = one.interval
+        assert low <= one.difference <= high
+        assert one.verdict == ("yes" if low > 0 else "no" if high < 0 else "open")
+    assert {one.verdict for one in found} == {"yes", "open", "no"}
+
+
+def test_the_interval_is_welchs(script, found):
+    """At its ends, Welch's test is exactly at 5 %."""
+    fine = {"unit": 1e-12, "text": ""}
+    pair = {"ours": script.Measured(70.0, 1.5, **fine), "theirs": script.Measured(68.0, 0.4, **fine)}
+    ordering = dataclasses.replace(found[0], **pair, lower=False, seeds=3)
+    for end in ordering.interval:
+        test = ttest_ind_from_stats(70.0 - end, 1.5, 3, 68.0, 0.4, 3, equal_var=False)
+        assert test.pvalue == pytest.approx(0.05, abs=1e-9)
+
+
+def test_rounding_widens_the_interval(script, found):
+    def width(unit):
+        cells = {name: script.Measured(70.0, 1.0, unit, "") for name in ("ours", "theirs")}
+        low, high = dataclasses.replace(found[0], **cells, seeds=3).interval
+        return high - low
+
+    assert width(0.1) > width(0.001) + 0.1
+
+
+def test_a_lower_loss_is_better(found):
+    one = next(one for one in found if one.paper == "S001" and one.lower)
+    assert one.difference == pytest.approx(one.theirs.mean - one.ours.mean)
+
+
+def test_a_claim_that_the_papers_numbers_contradict_is_refused(script, monkeypatch):
+    claim = next(one for one in script._claims()["claim"] if one["above"] == "UCFL, 4 streams")
+    wrong = claim | {"above": "FedAvg", "below": ["UCFL, 4 streams"]}
+    monkeypatch.setattr(script, "_claims", lambda: {"claim": [wrong], "unjudged": []})
+    with pytest.raises(ValueError, match="not published above"):
+        list(script.orderings())
+
+
+def test_tables_of_later_reports_are_read(script):
+    assert script._measured({"a": "72.8", "a std": "0.6"}, "a") == script._measured({"a": "72.8 ± 0.6"}, "a")
+
+
+def test_ifca_is_not_above_the_personal_models(found):
+    """The published claim; not that it is above pFedMe's global model, which the paper does not have."""
+    for below in ("Ditto", "L2SGD"):
+        assert set(verdicts(found, "S004", "Table 1", "IFCA, K = 4", below).values()) == {"no"}
+    mnist = verdicts(found, "S004", "Table 1, MNIST", "IFCA, K = 4", "pFedMe (PM)")
+    assert len(mnist) == 2 and set(mnist.values()) == {"no"}
+    assert not [one for one in found if "GM" in one.below]
+
+
+@pytest.mark.parametrize(
+    ("paper", "where", "above", "below"),
+    [
+        ("S000", "Table II, worst client, label shift", "UCFL, a stream each", "FedAvg"),
+        ("S000", "Table II, worst client, label shift", "UCFL, a stream each", "CFL"),
+        ("S001", "Table 4, shuffled, seen", "MAPPER", "HypCluster"),
+        ("S001", "Table 4, shuffled, unseen", "DAPPER", "Baseline"),
+        ("S001", "Table 4, shuffled, unseen", "FineTune", "Baseline"),
+        ("S001", "Table 3, original order, unseen", "HypCluster", "Baseline"),
+        ("S004", "Table 1, FMNIST", "CGPFL, K = 4", "pFedMe (PM)"),
+        ("S003", "Table 1, worst tenth", "Self-FL", "Ditto"),
+    ],
+)
+def test_differences_within_a_deviation_are_open(found, paper, where, above, below):
+    assert set(verdicts(found, paper, where, above, below).values()) == {"open"}
+
+
+def test_hypcluster_before_dapper_at_100_samples_is_not_reproduced(found):
+    assert set(verdicts(found, "S001", "Table 2, test loss, 100 s", "HypCluster", "DAPPER").values()) == {"no"}
+
+
+def test_the_page_says_which_defaults_the_results_are_of(script):
+    page = script.PAGE.read_text()
+    assert "All results are of version 0.1.0" in page
+    for method in ("APFL averages reporters uniformly", "CGPFL-Heur takes the fewest contexts"):
+        assert method in page
+    assert all("fedtailor 0.1.0" in report.read_text() for report in script.RESULTS.glob("*/report.md"))

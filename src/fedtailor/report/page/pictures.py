@@ -14,6 +14,8 @@ from fedtailor.report.page.parts import Picture
 
 MOST_NAMED = 40
 """More clients than this are drawn without their names."""
+MOST_PIXELS = 300
+"""An image of a matrix has at most so many lines and columns."""
 _ROW, _ROW_UNNAMED = 22, 5
 """Height of a client's line, in pixels, with a name and without."""
 _LEFT, _WIDTH, _AXIS = 130, 520, 36
@@ -54,7 +56,7 @@ def forest(title: str, unit: str, gains: Sequence[Gain], shown: tuple[float, flo
     for tick in _ticks(lowest, highest):
         kind = "zero" if tick == 0 else "grid"
         marks.append(f'<line class="{kind}" x1="{at(tick)}" x2="{at(tick)}" y1="0" y2="{height - _AXIS}"/>')
-        marks.append(f'<text class="tick" x="{at(tick)}" y="{height - _AXIS + 14}">{f"{tick:+g}" if tick else "0"}</text>')
+        marks.append(f'<text class="tick" x="{at(tick)}" y="{height - _AXIS + 14}">{_signed(tick)}</text>')
     middle = (left + _WIDTH - 10) / 2
     marks.append(f'<text class="tick" x="{middle}" y="{height - 4}">gain over training alone, {escape(unit)}</text>')
     for number, gain in enumerate(ordered):
@@ -110,8 +112,11 @@ def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
     from matplotlib.image import imsave
 
     file = io.BytesIO()
-    step = -(-len(scaled) // 1000)  # more pixels than a page has need not travel
-    imsave(file, colormaps["Blues"](np.nan_to_num(scaled[::step, ::step])), format="png")
+    # blocks of clients become one pixel: more of them would make the page too large to send
+    starts = np.arange(0, len(scaled), -(-len(scaled) // MOST_PIXELS))
+    counts = np.diff(starts, append=len(scaled))
+    sums = np.add.reduceat(np.add.reduceat(np.nan_to_num(scaled), starts, axis=0), starts, axis=1)
+    imsave(file, colormaps["Blues"](sums / np.outer(counts, counts)), format="png")
     data = base64.b64encode(file.getvalue()).decode()
     return f'<img class="matrix" alt="{escape(title, quote=True)}" src="data:image/png;base64,{data}">'
 
@@ -131,6 +136,10 @@ def _ticks(low: float, high: float) -> list[float]:
     power = 10 ** np.floor(np.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
     return [round(float(k * step), 10) for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]
+
+
+def _signed(tick: float) -> str:
+    return f"{tick:+g}" if tick else "0"
 
 
 def _said(gain: Gain) -> str:

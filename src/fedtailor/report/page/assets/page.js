@@ -83,7 +83,9 @@ function draw(figure) {
     const next = Math.min(Math.max(now + step, 0), xs.length - 1);
     plot.setCursor({ left: plot.valToPos(xs[next], "x"), top: 20 });
   });
-  new ResizeObserver(() => { if (box.clientWidth && box.clientWidth !== plot.width) plot.setSize(size()); }).observe(box);
+  // In the next frame: a size that changes while sizes are reported is an error of its own.
+  const fit = () => { if (box.clientWidth && box.clientWidth !== plot.width) plot.setSize(size()); };
+  new ResizeObserver(() => requestAnimationFrame(fit)).observe(box);
   figure.plot = plot;
 }
 for (const figure of document.querySelectorAll("figure.chart")) draw(figure);

@@ -1,0 +1,190 @@
+"""The report as a web page: what it says, that nothing in it reaches out, and how mistakes end."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.report.decision import Decision
+from fedtailor.report.page import Chart, Page, Section, Series, page_of, render, write_page
+from fedtailor.report.page.contents import gains
+from fedtailor.report.page.pictures import Gain, extent, forest, matrix
+from fedtailor.report.page.render import MOST_BYTES
+from fedtailor.report.tables import Table
+from report.pages import HOSTILE, SERIES, page
+from report.results import NAME, write_index
+
+VOID = {"meta", "link", "br", "img", "input"}
+
+
+class Elements(HTMLParser):
+    """Attributes that name a resource, the texts of scripts, and whether every element is closed."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.links, self.scripts, self.open, self.texts = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href", "action", "srcset", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        else:
+            self.texts.append(data)
+
+
+def test_nothing_reaches_out_and_every_element_is_closed():
+    text = render(page())
+    found = Elements(text)
+    assert not found.open and len(found.scripts) == 4
+    assert found.links and all(link.startswith(("#", "data:")) for link in found.links)
+    assert "default-src 'none'" in text and "url(" not in text
+    targets = {link[1:] for link in found.links if link.startswith("#")}
+    assert targets <= set(re.findall(r' id="([^"]+)"', text))
+
+
+def test_names_are_text_wherever_they_stand():
+    text = render(page())
+    assert "<b>x</b>" not in text
+    found = Elements(text)
+    assert sum(HOSTILE in piece for piece in found.texts) >= 6  # subtitle, sentence, cell, settings, two drawings
+    chart = json.loads(found.scripts[0])
+    assert chart["series"][0]["label"] == HOSTILE and len(chart["series"]) == SERIES
+    assert chart["series"][1] == {"label": "method 1", "x": [1.1, 2.1, 3.1], "y": [1.0, 1.5, None], "colour": 1}
+
+
+def test_a_thousand_clients_stay_under_the_limit():
+    found = render(page(clients=1000))
+    assert 300_000 < len(found.encode()) < MOST_BYTES
+    assert "data:image/png;base64," in found  # the matrix is an image, not a million squares
+    rows = [[str(number), HOSTILE * 3] for number in range(20_000)]
+    with pytest.raises(ValueError, match=r"MB, more than 3; compare fewer"):
+        render(Page("a", "b", {"s": [Section("t", tables=[Table("t", ["a", "b"], rows)])]}))
+
+
+def test_parts_have_headings_where_there_are_several():
+    assert "<h2>scenario 1</h2>" in render(page(parts=2)) and "<h2>scenario 0</h2>" not in render(page())
+
+
+def test_forest_draws_gains_best_first_on_the_given_axis():
+    found = [Gain("worse", -1.0, -2.0, -0.5, "hurts"), Gain("better", 2.0, float("nan"), float("nan"), "cannot tell")]
+    low, high = extent(found)
+    assert low < -2.0 and high > 2.0 and low == -2.2 and high == 2.2
+    markup = forest("t", "points", found, (low, high)).markup
+    assert markup.index("better") < markup.index("worse")
+    assert markup.count("<circle") == 2 and len(re.findall(r'<line x1="[^"]+" x2', markup)) == 1
+    assert 'class="zero"' in markup and extent([]) == (-1.0, 1.0)
+    zero = float(re.search(r'class="zero" x1="([^"]+)"', markup)[1])
+    dots = [float(x) for x in re.findall(r'cx="([^"]+)"', markup)]
+    assert dots[0] - zero == pytest.approx(2 * (zero - dots[1]), abs=0.2)
+
+
+def test_matrix_shows_every_number_of_few_clients():
+    values = np.array([[1.0, 0.25], [np.nan, 1e-15]])
+    picture = matrix("t", values, ["a", "b"])
+    assert matrix("t", np.eye(700), [""] * 700).note.endswith("700 clients in the order of their ids.")
+    assert "a from b: 0.25" in picture.markup and 'fill="#ccc"' in picture.markup and "Light is 0," in picture.note
+
+
+def test_gains_that_are_missing_are_said_in_a_line():
+    missing = Decision("s", "accuracy", why_no_gains="Gains need the method local; add it.")
+    section = gains("s", missing, 10)
+    assert section.paragraphs == ["Gains need the method local; add it."] and not section.tables
+    lines = pl.DataFrame(
+        {"client": ["a", "b", "a", "b"], "method": ["x", "x", "y", "y"], "test_rows": [4] * 4, "base_value": [0.5] * 4,
+         "value": [0.75] * 4, "gain": [0.25, 0.1, -0.5, 0.0], "low": [0.1, -0.1, -0.7, -0.2],
+         "high": [0.3, 0.3, -0.1, 0.2], "verdict": ["helps", "cannot tell", "hurts", "cannot tell"]}
+    )  # fmt: skip
+    section = gains("s", replace(missing, gain_metric="accuracy", gains=lines), 3)
+    assert [picture.title.split(":")[0] for picture in section.pictures] == ["x", "y"]
+    assert "a: +25 [+10, +30], helps" in render(Page("a", "b", {"s": [gains("s", replace(
+        missing, gain_metric="accuracy", gains=lines), 100)]}))  # fmt: skip
+    assert len(section.tables[0].rows) == 3 and section.tables[0].note.startswith("The first 3 of 4 lines")
+
+
+def test_page_of_an_experiment(experiment):
+    found = page_of(experiment)
+    assert list(found.parts) == ["shift", "permuted"]
+    sections = {section.title: section for section in found.parts["permuted"]}
+    assert next(iter(sections)) == "Decision" and sections["Decision"].paragraphs
+    clients = sections["Clients"].tables[0]
+    assert len(clients.rows) == 22 and "FedAvg" in clients.columns and "trained" in clients.columns
+    place, trained = clients.columns.index("FedAvg"), clients.columns.index("trained")
+    fedavg = [row[place].mean for row in clients.rows if row[trained] == "yes"]
+    runs = experiment.runs["permuted"]["FedAvg"]
+    assert np.mean(fedavg) == pytest.approx(100 * np.mean([run.spread()["mean"] for run in runs]), abs=1e-6)
+    curve = sections["Curves"].charts[0].series[1]
+    assert curve.label == "FedAvg" and list(curve.x) == [1, 2, 3]
+    assert curve.y[-1] == pytest.approx(np.mean(fedavg), abs=1e-6)
+    protocol = dict(sections["Exact protocol"].settings)
+    assert (
+        protocol["which round"].startswith("the last one, 3") and "every client counts" in protocol["which weighting"]
+    )
+    assert "Not measured" in sections["Calibration"].paragraphs[0]
+    assert "finished" not in found.subtitle.replace("unfinished", "") and render(found)
+
+
+def test_the_command(results, capsys, tmp_path):
+    path = tmp_path / "new" / "report.html"
+    assert main(["report", str(results), NAME, "--html", str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
+
+
+def test_a_page_before_any_run_has_ended(capsys, tmp_path):
+    write_index(tmp_path, [], candidates=[])
+    assert main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    assert "nothing to decide yet" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_mistakes_end_in_one_line(results, capsys, tmp_path):
+    def refused(*arguments):
+        assert main(["report", str(results), *map(str, arguments)]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    (tmp_path / "file").touch()
+    assert "is a directory; name a file" in refused("--html", tmp_path)
+    assert "cannot write to" in refused("--html", tmp_path / "file" / "page.html")
+    assert "exclude each other" in refused("--html", tmp_path / "a", "--out", tmp_path / "b")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_one_page_is_one_experiment(results, capsys, tmp_path):
+    for name in ("one", "two"):
+        write_index(tmp_path, [], candidates=[], name=name)
+        (tmp_path / NAME).rename(tmp_path / name)
+    assert main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 2
+    assert "has one, two; name one of them" in capsys.readouterr().err
+
+
+def test_curves_that_are_no_numbers_leave_gaps():
+    chart = Chart("t", "x", "y", [Series("a", [1, 2], [float("inf"), 1 / 3])])
+    text = render(Page("a", "b", {"s": [Section("t", charts=[chart])]}))
+    assert json.loads(Elements(text).scripts[0])["series"][0]["y"] == [None, 0.333333]
+
+
+def test_write_page_replaces_the_old_one(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    assert write_page(page(), path) == path and "A page" in path.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from fedtailor.report.tables import Number, Table
 
 HOSTILE = "</script><b>x</b> & \"y\" 'z'"
 SERIES = 8
-VALUES = {"b": 9.5, "a10": 100.0, HOSTILE: -3.0, "a9": float("nan")}
+VALUES = {"b": 9.5, "a10": 100.0, HOSTILE: -3.0, "a9": float("nan"), "c": -20.0}
 
 
 def table(rows=None) -> Table:
@@ -34,7 +34,7 @@ def gains(clients: int) -> list[Gain]:
     ]
 
 
-def page(clients: int = 4, parts: int = 1) -> Page:
+def page(clients: int = 5, parts: int = 1) -> Page:
     """The page; of many clients where wanted."""
     rows = {**VALUES, **{f"client {k}": k / 7 for k in range(clients - len(VALUES))}}
     values = np.random.default_rng(0).random((clients, clients))

@@ -118,10 +118,10 @@ def test_no_error_and_no_request(opened):
 
 def test_tables_sort_by_numbers_and_by_names(opened):
     first, ascending, descending, by_name = opened["sorted"]
-    assert first == ["b", "a10", HOSTILE, "a9"]
-    assert ascending == [HOSTILE, "b", "a10", "a9"]  # -3, 9.5, 100, and no number last
-    assert descending == ["a10", "b", HOSTILE, "a9"]
-    assert by_name == [HOSTILE, "a9", "a10", "b"]
+    assert first == ["b", "a10", HOSTILE, "a9", "c"]
+    assert ascending == ["c", HOSTILE, "b", "a10", "a9"]  # -20, -3, 9.5, 100, and no number last
+    assert descending == ["a10", "b", HOSTILE, "c", "a9"]
+    assert by_name == [HOSTILE, "a9", "a10", "b", "c"]
     assert opened["aria"] == ["ascending", "none"]
 
 

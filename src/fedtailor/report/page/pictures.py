@@ -147,4 +147,4 @@ def _said(gain: Gain) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 20 else f"{name[:19]}…"
+    return name if len(name) <= 17 else f"{name[:16]}…"

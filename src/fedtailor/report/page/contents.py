@@ -12,7 +12,7 @@ from fedtailor.report.experiment import Experiment
 from fedtailor.report.page.background import data_card, protocol, settings
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
-from fedtailor.report.page.pictures import Gain, forest
+from fedtailor.report.page.pictures import Gain, extent, forest
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -113,9 +113,9 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
 
 def gain_pictures(found: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     """One drawing a method, of a frame as `fedtailor.decision.client_gains` gives it."""
-    pictures = []
+    drawn: dict[str, list[Gain]] = {}
     for (method,), part in list(found.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
-        shown = [
+        drawn[str(method)] = [
             Gain(
                 line["client"],
                 unit.scale * line["gain"],
@@ -125,8 +125,12 @@ def gain_pictures(found: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
             )
             for line in part.head(lines // MOST_PICTURES).iter_rows(named=True)
         ]
-        pictures.append(forest(f"{method}: gain of each client, 95 % interval", unit.label, shown))
-    return pictures
+    # one axis for all methods, so that their drawings can be compared
+    shown = extent([gain for of_method in drawn.values() for gain in of_method])
+    return [
+        forest(f"{method}: gain of each client, 95 % interval", unit.label, of_method, shown)
+        for method, of_method in drawn.items()
+    ]
 
 
 def calibration(runs: Mapping[str, Seeds]) -> Section:
@@ -173,9 +177,10 @@ def _chosen(experiment: Experiment) -> Section:
 
 def _subtitle(experiment: Experiment) -> str:
     index = experiment.index
-    seeds = f"{len(index.seeds)} seed{'s' if len(index.seeds) != 1 else ''}"
     state = "finished" if experiment.done == index.runs else f"unfinished: {experiment.done} of {index.runs} runs"
-    return f"{len(index.algorithms)} methods, {len(index.scenarios)} data sets, {seeds}; {state}."
+    counts = ((len(index.algorithms), "method"), (len(index.scenarios), "data set"), (len(index.seeds), "seed"))
+    said = ", ".join(f"{count} {what}" + "s" * (count != 1) for count, what in counts)
+    return f"{said}; {state}."
 
 
 def _short(table: Table, lines: int) -> Table:

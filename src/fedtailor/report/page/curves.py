@@ -13,6 +13,8 @@ from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Number, Table
 from fedtailor.report.units import Unit, unit_of
 
+MOST_CLIENTS = 500
+"""Lines of a table of clients here."""
 MOST_POINTS = 400
 """Points of a line: more than pixels show nothing."""
 _NOTHING = "These methods tell nothing about themselves beyond their results, or their runs did not keep it."
@@ -69,21 +71,21 @@ def _chart(
 ) -> Chart:
     """One line a method: means over seeds. `silent`: whether runs that sent nothing in training have a line, too."""
     series = []
-    for label, seeds in runs.items():
+    for colour, (label, seeds) in enumerate(runs.items()):
         drawn = [curve(run) for run in seeds if silent or not run.silent]
         drawn = [points for points in drawn if points]
         if drawn:
-            series.append(_mean_line(label, drawn, unit.scale))
+            series.append(_mean_line(label, drawn, unit.scale, colour))
     return Chart(title, x_label, unit.axis, series)
 
 
-def _mean_line(label: str, drawn: Sequence[Curve], scale: float) -> Series:
+def _mean_line(label: str, drawn: Sequence[Curve], scale: float, colour: int) -> Series:
     """The mean of curves at the same evaluation; x is a mean, too (of bytes, which may differ from seed to seed)."""
     shortest = min(map(len, drawn))
     x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)
     y = scale * np.mean([list(curve.values())[:shortest] for curve in drawn], axis=0)
     kept = np.unique(np.linspace(0, shortest - 1, min(shortest, MOST_POINTS)).round().astype(int))
-    return Series(label, x[kept].tolist(), y[kept].tolist())
+    return Series(label, x[kept].tolist(), y[kept].tolist(), colour)
 
 
 def _by_megabytes(run: StoredRun) -> Curve:
@@ -95,7 +97,7 @@ def _part(label: str, found: Diagnostic, names: Sequence[str]) -> Picture | Char
     if isinstance(found, MatrixDiagnostic):
         return matrix(title, found.values, names)
     if isinstance(found, LineDiagnostic):
-        return _line(title, found)
+        return _of_clients(title, found, names) if found.x_label == "client" else _line(title, found)
     if isinstance(found, TreeDiagnostic):
         return _tree(title, found)
     raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(found).__name__}")
@@ -106,7 +108,14 @@ def _line(title: str, found: LineDiagnostic) -> Chart:
     if found.chosen is not None:
         title = f"{title} (chosen: {found.chosen:g})"
     series = Series(found.y_label, found.x[order].tolist(), found.y[order].tolist())
-    return Chart(title, found.x_label, found.y_label, [series], points=found.x_label == "client")
+    return Chart(title, found.x_label, found.y_label, [series])
+
+
+def _of_clients(title: str, found: LineDiagnostic, names: Sequence[str]) -> Table:
+    """One number for every client: they have names and no order along an axis."""
+    clients = [names[int(place)] for place in found.x]
+    rows = [[client, Number(float(value), f"{value:.4g}")] for client, value in zip(clients, found.y, strict=True)]
+    return Table(title, ["client", found.y_label], rows[:MOST_CLIENTS])
 
 
 def _tree(title: str, found: TreeDiagnostic) -> Table:

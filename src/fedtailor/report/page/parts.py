@@ -13,11 +13,13 @@ class Series:
     Attributes:
         label: its name.
         x, y: [n] each, x ascending.
+        colour: which of the page's colours; None: the place in the chart. A method keeps its colour in all charts.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    colour: int | None = None
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,12 @@ class Chart:
         title: what stands above it.
         x_label, y_label: what stands at the axes.
         series: the lines.
-        points: draw points without a line: of a quantity with no order along x.
     """
 
     title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
-    points: bool = False
 
 
 @dataclass(frozen=True)

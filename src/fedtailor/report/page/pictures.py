@@ -16,7 +16,7 @@ MOST_NAMED = 40
 """More clients than this are drawn without their names."""
 _ROW, _ROW_UNNAMED = 22, 5
 """Height of a client's line, in pixels, with a name and without."""
-_LEFT, _WIDTH, _AXIS = 150, 700, 34
+_LEFT, _WIDTH, _AXIS = 130, 520, 36
 """Widths of the names and of the whole drawing, height of the axis, in the units of the drawing."""
 
 
@@ -31,15 +31,20 @@ class Gain:
     verdict: str
 
 
-def forest(title: str, unit: str, gains: Sequence[Gain]) -> Picture:
-    """Gains with their intervals, best first, around the line of no gain."""
+def extent(gains: Sequence[Gain]) -> tuple[float, float]:
+    """From where to where an axis goes that shows all these gains with their intervals, and 0."""
+    ends = [end for gain in gains for end in (gain.low, gain.high, gain.gain) if np.isfinite(end)]
+    lowest, highest = min([*ends, 0.0]), max([*ends, 0.0])
+    margin = 0.05 * (highest - lowest) or 1.0
+    return lowest - margin, highest + margin
+
+
+def forest(title: str, unit: str, gains: Sequence[Gain], shown: tuple[float, float]) -> Picture:
+    """Gains with their intervals, best first, around the line of no gain, on the axis `shown` (see `extent`)."""
     ordered = sorted((gain for gain in gains if np.isfinite(gain.gain)), key=lambda gain: -gain.gain)
     named = len(ordered) <= MOST_NAMED
     row, left = (_ROW, _LEFT) if named else (_ROW_UNNAMED, 10)
-    ends = [end for gain in ordered for end in (gain.low, gain.high, gain.gain) if np.isfinite(end)]
-    lowest, highest = min([*ends, 0.0]), max([*ends, 0.0])
-    margin = 0.05 * (highest - lowest) or 1.0
-    lowest, highest = lowest - margin, highest + margin
+    lowest, highest = shown
     height = row * len(ordered) + _AXIS
 
     def at(value: float) -> float:
@@ -49,7 +54,9 @@ def forest(title: str, unit: str, gains: Sequence[Gain]) -> Picture:
     for tick in _ticks(lowest, highest):
         kind = "zero" if tick == 0 else "grid"
         marks.append(f'<line class="{kind}" x1="{at(tick)}" x2="{at(tick)}" y1="0" y2="{height - _AXIS}"/>')
-        marks.append(f'<text class="tick" x="{at(tick)}" y="{height - _AXIS + 14}">{tick:+g}</text>')
+        marks.append(
+            f'<text class="tick" x="{at(tick)}" y="{height - _AXIS + 14}">{f"{tick:+g}" if tick else "0"}</text>'
+        )
     middle = (left + _WIDTH - 10) / 2
     marks.append(f'<text class="tick" x="{middle}" y="{height - 4}">gain over training alone, {escape(unit)}</text>')
     for number, gain in enumerate(ordered):
@@ -74,7 +81,7 @@ def matrix(title: str, values: Shaped[ndarray, "m m"], names: Sequence[str], not
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     scaled = (numbers - low) / ((high - low) or 1.0)
-    legend = f"Row: who uses; column: whose. Light is {low:.3g}, dark is {high:.3g}."
+    legend = f"Row: who uses; column: whose, in the same order. Light is {low:.3g}, dark is {high:.3g}."
     note = f"{note} {legend}".strip()
     if len(numbers) > MOST_NAMED:
         return Picture(title, _image(title, scaled), f"{note} {len(numbers)} clients in the order of their ids.")
@@ -91,9 +98,9 @@ def matrix(title: str, values: Shaped[ndarray, "m m"], names: Sequence[str], not
             said = f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}"
             marks.append(f'<rect x="{x}" y="{y}" width="{side:.2f}" height="{side:.2f}" fill="{_colour(scaled[i, j])}">'
                          f"<title>{escape(said)}</title></rect>")  # fmt: skip
-    extent = round(size * side, 1)
+    whole = round(size * side, 1)
     markup = (
-        f'<svg class="matrix" style="max-width:{left + extent}px" viewBox="0 0 {left + extent} {extent}" role="img" '
+        f'<svg class="matrix" style="max-width:{left + whole}px" viewBox="0 0 {left + whole} {whole}" role="img" '
         f'aria-label="{escape(title, quote=True)}">{"".join(marks)}</svg>'
     )
     return Picture(title, markup, note)

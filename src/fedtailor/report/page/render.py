@@ -12,7 +12,7 @@ from markupsafe import Markup
 from fedtailor._files import reason, replacing
 from fedtailor.protocol import require
 from fedtailor.report.page.parts import Chart, Page
-from fedtailor.report.tables import Cell, Number
+from fedtailor.report.tables import Cell, Number, Table
 
 MOST_BYTES = 3_000_000
 """A page is smaller than this: it can be sent by mail, and opens on a telephone."""
@@ -25,7 +25,7 @@ def render(page: Page) -> str:
         ValueError: it is larger than `MOST_BYTES`.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"flat": _flat, "sort_key": _sort_key, "chart_json": _chart_json}
+    environment.filters |= {"flat": _flat, "sort_key": _sort_key, "numeric": _numeric, "chart_json": _chart_json}
     # `</` cannot stand inside a script or a style; none of these files has it, which the tests check.
     inlined = {name: Markup(_asset(file)) for name, file in _ASSETS.items()}
     text = environment.from_string(_asset("page.html.j2")).render(page=page, **inlined)
@@ -63,6 +63,13 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
+def _numeric(table: Table) -> list[bool]:
+    """Which columns hold numbers: those are aligned to the right."""
+    return [any(isinstance(cell, Number) for cell in column) for column in zip(*table.rows, strict=True)] or [
+        False for _ in table.columns
+    ]
+
+
 def _sort_key(cell: Cell) -> str:
     """What a column is sorted by: a number where there is one; empty for a number that is not known."""
     if isinstance(cell, Number):
@@ -72,10 +79,12 @@ def _sort_key(cell: Cell) -> str:
 
 def _chart_json(chart: Chart) -> Markup:
     """A chart for the page's script; `<` is written so that no label can end the script's element."""
-    series = [{"label": line.label, "x": _numbers(line.x), "y": _numbers(line.y)} for line in chart.series]
-    data: dict[str, Any] = {
-        "title": chart.title, "x": chart.x_label, "y": chart.y_label, "points": chart.points, "series": series
-    }  # fmt: skip
+    series = [
+        {"label": line.label, "x": _numbers(line.x), "y": _numbers(line.y),
+         "colour": place if line.colour is None else line.colour}
+        for place, line in enumerate(chart.series)
+    ]  # fmt: skip
+    data: dict[str, Any] = {"title": chart.title, "x": chart.x_label, "y": chart.y_label, "series": series}
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))
 

@@ -43,11 +43,11 @@ function draw(figure) {
   const outs = [];
   const plot = new uPlot({
     ...size(), legend: { show: false }, scales: { x: { time: false } }, cursor: { drag: { x: false, y: false } },
-    axes: [{ label: chart.x, labelSize: 20 }, { label: chart.y, labelSize: 20, size: 56 }],
-    series: [{}, ...chart.series.map(({ label }, i) => ({
-      label, stroke: COLOURS[i % COLOURS.length], width: 2, spanGaps: true, show: i < SHOWN_AT_FIRST,
-      dash: i < COLOURS.length ? undefined : [6, 4],
-      ...(chart.points ? { paths: () => null, points: { show: true, size: 7 } } : {}),
+    axes: [{ label: chart.x, labelSize: 20, size: 34 }, { label: chart.y, labelSize: 20, size: 56 }],
+    series: [{}, ...chart.series.map(({ label, colour, x }, i) => ({
+      label, stroke: COLOURS[colour % COLOURS.length], width: 2, spanGaps: true, show: i < SHOWN_AT_FIRST,
+      dash: colour < COLOURS.length ? undefined : [6, 4],
+      points: { show: x.length < 2 },
     }))],
     hooks: { setCursor: [(u) => {
       const i = u.cursor.idx;
@@ -57,7 +57,7 @@ function draw(figure) {
   }, [xs, ...columns], box);
   const where = document.createElement("span");
   where.className = "readout";
-  chart.series.forEach(({ label }, i) => {
+  chart.series.forEach(({ label, colour }, i) => {
     const key = document.createElement("label"), tick = document.createElement("input");
     const swatch = document.createElement("span"), out = document.createElement("span");
     tick.type = "checkbox";
@@ -68,7 +68,7 @@ function draw(figure) {
       key.classList.toggle("hidden", !tick.checked);
     });
     swatch.className = "swatch";
-    swatch.style.background = COLOURS[i % COLOURS.length];
+    swatch.style.background = COLOURS[colour % COLOURS.length];
     out.className = "readout";
     outs.push(out);
     key.append(tick, swatch, label, out);

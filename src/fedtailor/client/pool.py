@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import NDArray
 
-from fedtailor.federation import Federation
+from fedtailor.federation import SPLITS, Federation
 
-SPLITS = ("train", "val", "test")
 _ALIGNMENT = 64
 
 

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.federation import Federation, Ragged
+from fedtailor.federation import SPLITS, Federation, Ragged
 from fedtailor.protocol import client_ids
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.table import Rows
-
-SPLITS = ("train", "val", "test")
 
 
 def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:

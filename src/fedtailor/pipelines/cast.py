@@ -32,34 +32,34 @@ class Cast(Transform):
         require(self.dtype in TYPES, f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}")
 
     def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        return {kind: self._narrow(value) if kind in MODEL_KINDS else value for kind, value in update.items()}, state
+        narrow = {kind: value.astype(self.dtype) for kind, value in update.items() if kind in MODEL_KINDS}
+        return {**update, **narrow}, state
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
-        return {
-            kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))
-            if kind in MODEL_KINDS
-            else rows
+        wide = {
+            kind: replace(rows, values=jnp.asarray(rows.values).astype(_computing_type(rows.dtype)))
             for kind, rows in update.items()
+            if kind in MODEL_KINDS
         }
+        return {**update, **wide}
 
     def send(self, downlink: Downlink) -> Downlink:
-        streams = {
-            kind: replace(sent, values=self._narrow(jnp.asarray(sent.values))) if kind in MODEL_KINDS else sent
+        narrow = {
+            kind: replace(sent, values=jnp.asarray(sent.values).astype(self.dtype))
             for kind, sent in downlink.streams.items()
+            if kind in MODEL_KINDS
         }
-        return replace(downlink, streams=streams)
+        return replace(downlink, streams={**downlink.streams, **narrow})
 
     def receive(self, inbox: Inbox) -> Inbox:
-        values = {
-            kind: value.astype(_wide(value.dtype)) if kind in MODEL_KINDS else value
+        wide = {
+            kind: value.astype(_computing_type(value.dtype))
             for kind, value in inbox.values.items()
+            if kind in MODEL_KINDS
         }
-        return replace(inbox, values=values)
-
-    def _narrow(self, values: Any) -> Any:
-        return values.astype(self.dtype)
+        return replace(inbox, values={**inbox.values, **wide})
 
 
-def _wide(dtype: Any) -> Any:
-    """The type that everybody computes in: that of JAX's floating-point numbers."""
+def _computing_type(dtype: Any) -> Any:
+    """The type that clients and server compute in, for what travelled in `dtype`."""
     return jnp.result_type(float) if dtype in TYPES else dtype

@@ -69,7 +69,7 @@ class ClientRows:
     """One array of every client of a cohort, in the rows in which the executor left them, padding included.
 
     `mix` takes it as it is, so that models stay where they were trained. Everything else asks for clients by their
-    place in the cohort.
+    position in the cohort.
 
     Attributes:
         values: [r, ...], r >= c, on the host or sharded over devices.
@@ -88,23 +88,38 @@ class ClientRows:
         return (len(self.row), *self.values.shape[1:])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         return self.values.dtype
 
     def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
-        """What one client (its place in the cohort) or several (places, or a mask) sent, where it is."""
+        """What some clients sent, without moving it to the host.
+
+        Args:
+            clients: a position in the cohort, several positions, or a mask [c].
+
+        Returns:
+            One client's array [...], or those of several stacked.
+        """
         return cast(Array, self.values[self.row[clients]])
 
     def host(self) -> Shaped[np.ndarray, "c ..."]:
-        """What all clients of the cohort sent, on the host."""
+        """What all clients of the cohort sent, on the host, in the order of the cohort."""
         return np.asarray(self.values)[self.row]
 
     def item(self, number: int) -> "ClientRows":
-        """Of clients that each sent several things [r, k, ...]: the one of that number."""
+        """Of clients that each sent several arrays [r, k, ...]: the one of that number."""
         return replace(self, values=self.values[:, number])
 
-    def to_rows(self, values: NDArray[Any], fill: Any) -> Shaped[np.ndarray, "r ..."]:
-        """Numbers [c] of the cohort's clients in the order of the rows, with `fill` in the padding."""
+    def to_rows(self, values: NDArray[Any], fill: int | float) -> Shaped[np.ndarray, "r ..."]:
+        """Spread numbers of the cohort's clients over the executor's rows.
+
+        Args:
+            values: [c], in the order of the cohort.
+            fill: what padding rows get.
+
+        Returns:
+            [r], in the order of `self.values`.
+        """
         spread = np.full(len(self.values), fill, np.asarray(values).dtype)
         spread[self.row] = values
         return spread
@@ -227,6 +242,10 @@ class Executor(Protocol):
 def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     """Let one executor answer all exchanges, one after another.
 
+    Args:
+        exchanges: a piece of a run, as a generator.
+        executor: who answers.
+
     Returns:
         What the generator returns.
     """
@@ -236,7 +255,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
             try:
                 answers = executor.exchange(exchange)
             except Exception as error:
-                # it belongs to the piece of the run that asked, which may save what it has
+                # raised inside the generator, so that the run that asked can save what it has
                 exchange = exchanges.throw(error)
             else:
                 exchange = exchanges.send(answers)

@@ -32,34 +32,34 @@ class Cast(Transform):
         require(self.dtype in TYPES, f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}")
 
     def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        narrow = {kind: value.astype(self.dtype) for kind, value in update.items() if kind in MODEL_KINDS}
-        return {**update, **narrow}, state
+        return {kind: self._narrow(value) if kind in MODEL_KINDS else value for kind, value in update.items()}, state
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
-        wide = {
-            kind: replace(rows, values=jnp.asarray(rows.values).astype(_computing_type(rows.dtype)))
-            for kind, rows in update.items()
+        return {
+            kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))
             if kind in MODEL_KINDS
+            else rows
+            for kind, rows in update.items()
         }
-        return {**update, **wide}
 
     def send(self, downlink: Downlink) -> Downlink:
-        narrow = {
-            kind: replace(sent, values=jnp.asarray(sent.values).astype(self.dtype))
+        streams = {
+            kind: replace(sent, values=self._narrow(jnp.asarray(sent.values))) if kind in MODEL_KINDS else sent
             for kind, sent in downlink.streams.items()
-            if kind in MODEL_KINDS
         }
-        return replace(downlink, streams={**downlink.streams, **narrow})
+        return replace(downlink, streams=streams)
 
     def receive(self, inbox: Inbox) -> Inbox:
-        wide = {
-            kind: value.astype(_computing_type(value.dtype))
+        values = {
+            kind: value.astype(_wide(value.dtype)) if kind in MODEL_KINDS else value
             for kind, value in inbox.values.items()
-            if kind in MODEL_KINDS
         }
-        return replace(inbox, values={**inbox.values, **wide})
+        return replace(inbox, values=values)
+
+    def _narrow(self, values: Any) -> Any:
+        return values.astype(self.dtype)
 
 
-def _computing_type(dtype: Any) -> Any:
-    """The type that clients and server compute in, for what travelled in `dtype`."""
+def _wide(dtype: Any) -> Any:
+    """The type that everybody computes in: that of JAX's floating-point numbers."""
     return jnp.result_type(float) if dtype in TYPES else dtype

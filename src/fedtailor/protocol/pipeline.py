@@ -46,13 +46,7 @@ class Transform:
         return update, state
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
-        """What the algorithm's `server` sees of the messages that arrived (on the host).
-
-        Args:
-            update: kind -> what the clients of the cohort sent, as `encode` made it.
-            downlink: what they were sent.
-            cohort: who they are.
-        """
+        """What the algorithm's `server` sees of the messages that arrived."""
         return update
 
     def send(self, downlink: Downlink) -> Downlink:
@@ -106,7 +100,7 @@ def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
 
 
 def decode(pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
-    """What the algorithm's server sees of the messages that arrived (on the host)."""
+    """What the algorithm's server sees of the messages that arrived."""
     for transform in reversed(pipeline):
         update = transform.decode(update, downlink, cohort)
     return update

@@ -95,7 +95,7 @@ class NearestNeighbors:
         if self.logits:
             return share * neighbors + (1 - share) * outputs
         mixed = share * neighbors + (1 - share) * jax.nn.softmax(outputs, axis=-1)
-        # Both may give a class probability 0, whose logarithm has no gradient.
+        # Both may give a class probability 0, whose logarithm would make the loss infinite.
         return jnp.log(jnp.maximum(mixed, jnp.finfo(mixed.dtype).tiny))
 
 

@@ -34,16 +34,16 @@ class DebugTrainer(DeviceTrainer):
 class DebugExecutor(DeviceExecutor):
     """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors that name client and step."""
 
-    def _order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.arange(len(places))
+    def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.arange(len(clients))
 
     def _run(self, request: ExchangeRequest) -> dict[str, Any]:
-        exchange, names = request.exchange, self.federation.names
-        values, rows = self.devices.inputs([request])
+        exchange = request.exchange
+        values, (rows,) = self.devices.inputs([request])
         outputs = []
-        for number, place in enumerate(request.places):
-            row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows[0])
-            trainer = partial(DebugTrainer, name=names[place])
+        for number, client in enumerate(request.clients):
+            row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows)
+            trainer = partial(DebugTrainer, name=self.federation.names[client])
             with jax.disable_jit():
                 outputs.append(
                     run_one(

@@ -25,7 +25,15 @@ class States(Protocol):
         ...
 
     def read(self, index: NDArray[np.int64], padded: int) -> Any:
-        """Rows `index` [c], and any others up to `padded` rows."""
+        """The states of some clients.
+
+        Args:
+            index: [c] the clients.
+            padded: how many rows to return, c or more; what stands in those past c does not matter.
+
+        Returns:
+            A tree whose leaves are [padded, ...].
+        """
         ...
 
     def write(self, index: NDArray[np.int64], rows: Any) -> None:

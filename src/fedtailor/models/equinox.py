@@ -43,10 +43,9 @@ class EquinoxModule(Architecture):
 
     def statistics(self, network: Any) -> tuple[str, ...]:
         norms = paths_of(network, WeightedBatchNorm)
-        return tuple(
-            path for path in map(path_of, _array_paths(network))
-            if any(path.startswith((f"{norm}.batch_", f"{norm}.ema_")) for norm in norms)
-        )  # fmt: skip
+        prefixes = tuple(f"{norm}.{kind}_" for norm in norms for kind in ("batch", "ema"))
+        paths = [path_of(keys) for keys in _array_paths(network)]
+        return tuple(path for path in paths if path.startswith(prefixes))
 
     def train(
         self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
@@ -60,8 +59,10 @@ class EquinoxModule(Architecture):
             return weighted(example, eqx.nn.State(network), **options)
 
         keys = None if key is None else jax.random.split(key, len(x))
-        one_to_many = jax.vmap(one, in_axes=(0, 0, None if key is None else 0), out_axes=(0, None), axis_name=axis)
-        outputs, state = one_to_many(x, weight, keys)
+        key_axis = None if key is None else 0
+        # BatchNorm takes means over the named axis; so all examples end with one state, which is not stacked.
+        batched = jax.vmap(one, in_axes=(0, 0, key_axis), out_axes=(0, None), axis_name=axis)
+        outputs, state = batched(x, weight, keys)
         return outputs, map_nodes(network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state))
 
     def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
@@ -94,7 +95,8 @@ class EquinoxModule(Architecture):
         network = eqx.nn.inference_mode(network, value=key is None)
         if key is None:
             return jax.vmap(partial(call, network))(x)
-        return jax.vmap(lambda one, key: call(network, one, key=key))(x, jax.random.split(key, len(x)))
+        keys = jax.random.split(key, len(x))
+        return jax.vmap(lambda example, key: call(network, example, key=key))(x, keys)
 
     def is_stochastic(self, network: Any) -> bool:
         has_mode = lambda node: hasattr(node, "inference")  # noqa: E731
@@ -103,7 +105,13 @@ class EquinoxModule(Architecture):
 
 
 class _Tap:
-    """Looks at what a dense layer is given, or gives it something else."""
+    """Records what a dense layer is given, or gives it something else.
+
+    Attributes:
+        instead: what the layer is given; None = what it would be given without the tap.
+        note: called with every call of the layer.
+        seen: the last input.
+    """
 
     def __init__(self, instead: Array | None = None, note: Callable[[], None] | None = None) -> None:
         self.instead, self.note, self.seen = instead, note, jnp.zeros(0)

@@ -47,7 +47,9 @@ class LinenModule(Architecture):
 
         def weigh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
             if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
-                kwargs = {**kwargs, "mask": (weight > 0).reshape(-1, *[1] * (args[0].ndim - 1))}
+                x = args[0]
+                is_example = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
+                kwargs = {**kwargs, "mask": is_example}
             return call(*args, **kwargs)
 
         rngs = None if key is None else {"dropout": key}

@@ -73,7 +73,7 @@ class Architecture(ABC):
     def head_outputs(
         self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
-        """Outputs from features in evaluation mode; called only where `anatomy` names a head."""
+        """Outputs from features [b, ...] in evaluation mode; called only where `anatomy` names a head."""
         raise NotImplementedError(f"{type(self).__name__} names a head and has no method `head_outputs`")
 
     def bind(
@@ -285,6 +285,9 @@ class Model:
             x: a batch of inputs.
             weight: 0 for examples that only fill the batch and must not enter the statistics.
             key: randomness of the step, for models that are `stochastic`.
+
+        Returns:
+            Outputs [b, ...], and a tree as `params`.
         """
         if not self.has_statistics:
             return self.logits(params, x, key), params
@@ -294,10 +297,14 @@ class Model:
 
     def with_statistics(self, params: Any, source: Any) -> Any:
         """`params` with the running statistics of `source`; both are trees."""
-        held = _layout(self).holds_statistics
         leaves, structure = jax.tree.flatten(params)
-        pairs = zip(leaves, jax.tree.leaves(source), held, strict=True)
-        return jax.tree.unflatten(structure, [b.astype(a.dtype) if kept else a for a, b, kept in pairs])
+        mixed = [
+            new.astype(old.dtype) if is_statistic else old
+            for old, new, is_statistic in zip(
+                leaves, jax.tree.leaves(source), _layout(self).holds_statistics, strict=True
+            )
+        ]
+        return jax.tree.unflatten(structure, mixed)
 
     def losses(self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         """Loss of each example."""
@@ -313,9 +320,12 @@ class Model:
 
     def _network(self, params: Any) -> Any:
         """The network with the parameters of a tree, or of theta [d]."""
-        layout, whole = _layout(self), (self.size,)
-        if getattr(params, "shape", None) == whole and layout.shapes != (whole,):
+        layout = _layout(self)
+        # A tree of a single array of d entries is a vector, too, and stays as it is.
+        is_vector = getattr(params, "shape", None) == (self.size,) and layout.shapes != ((self.size,),)
+        if is_vector:
             params = self.params(params)
+        # Running statistics are read and not trained.
         if self.has_statistics:
             params = self.with_statistics(params, jax.lax.stop_gradient(params))
         return eqx.combine(params, layout.static)
@@ -352,7 +362,8 @@ def _layout(model: Model) -> _Layout:
     def build() -> Any:
         return model.architecture.build(model.input_shape, model.outputs, jax.random.key(0))
 
-    network = eqx.filter_eval_shape(build)  # no array is made
+    # Shapes only: nothing is computed or allocated.
+    network = eqx.filter_eval_shape(build)
     params, static = eqx.partition(network, _is_parameter)
     for path, leaf in jax.tree_util.tree_leaves_with_path(static):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -362,8 +373,15 @@ def _layout(model: Model) -> _Layout:
     paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
-    stochastic, statistics = model.architecture.is_stochastic(network), model.architecture.statistics(network)
-    return _Layout(structure, paths, shapes, ends or (0,), static, stochastic, statistics)
+    return _Layout(
+        structure,
+        paths,
+        shapes,
+        ends or (0,),
+        static,
+        stochastic=model.architecture.is_stochastic(network),
+        statistics=model.architecture.statistics(network),
+    )
 
 
 def _shapes(model: Model) -> Any:

@@ -60,13 +60,16 @@ class ResNet(Layered):
 
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the ResNet", smallest=8)
-        layers: list[Layer] = [Reshape((h, w, c)), Planes(), *self._convolved(c, WIDTHS[0], stream), Relu()]
-        before = WIDTHS[0]
+        layers: list[Layer] = [Reshape((h, w, c)), Planes()]
+        layers += [*self._convolved(c, WIDTHS[0], stream), Relu()]
+        channels = WIDTHS[0]
         for width in WIDTHS:
             for _ in range((self.depth - 2) // 6):
-                first = self._convolved(before, width, stream, halved=width != before)
-                layers.append(Residual(Stack([*first, Relu(), *self._convolved(width, width, stream)])))
-                before = width
+                # The first block of a stage halves the image.
+                first = self._convolved(channels, width, stream, halved=width != channels)
+                second = self._convolved(width, width, stream)
+                layers.append(Residual(Stack([*first, Relu(), *second])))
+                channels = width
         return Stack([*layers, PlaneMeans(), Dense(WIDTHS[-1], outputs, stream)])
 
     def _convolved(self, inputs: int, outputs: int, stream: InitStream, halved: bool = False) -> list[Layer]:

@@ -14,7 +14,7 @@ from fedtailor.protocol import require, server_rng
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A pool of examples that a partitioner deals to clients.
+    """A pool of examples that a partitioner assigns to clients.
 
     Attributes:
         x: [N, ...] inputs, as in `Federation`.
@@ -109,6 +109,10 @@ class Dataset:
 
 
 def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Integer codes of labels of any kind, and what the codes stand for, in sorted order."""
+    """Number labels of any kind.
+
+    Returns:
+        The codes, shaped as the labels, and what each code stands for; in sorted order.
+    """
     values, codes = np.unique(labels, return_inverse=True)
     return codes.reshape(np.shape(labels)).astype(np.int64), tuple(str(value) for value in values)

@@ -58,7 +58,8 @@ def gaussian(
     y = np.concatenate([drawn, exact])[:, None]
     digits = len(str(clients - 1))
     names = tuple(f"client-{client:0{digits}d}" for client in range(clients))
-    train, vals, _ = draw_splits(Ragged.cut(np.arange(len(drawn)), counts), y, names, test=0, val=val, seed=seed)
+    rows = Ragged.cut(np.arange(len(drawn)), counts)
+    train, vals, _ = draw_splits(rows, y, names, test=0, val=val, seed=seed)
     return Federation(
         np.zeros((len(y), 0), np.float32),
         y,

@@ -39,7 +39,7 @@ from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
 from fedtailor.protocol.diagnostics import Diagnostic
-from fedtailor.storage.checkpoint import all_here, checkpoint_format, load_tree, refuse_other_format, write_tree
+from fedtailor.storage.checkpoint import checkpoint_format, load_tree, refuse_other_format, wait_for_all, write_tree
 from fedtailor.storage.diagnostics import write_diagnostics
 from fedtailor.storage.digests import file_digest, frame_digest, is_sealed, sealed
 from fedtailor.storage.errors import Damaged, Unusable
@@ -56,7 +56,11 @@ _log = logging.getLogger("fedtailor")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
-    """Who took part: client (name), group (null where there are none), unseen, and samples by split."""
+    """Who took part, as the table `clients.parquet`.
+
+    Returns:
+        The columns client (name), group (null where there are none), unseen, and the samples in train, val and test.
+    """
     groups = [None] * len(federation) if federation.groups is None else federation.groups.tolist()
     sizes = {name: getattr(federation, name).sizes for name in SPLITS}
     columns = {"client": list(federation.names), "group": groups, "unseen": federation.unseen, **sizes}
@@ -169,7 +173,7 @@ class RunDirectory:
 
     def _open(self, settings: dict[str, Any], resume: bool) -> bool:
         path, inside = self.path, self._inside()
-        all_here("run directory seen")  # before one of them writes
+        wait_for_all("run directory seen")  # before one of them writes
         if inside and not resume:
             raise Unusable(f"{path} already holds a run; continue it with resume, or name another directory")
         if inside:
@@ -220,7 +224,7 @@ class RunDirectory:
             ledger.write_parquet(folder / LEDGER)
             write_tree(folder / CHECKPOINT, snapshot)
             sync_tree(folder)
-            # what a run was in numbers before it was extended is no longer true
+            # Summary and rows of a finished run that is extended are about fewer rounds.
             (self.path / SUMMARY).unlink(missing_ok=True)
             (self.path / ROWS).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)
@@ -240,7 +244,7 @@ class RunDirectory:
         }
 
     def write_clients(self, federation: Federation) -> None:
-        """Put down who takes part.
+        """Write who takes part.
 
         Raises:
             Unusable: it cannot be written.
@@ -248,7 +252,7 @@ class RunDirectory:
         self._write(CLIENTS, clients(federation))
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """Put down what travelled.
+        """Write what travelled.
 
         Raises:
             Unusable: it cannot be written (the old file stays).
@@ -256,7 +260,7 @@ class RunDirectory:
         self._write(LEDGER, ledger.frame())
 
     def write_table(self, name: str, frame: pl.DataFrame) -> None:
-        """Put down one more table.
+        """Write one more table.
 
         Raises:
             ValueError: it cannot be written.
@@ -264,7 +268,7 @@ class RunDirectory:
         self._write(name, frame)
 
     def write_diagnostics(self, found: Sequence[Diagnostic]) -> None:
-        """Put down what the method tells about itself.
+        """Write the method's diagnostics.
 
         Raises:
             ValueError: it cannot be written.
@@ -298,12 +302,11 @@ class RunDirectory:
         Raises:
             Unusable: it cannot be written.
         """
+        # Checkpoints hold digests of their own and of the states; hidden files are locks and leftovers.
+        excluded = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
         with self._one_line():
-            apart = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
-            files = [
-                entry for entry in sorted(self.path.iterdir())
-                if entry.is_file() and entry.name not in apart and entry.name[0] != "." and entry.suffix != ".bin"
-            ]  # fmt: skip
+            files = [entry for entry in sorted(self.path.iterdir()) if entry.is_file() and entry.name not in excluded]
+            files = [entry for entry in files if not entry.name.startswith(".") and entry.suffix != ".bin"]
             content = {**summary, DIGESTS: {entry.name: file_digest(entry) for entry in files}}
             self._write_text(SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False))
 

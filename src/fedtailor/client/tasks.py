@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from fedtailor.client.trainer import DeviceTrainer
-from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, encode
+from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, encode
 
 EVALUATED_SPLITS = ("val", "test")
 
@@ -16,7 +16,7 @@ def client_task(
     task: Task,
     algorithm: Algorithm,
     uplink: Pipeline,
-    state: Any,
+    state: ClientState,
     inbox: Inbox,
     local: DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),

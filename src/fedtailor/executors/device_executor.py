@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import split_sizes
@@ -26,6 +27,7 @@ from fedtailor.protocol import (
     Answers,
     ClientRows,
     Clients,
+    ClientState,
     Diverged,
     Exchange,
     Pipeline,
@@ -85,7 +87,7 @@ class DeviceExecutor:
         return 1
 
     @property
-    def client_states(self) -> Any:
+    def client_states(self) -> ClientState:
         """The algorithm's states of all seen clients, stacked in the order of their ids: every leaf is [m, ...]."""
         return self.states.rows[0]
 
@@ -119,7 +121,7 @@ class DeviceExecutor:
         parts = np.array_split(np.arange(len(cohort)), count)
         return [self._request(select_clients(exchange, chosen)) for chosen in parts]
 
-    def _request(self, exchange: Exchange, states: Any = None) -> ExchangeRequest:
+    def _request(self, exchange: Exchange, states: ClientState = None) -> ExchangeRequest:
         cohort = exchange.cohort
         listed = cohort.clients.listed[cohort.rows]
         order = self._order(listed)
@@ -189,7 +191,7 @@ class DeviceExecutor:
 
     # states ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
+    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Float[Array, " d"], phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
         first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))

@@ -19,7 +19,7 @@ from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, Exchange
+from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Exchange
 
 MEMORY_SHARE = 0.9
 """The share of the free memory that a program may plan with."""
@@ -28,7 +28,7 @@ MAX_CHUNK = 1024
 UNPLANNED_CHUNK = 32
 """Clients at once on accelerators that keep no account of their memory."""
 
-Rows = tuple[PackedInputs, Any, dict[str, NDArray[Any]]]
+Rows = tuple[PackedInputs, ClientState, dict[str, NDArray[Any]]]
 """A cohort as programs take it: inputs, states and scalars of its clients, stacked."""
 
 
@@ -58,7 +58,7 @@ class ExchangeRequest:
     row_count: int
     keys: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     reporting: NDArray[np.bool_]
-    states: Any
+    states: ClientState
 
     @cached_property
     def program(self) -> Hashable:
@@ -102,7 +102,7 @@ class Devices:
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
         self._shipped_from: tuple[Any, ...] = (None, None, None)
         self._shipped: Any = None
-        self.chunks: dict[Any, int] = {}
+        self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def run(self, requests: Sequence[ExchangeRequest]) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ def free_memory(devices: Sequence[Any]) -> float:
     return float(process_allgather(np.asarray(free)).min()) if jax.process_count() > 1 else free
 
 
-def _interleaved(rows: Sequence[Any]) -> Any:
+def _interleaved(rows: Sequence[Rows]) -> Rows:
     """Row r of every request next to each other, so that every device gets an equal share of each request."""
 
     def interleave(*leaves: Any) -> Any:

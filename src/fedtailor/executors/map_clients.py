@@ -16,7 +16,7 @@ from fedtailor.client.tasks import all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, receive
+from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, receive
 
 AXIS = "clients"
 
@@ -35,7 +35,7 @@ def map_clients(
     pool: Pool,
     values: dict[str, Array],
     inputs: PackedInputs,
-    states: Any,
+    states: ClientState,
     scalars: dict[str, Array],
     metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def run_one(
     model: Model,
     pool: Pool,
     values: dict[str, Array],
-    row: tuple[PackedInputs, Any, dict[str, Array]],
+    row: tuple[PackedInputs, ClientState, dict[str, Array]],
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:

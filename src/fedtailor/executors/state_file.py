@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import require
+from fedtailor.protocol import ClientState, require
 
 AT_ONCE = 2**28
 """Bytes of states in memory when all clients are gone through (evaluation)."""
@@ -48,7 +48,9 @@ class FileStates:
     Plain reads and writes at offsets, no memory map: there a full disk kills the process.
     """
 
-    def __init__(self, state: Any, clients: int, path: Path | None, directory: Path | str | None = None) -> None:
+    def __init__(
+        self, state: ClientState, clients: int, path: Path | None, directory: Path | str | None = None
+    ) -> None:
         """All m clients start from `state`. Without a `path` the file is a nameless one in `directory`, or where
         temporary files go. It is made by the first write."""
         self._tree = jax.tree.structure(state)
@@ -72,14 +74,14 @@ class FileStates:
         return max(AT_ONCE // self._type.itemsize, 1)
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> ClientState:
         return self.read(np.arange(len(self._slot)), len(self._slot))
 
     @rows.setter
-    def rows(self, rows: Any) -> None:
+    def rows(self, rows: ClientState) -> None:
         self.write(np.arange(len(self._slot)), rows)
 
-    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
         """Rows `index` [c], and copies of the first state up to `padded` rows.
 
         Raises:
@@ -96,7 +98,7 @@ class FileStates:
                 require(whole, f"the states of clients in {self._where()} are damaged; start the run again")
         return self._unpacked(records)
 
-    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         """Store the first len(index) of `rows` at `index`.
 
         Raises:
@@ -141,7 +143,7 @@ class FileStates:
         """Bytes before a record: the file holds the first slots of all clients, then the second ones, and the third."""
         return (slot * len(self._slot) + client) * self._type.itemsize
 
-    def _unpacked(self, records: NDArray) -> Any:
+    def _unpacked(self, records: NDArray) -> ClientState:
         return jax.tree.unflatten(self._tree, [records[name] for name in self._type.names or ()])
 
     def _opened(self) -> int:

@@ -9,7 +9,7 @@ again (Hessian-vector products as `jax.jvp` of `jax.grad`), but the functions ha
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def convolve(x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]) -> Flo
     return _convolve(x, kernel)[0]
 
 
-def _convolve(x: Array, kernel: Array) -> tuple[Array, Any]:
+def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
     k, _, c, o = kernel.shape
     _, height, width, b = x.shape
     columns = _columns(x.reshape(c, height, -1), k, b).reshape(k * k * c, -1)
@@ -52,7 +52,7 @@ def _convolve(x: Array, kernel: Array) -> tuple[Array, Any]:
     return y.reshape(o, height - k + 1, width - k + 1, b), (columns, kernel)
 
 
-def _convolve_back(saved: Any, g: Array) -> tuple[Array, Array]:
+def _convolve_back(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     columns, kernel = saved
     k, _, c, o = kernel.shape
     _, h, w, b = g.shape
@@ -173,7 +173,7 @@ def convolve_windows(images: Float[Array, "b h w c"], kernel: Float[Array, "k k 
     return _convolve_windows(images, kernel)[0]
 
 
-def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, Any]:
+def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
     b, height, width, c = images.shape
     k, o = kernel.shape[1], kernel.shape[3]
     parities = _parities(_spaced(images), (height, width, c), k)
@@ -182,7 +182,7 @@ def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, Any]:
     return (wide.T @ columns).reshape(4, o, -1), (columns, wide, images, kernel)
 
 
-def _convolve_windows_back(saved: Any, g: Array) -> tuple[Array, Array]:
+def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -> tuple[Array, Array]:
     columns, wide, images, kernel = saved
     b, height, width, c = images.shape
     k, o = kernel.shape[1], kernel.shape[3]

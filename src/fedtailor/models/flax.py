@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 from fedtailor.models.parts import Anatomy, path_of
 
 
@@ -20,7 +20,7 @@ class LinenModule(Architecture):
     module: Any
     input_dtype: str
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         example = jnp.zeros((1, *input_shape), self.input_dtype)
         params, dropout = jax.random.split(key)
         variables = self.module.init({"params": params, "dropout": dropout}, example, **self._mode(training=False))
@@ -32,17 +32,17 @@ class LinenModule(Architecture):
             )
         return _merged(variables)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
         rngs = None if key is None else {"dropout": key}
         return self.module.apply(_split(network), x, rngs=rngs, **self._mode(training=key is not None))
 
-    def statistics(self, network: Any) -> tuple[str, ...]:
+    def statistics(self, network: Network) -> tuple[str, ...]:
         keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(network)]
         return tuple(path_of(path) for path in keys if str(path[-1].key).startswith(RUNNING))
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Network]:
         from flax import linen
 
         def weigh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -60,7 +60,7 @@ class LinenModule(Architecture):
             )
         return outputs, _merged({**variables, **renewed})
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         from flax import linen
 
         called: list[tuple[str, Any]] = []
@@ -79,7 +79,7 @@ class LinenModule(Architecture):
         return Anatomy(dense[-1] if dense else None, tuple(dict.fromkeys(norms)), tuple(order), self.input_dtype)
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
         seen: list[Array] = []
 
@@ -92,7 +92,7 @@ class LinenModule(Architecture):
         return seen[-1]
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
         # As for Equinox modules: the body runs on zeros, unread.
         def replace(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -101,13 +101,13 @@ class LinenModule(Architecture):
 
         return self._intercepted(replace, network, jnp.zeros((len(features), *input_shape), self.input_dtype), None)
 
-    def _intercepted(self, interceptor: Any, network: Any, x: Array, key: Array | None) -> Array:
+    def _intercepted(self, interceptor: Any, network: Network, x: Array, key: Array | None) -> Array:
         from flax import linen
 
         with linen.intercept_methods(interceptor):
             return self.apply(network, x, key)
 
-    def is_stochastic(self, network: Any) -> bool:
+    def is_stochastic(self, network: Network) -> bool:
         return bool(self._mode(training=True))
 
     def _mode(self, training: bool) -> dict[str, bool]:
@@ -137,7 +137,7 @@ def _merged(variables: Any) -> Any:
     return traverse_util.unflatten_dict({**flat, **renamed})
 
 
-def _split(network: Any) -> dict[str, Any]:
+def _split(network: Network) -> dict[str, Any]:
     """The inverse of `_merged`."""
     from flax import traverse_util
 

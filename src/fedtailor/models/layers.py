@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax

@@ -10,10 +10,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from fedtailor.models.losses import Classification, Loss, cross_entropy
 from fedtailor.models.parts import Anatomy, Outline, Parameter, Part, path_of
+from fedtailor.protocol import Params
+
+Network = PyTree
+"""A network: any pytree whose floating-point arrays are its parameters (an Equinox module, a dict of arrays, ...)."""
 
 
 class Architecture(ABC):
@@ -27,26 +31,26 @@ class Architecture(ABC):
     micro_batch: int | None = None
 
     @abstractmethod
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         """A randomly initialised network: a pytree whose floating-point arrays are the parameters."""
 
     @abstractmethod
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
         """Outputs for a batch; without a key in evaluation mode (dropout off)."""
 
-    def is_stochastic(self, network: Any) -> bool:
+    def is_stochastic(self, network: Network) -> bool:
         """Whether training the network (as `build` makes it) needs random numbers."""
         return False
 
     # running statistics, such as batch normalisation keeps ------------------------------------------------------
 
-    def statistics(self, network: Any) -> tuple[str, ...]:
+    def statistics(self, network: Network) -> tuple[str, ...]:
         """Paths of the arrays that hold running statistics (as `fedtailor.models.parts.path_of` writes them)."""
         return ()
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Network]:
         """Outputs in a training step, and the network with new statistics; examples of weight 0 must not enter them.
 
         Called only where there are `statistics`. The key is None where `is_stochastic` is False.
@@ -55,7 +59,7 @@ class Architecture(ABC):
 
     # parts of the network: see `Model.part` ---------------------------------------------------------------------
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         """Which layers are the head and the normalisation layers, and in which order layers are computed.
 
         Args:
@@ -65,13 +69,13 @@ class Architecture(ABC):
         return Anatomy()
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
         """What the head is given; called only where `anatomy` names a head."""
         raise NotImplementedError(f"{type(self).__name__} names a head and has no method `features`")
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
         """Outputs from features [b, ...] in evaluation mode; called only where `anatomy` names a head."""
         raise NotImplementedError(f"{type(self).__name__} names a head and has no method `head_outputs`")
@@ -129,7 +133,7 @@ class Model:
         self._require_precision()
         return _initial(self, key)
 
-    def params(self, theta: Float[Array, " d"]) -> Any:
+    def params(self, theta: Float[Array, " d"]) -> Params:
         """The parameters as a tree, each reshaped out of theta; do this once, before a loop.
 
         Raises:
@@ -147,7 +151,7 @@ class Model:
         ]
         return jax.tree.unflatten(layout.structure, leaves)
 
-    def vector(self, params: Any) -> Float[Array, " d"]:
+    def vector(self, params: Params) -> Float[Array, " d"]:
         """Back to theta [d]: the exact inverse of `params`."""
         leaves = jax.tree.leaves(params)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if leaves else jnp.zeros(0, self.dtype)
@@ -178,7 +182,7 @@ class Model:
             return name
         return _outline(self).find(name)
 
-    def part_mask(self, part: str | Part) -> Any:
+    def part_mask(self, part: str | Part) -> PyTree[bool]:
         """A part as a tree of bools with the structure of `params`."""
         return self.part(part).tree_mask(_shapes(self))
 
@@ -196,7 +200,7 @@ class Model:
         """
         return _feature_shape(self)
 
-    def features(self, params: Any, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+    def features(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
         """The output of the body, which is the input of the head [b, *feature_shape].
 
         Args:
@@ -211,7 +215,7 @@ class Model:
         self._require_inputs(x)
         return self.architecture.features(self._network(params), anatomy, x, key)
 
-    def head_outputs(self, params: Any, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
+    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
         """What the head makes of features: `logits` = `head_outputs` of `features`. Arguments as for `features`."""
         return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
 
@@ -253,7 +257,7 @@ class Model:
         """What clients are compared by. Without inputs every example gets the same class: only the loss says much."""
         return "accuracy" if self.classification and math.prod(self.input_shape) > 0 else "loss"
 
-    def logits(self, params: Any, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+    def logits(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
         """Outputs for inputs x [b, *input_shape], floats in the model's precision or integer tokens.
 
         Args:
@@ -274,8 +278,8 @@ class Model:
         return outputs
 
     def train_outputs(
-        self, params: Any, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+    ) -> tuple[Float[Array, "b ..."], Params]:
         """Outputs in a training step, and the parameters with new running statistics.
 
         Without statistics the outputs are those of `logits`, and the parameters those given.
@@ -295,7 +299,7 @@ class Model:
         outputs, network = self.architecture.train(self._network(params), x, key, weight)
         return outputs, self.with_statistics(params, eqx.filter(network, _is_parameter))
 
-    def with_statistics(self, params: Any, source: Any) -> Any:
+    def with_statistics(self, params: Params, source: Params) -> Params:
         """`params` with the running statistics of `source`; both are trees."""
         leaves, structure = jax.tree.flatten(params)
         mixed = [
@@ -318,7 +322,7 @@ class Model:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
 
-    def _network(self, params: Any) -> Any:
+    def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""
         layout = _layout(self)
         # A tree of a single array of d entries is a vector, too, and stays as it is.
@@ -347,7 +351,7 @@ class _Layout:
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
-    static: Any
+    static: Network
     stochastic: bool
     statistics: tuple[str, ...]
 
@@ -359,7 +363,7 @@ class _Layout:
 
 @lru_cache(maxsize=256)
 def _layout(model: Model) -> _Layout:
-    def build() -> Any:
+    def build() -> Network:
         return model.architecture.build(model.input_shape, model.outputs, jax.random.key(0))
 
     # Shapes only: nothing is computed or allocated.
@@ -384,7 +388,7 @@ def _layout(model: Model) -> _Layout:
     )
 
 
-def _shapes(model: Model) -> Any:
+def _shapes(model: Model) -> Params:
     """The tree that `Model.params` makes, of shapes."""
     layout = _layout(model)
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 from numpy.typing import NDArray
 
 Vector = TypeVar("Vector", Array, NDArray[Any])
@@ -102,7 +102,7 @@ class Part:
         pieces.append(theta[..., theta_done:])
         return _joined(pieces, theta)
 
-    def tree_mask(self, params: Any) -> Any:
+    def tree_mask(self, params: PyTree) -> PyTree[bool]:
         """The part as a tree of bools, one for each array of `params` (what `Model.params` gives, or its shapes).
 
         A part that `Model.part` makes holds an array wholly or not at all.
@@ -278,14 +278,14 @@ def path_of(keys: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(keys), simple=True, separator=".")
 
 
-def paths_of(tree: Any, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
+def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
     """The paths of the modules of some types inside a network, as they stand in it."""
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
     return tuple(path_of(path) for path, node in nodes if is_one(node))
 
 
-def map_nodes(tree: Any, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> Any:
+def map_nodes(tree: PyTree, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> PyTree:
     """A network with `function(path, module)` in place of each module of some types."""
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     change = lambda keys, node: function(path_of(keys), node) if is_one(node) else node  # noqa: E731

@@ -28,7 +28,7 @@ from fedtailor.models.layers import (
     Reshape,
     Stack,
 )
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.parts import Anatomy
 from fedtailor.models.registry import register
@@ -189,26 +189,26 @@ class SequenceLSTM(Drawn):
             "classifier": Dense(self.hidden, outputs, stream),
         }
 
-    def apply(self, network: Any, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(self, network: Network, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"the LSTM takes token ids (int32), not inputs of type {x.dtype}")
         return network["classifier"](self._states(network, x))
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         recurrent = [f"recurrent.{index}" for index in range(self.layers)]
         return Anatomy("classifier", order=("embedding", *recurrent, "classifier"), input_dtype="int32")
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
     ) -> Float[Array, "b hidden"]:
         return self._states(network, x)
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
     ) -> Float[Array, "b outputs"]:
         return network["classifier"](features)
 
-    def _states(self, network: Any, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
+    def _states(self, network: Network, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
         """The last layer's last state."""
         states = network["embedding"](x)
         for layer in network["recurrent"]:
@@ -244,7 +244,7 @@ class Density(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Float[Array, " outputs"]:
         return jnp.zeros(outputs, jnp.float32)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
         return jnp.broadcast_to(network, (len(x), len(network)))
 
 

@@ -13,7 +13,7 @@ from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelParts
 from fedtailor.protocol.predictor import Predictor
-from fedtailor.protocol.state import ServerState, server_state
+from fedtailor.protocol.state import ClientState, ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
 """init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of all methods."""
@@ -104,15 +104,15 @@ class Algorithm:
 
     # on the client ----------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         """The state that never leaves the client; theta is the common initial model."""
         return ()
 
-    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         """`init_client` for methods whose state depends on the model's parts (what executors call)."""
         return self.init_client(theta)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         """One client's part of a round.
 
         Args:
@@ -125,7 +125,7 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         """What this client would predict with now; may train on train and val.
 
         Args:
@@ -135,7 +135,7 @@ class Algorithm:
         """
         return inbox["model"][0]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         """The state of a client that never took part, from what `serve` sent it."""
         return self.init_client(inbox["model"][0])
 

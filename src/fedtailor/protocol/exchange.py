@@ -4,18 +4,19 @@ A round is a generator of exchanges: it yields an `Exchange` and is handed `Answ
 it owns the examples and the clients' states. Neither side knows how the other works.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.protocol.cohort import Clients, Cohort, Examples
 from fedtailor.protocol.messages import Downlink
+from fedtailor.protocol.state import ClientState
 
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
@@ -32,7 +33,7 @@ class BatchMetric(Protocol):
 
     name: ClassVar[str]
 
-    def statistic(self, model: Any, outputs: Any, y: Any, weight: Any) -> dict[str, Array]:
+    def statistic(self, model: Any, outputs: Array, y: Array, weight: Array) -> dict[str, Array]:
         """The sums of one batch."""
         ...
 
@@ -57,7 +58,7 @@ class Exchange:
     algorithm: "Algorithm"
     cohort: Cohort
     downlink: Downlink
-    states: Any = None
+    states: ClientState = None
     uplink: "Pipeline" = ()
     received_through: "Pipeline" = ()
     metrics: tuple[BatchMetric, ...] = ()
@@ -147,13 +148,13 @@ class Answers(Mapping[str, ClientRows]):
     reporting: Bool[np.ndarray, " c"]
     update: Mapping[str, ClientRows] = field(default_factory=dict)
     output: Any = None
-    states: Any = None
+    states: ClientState = None
     wait: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def __getitem__(self, kind: str) -> ClientRows:
         return self.update[kind]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.update)
 
     def __len__(self) -> int:
@@ -209,7 +210,7 @@ class Executor(Protocol):
     @property
     def concurrency(self) -> int: ...
 
-    def begin(self, algorithm: "Algorithm", uplink: "Pipeline", theta: Any, phase: int) -> None:
+    def begin(self, algorithm: "Algorithm", uplink: "Pipeline", theta: Float[Array, " d"], phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from at the common model theta [d]; `phase` counts
         the methods of a schedule."""
         ...

@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Clients,
+    ClientState,
     Cohort,
     Downlink,
     Exchange,
@@ -50,7 +51,7 @@ class Service:
 
     cohort: Cohort
     downlink: Downlink
-    states: Any = None
+    states: ClientState = None
 
 
 class Training(Generic[ExecutorT]):

@@ -24,7 +24,6 @@ Carry = TypeVar("Carry")
 PASS_BATCH = 128
 """Samples at a time in passes over a whole split (full gradients, losses, evaluation)."""
 
-
 Count = Int[Array, ""] | int
 """A number that may be traced."""
 
@@ -164,6 +163,7 @@ class DeviceTrainer:
     def _batch(
         self, words: Array, step: Int[Array, ""], batch_size: int, n: Int[Array, ""], drop_last: bool, split: str
     ) -> Batch:
+        """The batch of one step: its part of the epoch's permutation. Positions past the end are padding, weight 0."""
         batches = _batches(n, batch_size, drop_last)
         epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step
         positions = (step - epoch * batches) * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
@@ -201,6 +201,7 @@ class DeviceTrainer:
         view = self if purpose is None else self.part(0, self.size, purpose)
         params = self.params(theta)
 
+        # In blocks of one size, so that memory does not grow with the client and one program serves all sizes.
         def add(index: Int[Array, ""], total: Params) -> Params:
             positions = index * PASS_BATCH + jnp.arange(PASS_BATCH, dtype=jnp.int32)
             inside = positions < count
@@ -292,11 +293,13 @@ class DeviceTrainer:
         return self._training_loss(params, batch, self._training_key() if key is None else key)[0]
 
     def _training_loss(self, params: Params, batch: Batch, key: Array | None) -> tuple[Float[Array, ""], Params]:
+        # Noted for `_require_statistics`, which looks at the step when it has been traced.
         if self._root._step is not None:
             self._root._step.took_gradient = True
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
+        """The randomness of the present step; None outside of `loop`, or for models that need none."""
         step = self._root._step
         return None if step is None else step.next_key()
 
@@ -461,6 +464,8 @@ class DeviceTrainer:
     def _add(self, gradients: Count = 0, forwards: Count = 0) -> None:
         work = jnp.stack([jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)])
         self._root.work = self._root.work + work
+
+    # The debug executor overrides these two, to run them step by step in Python.
 
     def _repeat(self, times: Int[Array, ""], body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         return jax.lax.fori_loop(0, times, body, carry)

@@ -26,6 +26,7 @@ class DebugTrainer(DeviceTrainer):
     def _repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         for step in range(int(times)):
             carry = body(jnp.int32(step), carry)
+            # After every step, so that the first NaN is reported and not its consequences.
             if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
                 raise Diverged(self.name, int(self.round), step=step)
         return carry

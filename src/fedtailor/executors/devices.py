@@ -96,10 +96,13 @@ class Devices:
         self.mesh = settings.mesh()
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        # What leads to all devices from shards on several processes.
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
         self._separate = jax.jit(_separate, static_argnames="requests", out_shardings=self.sharded)
         pool, self.start = build_pool(federations, dtype)
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
+        # The hyper-parameters of the last exchange on the devices, and the objects that they came from: nearly all
+        # exchanges have the same, which need not travel again.
         self._shipped_from: tuple[Any, ...] = (None, None, None)
         self._shipped: Any = None
         self.chunks: dict[Hashable, int] = {}
@@ -193,6 +196,7 @@ class Devices:
             return self.settings.chunk
         if not self._counts_memory:
             return UNPLANNED_CHUNK if self.settings.several_at_once else 1
+        # What decides on the compiled program: all arguments, arrays by their shapes and types.
         leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
@@ -218,6 +222,7 @@ class Devices:
 
     def _to_server(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """The outputs where the server works on them."""
+        # Of several processes each runs the server's side, on all clients' answers.
         if not self.everywhere.is_fully_addressable:
             outputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), self._gather(outputs))
         return jax.device_put(outputs, jax.local_devices()[0]) if self.settings.canonical else outputs

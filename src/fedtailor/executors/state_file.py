@@ -51,8 +51,14 @@ class FileStates:
     def __init__(
         self, state: ClientState, clients: int, path: Path | None, directory: Path | str | None = None
     ) -> None:
-        """All m clients start from `state`. Without a `path` the file is a nameless one in `directory`, or where
-        temporary files go. It is made by the first write."""
+        """All clients start from one state.
+
+        Args:
+            state: one client's pytree of arrays.
+            clients: how many, m.
+            path: the file, which the first write makes; None = a nameless one, which goes with the process.
+            directory: where a nameless file is; None = where temporary files go.
+        """
         self._tree = jax.tree.structure(state)
         self._path, self._directory = path, directory
         self._file: int | None = None

@@ -107,6 +107,7 @@ class DeviceStates(_InMemory):
         return _take(self.rows, _padded(index, padded))
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
+        # `_put` donates the old rows: they are updated where they are, not copied.
         if jax.tree.leaves(self.rows):
             self.rows = _put(self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows))
 
@@ -118,6 +119,7 @@ class DeviceStates(_InMemory):
 
 
 def _padded(index: NDArray[np.int64], padded: int) -> NDArray[np.int64]:
+    """Indices [padded], with those of the first client behind the given ones."""
     return np.concatenate([index, np.zeros(padded - len(index), np.int64)])
 
 

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -253,7 +254,8 @@ class Stack(StatefulLayer):
 
     def __call__(self, x: Shaped[Array, "b ..."], key: Array | None = None) -> Shaped[Array, "..."]:
         for index, layer in enumerate(self.layers):
-            x = layer(x, None if key is None else jax.random.fold_in(key, index))
+            layer_key = None if key is None else jax.random.fold_in(key, index)
+            x = layer(x, layer_key)
         return x
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Stack"]:

@@ -145,6 +145,7 @@ class Model:
             raise ValueError(f"theta has shape {theta.shape}; this model takes [{self.size}]")
         theta = jnp.asarray(theta, self.dtype)
         starts = (0, *layout.ends)
+        # Static slices, which XLA fuses into what reads them.
         leaves = [
             theta[start:end].reshape(shape)
             for start, end, shape in zip(starts, layout.ends, layout.shapes, strict=False)
@@ -329,7 +330,7 @@ class Model:
         is_vector = getattr(params, "shape", None) == (self.size,) and layout.shapes != ((self.size,),)
         if is_vector:
             params = self.params(params)
-        # Running statistics are read and not trained.
+        # Running statistics are read and never trained: no gradient reaches them.
         if self.has_statistics:
             params = self.with_statistics(params, jax.lax.stop_gradient(params))
         return eqx.combine(params, layout.static)
@@ -361,6 +362,7 @@ class _Layout:
         return tuple(path in self.statistics for path in self.paths)
 
 
+# Cached by the model's value and not kept on it: equal models share a layout, and a model stays a frozen dataclass.
 @lru_cache(maxsize=256)
 def _layout(model: Model) -> _Layout:
     def build() -> Network:
@@ -399,6 +401,7 @@ def _shapes(model: Model) -> Params:
 def _outline(model: Model) -> Outline:
     layout = _layout(model)
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
+    # Shapes in place of parameters: an architecture looks at its layers, not at their values.
     network = eqx.combine(_shapes(model), layout.static)
     return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
 

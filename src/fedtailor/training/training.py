@@ -109,6 +109,7 @@ class Training(Generic[ExecutorT]):
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
             reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
         )  # fmt: skip
+        # All phases are checked now: a refusal must not come after hours of the first one.
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:
             phase.check(self.population)
@@ -199,6 +200,7 @@ class Training(Generic[ExecutorT]):
         if rounds is None or last or self.round - self.phase_start < rounds:
             return
         yield from self._probe()
+        # The next method's common initial model is this one's result; all further random models stay what they are.
         start = self.algorithm.global_model(self._server)
         self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
 
@@ -209,6 +211,7 @@ class Training(Generic[ExecutorT]):
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
+        # Shapes suffice to know whether there is any state; nothing is computed.
         state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
         self.keeps_states = bool(jax.tree.leaves(state))
         self._unprobed = self.algorithm.probes

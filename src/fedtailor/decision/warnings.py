@@ -48,7 +48,10 @@ def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDA
 
     Args:
         test: client -> inputs [n, ...] of its test rows.
-        train: client -> inputs of its training rows.
+        train: client -> inputs of its training rows; None = look at test rows only.
+
+    Returns:
+        One line for each problem.
     """
     warnings = []
     test_keys = {client: _keys(x) for client, x in test.items()}
@@ -78,6 +81,9 @@ def warn_grid_edges(chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
     Args:
         chosen: setting -> chosen value.
         grid: setting -> the values tried. Grids of a single value, or of anything but numbers, have no edge.
+
+    Returns:
+        One line for each setting.
     """
     warnings = []
     for name, tried in grid.items():
@@ -121,7 +127,14 @@ def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
 
 
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
-    """Methods whose validation loss was still falling in the last round; `curves`: method -> (rounds, losses)."""
+    """Methods whose validation loss was still falling in the last round.
+
+    Args:
+        curves: method -> rounds [r] and losses [r], see `still_falling`.
+
+    Returns:
+        One line that names them; empty where there is none.
+    """
     falling = [method for method, (rounds, losses) in curves.items() if still_falling(rounds, losses)]
     return [f"validation loss was still falling: {_named(falling)}; train for more rounds"] if falling else []
 

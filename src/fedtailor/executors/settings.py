@@ -39,7 +39,7 @@ class Settings:
         require(self.state_limit >= 0, f"state_limit is {self.state_limit} bytes; it must be 0 or more")
 
     def mesh(self) -> Mesh:
-        """The mesh with the one axis "clients".
+        """The devices, as a mesh with the one axis "clients".
 
         Raises:
             ValueError: more devices asked for than JAX has.

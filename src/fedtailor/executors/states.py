@@ -102,6 +102,7 @@ class DeviceStates(_InMemory):
         self.rows = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), state)
 
     def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
+        # Most methods keep no state: nothing to compile then.
         if not jax.tree.leaves(self.rows):
             return self.rows
         return _take(self.rows, _padded(index, padded))

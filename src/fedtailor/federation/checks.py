@@ -21,7 +21,10 @@ MAX_SEED = 2**32 - 1
 
 
 def check_seed(seed: Any) -> int:
-    """The seed as an int.
+    """Check a random seed.
+
+    Returns:
+        The seed as an int.
 
     Raises:
         ValueError: it is no whole number in 0..2^32 - 1.
@@ -106,6 +109,9 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
     Args:
         values: [N] text, bytes in UTF-8, numbers or objects.
         what: what one of them is, for messages: "label", "client".
+
+    Returns:
+        An array of text, shaped as `values`.
 
     Raises:
         ValueError: a row has none, or bytes that are no UTF-8.

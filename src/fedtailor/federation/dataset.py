@@ -89,15 +89,23 @@ class Dataset:
         return self.take(np.sort(server_rng(seed, "sample", 0).permutation(len(self))[:size]))
 
     def only(self, labels: Sequence[int]) -> "Dataset":
-        """The examples of some classes, which become classes 0, 1, ... in the order given.
+        """The examples of some classes.
+
+        Args:
+            labels: the classes, which become classes 0, 1, ... in this order.
+
+        Returns:
+            A data set with as many classes as there are labels.
 
         Raises:
             ValueError: a label that is no class, or is given twice.
         """
         if self.classes is None:
             raise ValueError(f"{self.name} has no classes to choose from")
-        if len(set(labels)) < len(labels) or not all(0 <= label < self.classes for label in labels):
+        repeated = len(set(labels)) < len(labels)
+        if repeated or not all(0 <= label < self.classes for label in labels):
             raise ValueError(f"labels {list(labels)} are not different classes of 0..{self.classes - 1}")
+        # old class -> new class, -1 for those that are left out
         codes = np.full(self.classes, -1)
         codes[list(labels)] = np.arange(len(labels))
         chosen = self.take(codes[self.y] >= 0)

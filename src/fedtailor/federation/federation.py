@@ -249,10 +249,11 @@ class Federation:
 
     def describe(self) -> str:
         """Sizes of clients and splits in a few lines."""
-        labels = "targets of shape " + str(self.y.shape[1:]) if self.classes is None else f"{self.classes} classes"
+        targets = f"targets of shape {self.y.shape[1:]}" if self.classes is None else f"{self.classes} classes"
         groups = "" if self.groups is None else f", {len(np.unique(self.groups))} groups"
+        unseen = int(self.unseen.sum())
         lines = [
-            f"{self.name}: {len(self)} clients ({int(self.unseen.sum())} unseen{groups}), {labels}",
+            f"{self.name}: {len(self)} clients ({unseen} unseen{groups}), {targets}",
             f"  examples: {len(self.x)} of shape {self.input_shape}, {self.x.dtype}",
         ]
         for split in SPLITS:

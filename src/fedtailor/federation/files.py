@@ -86,6 +86,9 @@ def from_frame(
         group: column with the true group of the client.
         options: as `from_arrays` takes them.
 
+    Returns:
+        The federation; of a file, with its name.
+
     Raises:
         ValueError: the file is missing or unreadable; a column is missing, has gaps or is no number; or the data do
             not fit together.

@@ -136,7 +136,15 @@ def divide(
 
 
 def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np.bool_]:
-    """Which clients [m] never train.
+    """Choose the clients that never train.
+
+    Args:
+        unseen: how many, which fraction, or their names.
+        names: of all clients [m].
+        seed: of a random choice.
+
+    Returns:
+        [m] who never trains.
 
     Raises:
         ValueError: an unknown name, or nobody would be left to train.

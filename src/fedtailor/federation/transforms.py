@@ -42,7 +42,15 @@ class Rotations:
         require(all(isinstance(turn, int) for turn in self.turns), f"turns is {self.turns}; give whole quarter turns")
 
     def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
-        """The rotated federation; `groups` [m] assigns clients to entries of `turns` (default: at random, evenly).
+        """Rotate the images of each group.
+
+        Args:
+            federation: what is rotated; it stays as it is.
+            seed: of the random groups.
+            groups: [m] the entry of `turns` of each client; None = evenly at random.
+
+        Returns:
+            A federation with the rotated images, whose groups are these.
 
         Raises:
             ValueError: inputs that are no square images, [h, h], [h, h, c] or flat with h^2 entries.
@@ -71,7 +79,15 @@ class LabelPermutations:
         check_integer(self.groups, "groups", 1)
 
     def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
-        """The federation with permuted labels; `groups` [m] assigns the clients (default: at random, evenly).
+        """Permute the labels of each group.
+
+        Args:
+            federation: what is changed; it stays as it is.
+            seed: of the permutations and of the random groups.
+            groups: [m] the group of each client; None = evenly at random.
+
+        Returns:
+            A federation with the permuted labels, whose groups are these.
 
         Raises:
             ValueError: targets that are no labels, or more groups than permutations.
@@ -103,10 +119,13 @@ class LabelPermutations:
 
 
 def standardize(federation: Federation) -> Federation:
-    """Shift and scale every feature (the last axis) to mean 0 and deviation 1 over the seen clients' training rows.
+    """Standardize every feature (the last axis) by the seen clients' training rows.
 
     Constant features, and those that vary by rounding only, are shifted and not scaled. The statistics are of all
     clients together; a real federation would obtain them by secure aggregation.
+
+    Returns:
+        The same examples with the `shift` and `scale` that give each feature mean 0 and deviation 1.
 
     Raises:
         ValueError: token ids.

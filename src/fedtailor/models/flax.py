@@ -133,7 +133,10 @@ def _merged(variables: Any) -> Any:
         return variables["params"]
     if any(str(path[-1]).startswith(RUNNING) for path in flat):
         raise ValueError(f"a parameter of the linen module is named {RUNNING}...; that is for statistics: rename it")
-    renamed = {(*path[:-1], RUNNING + path[-1]): value for path, value in statistics.items()}
+    # A layer's statistics may have the names of its parameters: the prefix keeps them apart.
+    renamed = {}
+    for (*layer, name), value in statistics.items():
+        renamed[*layer, RUNNING + name] = value
     return traverse_util.unflatten_dict({**flat, **renamed})
 
 
@@ -146,7 +149,9 @@ def _split(network: Network) -> dict[str, Any]:
     if not statistics:
         return {"params": network}
     params = {path: value for path, value in flat.items() if path not in statistics}
-    renamed = {(*path[:-1], path[-1].removeprefix(RUNNING)): value for path, value in statistics.items()}
+    renamed = {}
+    for (*layer, name), value in statistics.items():
+        renamed[*layer, name.removeprefix(RUNNING)] = value
     return {"params": traverse_util.unflatten_dict(params), STATISTICS: traverse_util.unflatten_dict(renamed)}
 
 

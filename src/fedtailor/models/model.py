@@ -39,7 +39,7 @@ class Architecture(ABC):
         """Outputs for a batch; without a key in evaluation mode (dropout off)."""
 
     def is_stochastic(self, network: Network) -> bool:
-        """Whether training the network (as `build` makes it) needs random numbers."""
+        """Whether training the network (as `build` makes it) needs random numbers (dropout)."""
         return False
 
     # running statistics, such as batch normalisation keeps ------------------------------------------------------
@@ -134,7 +134,10 @@ class Model:
         return _initial(self, key)
 
     def params(self, theta: Float[Array, " d"]) -> Params:
-        """The parameters as a tree, each reshaped out of theta; do this once, before a loop.
+        """The parameters as a tree; do this once, before a loop.
+
+        Returns:
+            A pytree of arrays in the model's precision, each a reshaped piece of theta.
 
         Raises:
             ValueError: theta has not d entries, or float64 is asked for and not enabled.
@@ -174,6 +177,9 @@ class Model:
                 "re:"), several of these with commas between them, "not " and one of these, "everything" or "nothing";
                 or a part that this method has made.
 
+        Returns:
+            The part; it takes and puts its entries of vectors [..., d].
+
         Raises:
             ValueError: the model has no such part, or a pattern matches nothing or everything.
         """
@@ -202,12 +208,15 @@ class Model:
         return _feature_shape(self)
 
     def features(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
-        """The output of the body, which is the input of the head [b, *feature_shape].
+        """The output of the body, which is the input of the head.
 
         Args:
             params: the tree that `params` made, or theta [d].
-            x: a batch of inputs.
+            x: a batch of inputs [b, *input_shape].
             key: randomness of a training step; None = evaluation mode.
+
+        Returns:
+            [b, *feature_shape].
 
         Raises:
             ValueError: the model has no head.
@@ -217,7 +226,15 @@ class Model:
         return self.architecture.features(self._network(params), anatomy, x, key)
 
     def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
-        """What the head makes of features: `logits` = `head_outputs` of `features`. Arguments as for `features`."""
+        """What the head makes of features: `logits` = `head_outputs` of `features`.
+
+        Args:
+            params: the tree that `params` made, or theta [d].
+            features: [b, *feature_shape], as `features` gives them.
+
+        Returns:
+            Outputs, as `logits` gives them.
+        """
         return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
 
     def _anatomy(self) -> Anatomy:
@@ -259,12 +276,15 @@ class Model:
         return "accuracy" if self.classification and math.prod(self.input_shape) > 0 else "loss"
 
     def logits(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
-        """Outputs for inputs x [b, *input_shape], floats in the model's precision or integer tokens.
+        """The network's outputs.
 
         Args:
             params: the tree that `params` made.
-            x: a batch of inputs.
+            x: a batch of inputs [b, *input_shape], floats in the model's precision or integer tokens.
             key: randomness of a training step; None = evaluation mode.
+
+        Returns:
+            [b, outputs] class scores; of regressions and sequences what the loss takes.
 
         Raises:
             ValueError: the inputs have another shape, or the network does not give `outputs` class scores.
@@ -301,7 +321,15 @@ class Model:
         return outputs, self.with_statistics(params, eqx.filter(network, _is_parameter))
 
     def with_statistics(self, params: Params, source: Params) -> Params:
-        """`params` with the running statistics of `source`; both are trees."""
+        """Put running statistics in place of others.
+
+        Args:
+            params: the tree that `params` made.
+            source: another one.
+
+        Returns:
+            A tree with the running statistics of `source`, and all other arrays of `params`.
+        """
         leaves, structure = jax.tree.flatten(params)
         mixed = [
             new.astype(old.dtype) if is_statistic else old

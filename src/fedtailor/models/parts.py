@@ -279,14 +279,31 @@ def path_of(keys: Sequence[Any]) -> str:
 
 
 def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
-    """The paths of the modules of some types inside a network, as they stand in it."""
+    """Find modules inside a network.
+
+    Args:
+        tree: the network.
+        kinds: the modules' types.
+
+    Returns:
+        The paths of the modules of these types, in the order of the tree.
+    """
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
     return tuple(path_of(path) for path, node in nodes if is_one(node))
 
 
 def map_nodes(tree: PyTree, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> PyTree:
-    """A network with `function(path, module)` in place of each module of some types."""
+    """Replace modules inside a network.
+
+    Args:
+        tree: the network.
+        kinds: the types of the modules to replace.
+        function: (path, module) -> what takes the module's place.
+
+    Returns:
+        The new network; the given one stays as it is.
+    """
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     change = lambda keys, node: function(path_of(keys), node) if is_one(node) else node  # noqa: E731
     return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_one)

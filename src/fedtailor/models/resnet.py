@@ -87,6 +87,9 @@ def resnet(depth: int = 8, norm: NormKind = "batch", image_shape: Sequence[int] 
         norm: "batch", or "group" (of two groups).
         image_shape: as for `lenet5`.
 
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
     Raises:
         ValueError: the depth is no 6 n + 2, the normalisation is unknown, or (when bound) the inputs are no images of
             8x8 or more.

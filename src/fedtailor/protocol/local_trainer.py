@@ -105,15 +105,26 @@ class LocalTrainer(Protocol):
         ...
 
     def part(self, first: Any, end: Any, purpose: str) -> "LocalTrainer":
-        """This client with fewer training samples: positions [first, end) of a random permutation that `purpose` names.
+        """This client with fewer training samples.
 
-        The permutation is the same in every round, so parts of one purpose are disjoint and stay so."""
+        Args:
+            first, end: the range of positions [first, end) in a random permutation of the samples; may be traced.
+            purpose: names the permutation. It is the same in every round, so that disjoint ranges stay disjoint.
+
+        Returns:
+            A view of this client; work done through it counts as this client's.
+        """
         ...
 
     def in_round(self, round: Any) -> "LocalTrainer":
-        """This client in another round: with that round's learning rates, and with random numbers of its own.
+        """This client in another round, for clients that arrive late and make up for rounds that others did.
 
-        For clients that arrive late and make up for rounds that others did; `round` may be traced."""
+        Args:
+            round: 0-based; may be traced.
+
+        Returns:
+            A view of this client with that round's learning rates and with random numbers of its own.
+        """
         ...
 
     # parts of the model ---------------------------------------------------------------------------------------------
@@ -160,9 +171,20 @@ class LocalTrainer(Protocol):
         purpose: str = "batches",
         split: str = "train",
     ) -> Carry:
-        """`carry = step(carry, batch, s)` for s = 0..steps-1 over the batches that `sgd` would draw.
+        """Steps of the method's own over the batches that `sgd` would draw.
 
-        A purpose of the method's own gives other, independent batches. No step is taken on an empty split."""
+        Args:
+            carry: what the first step is given; any pytree.
+            step: (carry, batch, s) -> carry, traced once; s = 0..steps-1.
+            steps: how many; may be traced. No step is taken on an empty split.
+            batch_size: samples in a batch.
+            drop_last: drop the last partial batch of an epoch.
+            purpose: another one than "batches" gives other, independent batches.
+            split: whose examples.
+
+        Returns:
+            What the last step returned.
+        """
         ...
 
     def count_work(self, gradients: int = 0, forwards: int = 0) -> None:

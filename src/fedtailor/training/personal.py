@@ -1,4 +1,4 @@
-"""Personal models: what clients predict with after training, and serving a client that arrives later."""
+"""Personal models: what clients take home, and serving a client that arrives later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

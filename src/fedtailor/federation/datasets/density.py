@@ -35,6 +35,9 @@ def density(
         unseen: clients that never train: a count, a fraction or names.
         seed: of everything.
 
+    Returns:
+        A federation of `symbols` classes without inputs.
+
     Raises:
         ValueError: impossible settings.
     """

@@ -62,6 +62,9 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
         part: the published training set, test set, or both.
         data_dir: the data directory.
 
+    Returns:
+        A data set; `test` says which examples are of the published test set.
+
     Raises:
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: an unknown split or part; or a file is not the published one.

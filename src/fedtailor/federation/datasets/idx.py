@@ -16,7 +16,14 @@ _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[Any]:
-    """An array with the given number of axes from an idx .gz file.
+    """Read an idx .gz file.
+
+    Args:
+        path: the file.
+        axes: how many axes its array has.
+
+    Returns:
+        The array, in the machine's byte order.
 
     Raises:
         ValueError: the file cannot be read, is truncated, longer than its header says, or something else.

@@ -66,6 +66,9 @@ def sent140(
         min_samples: users with fewer tweets are left out.
         data_dir: the data directory.
 
+    Returns:
+        A data set of two classes, with the users as its clients.
+
     Raises:
         MissingData: no file is at hand and none can be downloaded.
         ValueError: impossible settings; or a file is damaged or something else.

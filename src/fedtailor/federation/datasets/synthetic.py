@@ -42,6 +42,9 @@ def synthetic(
         unseen: clients that never train: a count, a fraction or names.
         seed: of everything.
 
+    Returns:
+        A federation of ten classes.
+
     Raises:
         ValueError: impossible settings.
     """
@@ -54,6 +57,7 @@ def synthetic(
     deviations = np.arange(1, _INPUTS + 1) ** -0.6
     xs, ys, total = [], [], 0.0
     for client in range(clients):
+        # A generator of its own for each client: its data must not depend on how many others there are.
         rng = server_rng(seed, "synthetic", client)
         wanted = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
         total += wanted

@@ -19,7 +19,7 @@ DIAGNOSTICS, ARRAYS = "diagnostics.json", "diagnostics.safetensors"
 _KINDS: dict[str, type[Any]] = {"matrix": MatrixDiagnostic, "line": LineDiagnostic, "tree": TreeDiagnostic}
 
 
-def write_diagnostics(directory: Path, found: Sequence[Diagnostic]) -> None:
+def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> None:
     """Write diagnostics into a run directory, in place of those that it has. A method that has none leaves no file.
 
     Raises:
@@ -29,7 +29,7 @@ def write_diagnostics(directory: Path, found: Sequence[Diagnostic]) -> None:
     if jax.process_index() != 0:
         return
     entries, arrays = [], dict[str, np.ndarray]()
-    for number, diagnostic in enumerate(found):
+    for number, diagnostic in enumerate(diagnostics):
         kind = next((name for name, cls in _KINDS.items() if isinstance(diagnostic, cls)), None)
         if kind is None:
             raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}")

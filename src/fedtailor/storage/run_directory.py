@@ -99,14 +99,14 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is missing; repeat the run")
     try:
         with reading(path):
-            found = json.loads(path.read_text("utf-8"))
+            summary = json.loads(path.read_text("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({reason(error)}); repeat the run") from None
     except ValueError as error:
         raise Unusable(str(error)) from None
-    if not isinstance(found, dict) or not is_sealed(found):
+    if not isinstance(summary, dict) or not is_sealed(summary):
         raise Damaged(f"{path} is damaged (it is not what was written); repeat the run")
-    return found
+    return summary
 
 
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
@@ -121,10 +121,10 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
         return
     try:
         with reading(path):
-            found = file_digest(path)
+            digest = file_digest(path)
     except ValueError as error:
         raise Unusable(str(error)) from None
-    if found != digests[path.name]:
+    if digest != digests[path.name]:
         raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")
 
 
@@ -267,14 +267,14 @@ class RunDirectory:
         """
         self._write(name, frame)
 
-    def write_diagnostics(self, found: Sequence[Diagnostic]) -> None:
+    def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Write the method's diagnostics.
 
         Raises:
             ValueError: it cannot be written.
         """
         with self._one_line():
-            write_diagnostics(self.path, found)
+            write_diagnostics(self.path, diagnostics)
 
     def _write(self, name: str, frame: pl.DataFrame) -> None:
         if jax.process_index() == 0:
@@ -336,9 +336,9 @@ class RunDirectory:
                          str(error).partition(";")[0], snapshot["round"])  # fmt: skip
         saved = snapshot.pop("saved")
         metrics, ledger = self._frame(METRICS, saved["metrics"]), self._frame(LEDGER, saved["ledger"])
-        found = self._digests(metrics, ledger)
+        digests = self._digests(metrics, ledger)
         for name, file in (("manifest", MANIFEST), ("clients", CLIENTS), ("metrics", METRICS), ("ledger", LEDGER)):
-            if found[name] != saved["digests"][name]:
+            if digests[name] != saved["digests"][name]:
                 raise Damaged(
                     f"{self.path / file} is damaged, or the checkpoint is another run's (their digests differ); "
                     "remove the directory and start again"

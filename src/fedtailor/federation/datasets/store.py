@@ -86,7 +86,7 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
 
     Raises:
         MissingData: they are not there and cannot be downloaded.
-        ValueError: something else lies in a file's place.
+        ValueError: a folder or the like has the name of a file.
     """
     root = data_home(data_dir)
     for folder in source.folders:

@@ -191,7 +191,7 @@ class DeviceExecutor:
 
     # states ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Float[Array | np.ndarray, " d"], phase: int) -> None:
+    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Float[Array, " d"], phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
         first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))

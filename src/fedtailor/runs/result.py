@@ -76,7 +76,7 @@ class Run:
         return {name: self._personal[name] for name in self.federation.names}
 
     def _train_personal(self, clients: Iterable[int]) -> None:
-        """Ask for the personal models of clients (positions in the federation) that nobody has asked for yet."""
+        """Ask for the personal models of clients (places in the federation) that nobody has asked for yet."""
         missing = [client for client in clients if self.federation.names[client] not in self._personal]
         for table, unseen in ((self.executor.seen, False), (self.executor.unseen, True)):
             rows = np.flatnonzero(np.isin(table.listed, missing))

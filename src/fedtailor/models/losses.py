@@ -71,4 +71,5 @@ def squared_error(outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> 
         raise ValueError(
             f"outputs {outputs.shape} do not match targets {y.shape}; bind the model with matching outputs"
         )
-    return jnp.square(outputs - y.reshape(outputs.shape).astype(outputs.dtype)).reshape(len(outputs), -1).sum(-1)
+    targets = y.reshape(outputs.shape).astype(outputs.dtype)
+    return jnp.square(outputs - targets).reshape(len(outputs), -1).sum(-1)

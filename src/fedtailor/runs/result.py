@@ -26,16 +26,25 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A trained federation: personal models, measurements, traffic.
-
-    Attributes:
-        training: the final state (server, client states).
-        ledger: what travelled, the final delivery included.
-        metrics: evaluations by round.
-    """
+    """A trained federation: personal models, measurements, traffic."""
 
     def __init__(self, training: Training[DeviceExecutor], executor: DeviceExecutor, ledger: Ledger) -> None:
-        self.training, self.executor, self.ledger = training, executor, ledger
+        self._training, self._executor, self._ledger = training, executor, ledger
+
+    @property
+    def training(self) -> Training[DeviceExecutor]:
+        """The final state (server, client states)."""
+        return self._training
+
+    @property
+    def executor(self) -> DeviceExecutor:
+        """Who answered for the clients."""
+        return self._executor
+
+    @property
+    def ledger(self) -> Ledger:
+        """What travelled, the final delivery included."""
+        return self._ledger
 
     @property
     def algorithm(self) -> Algorithm:
@@ -52,6 +61,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
+        """Evaluations by round."""
         return self.training.metrics
 
     def frame(self) -> "pl.DataFrame":

@@ -112,18 +112,32 @@ def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None
     return Preprocessing.load(found)
 
 
-def _read(path: Path, manifest_name: str = MANIFEST) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Manifest and arrays of an export, as they were written."""
+def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
+    """What an export says of its models.
+
+    Raises:
+        ValueError: there is none, or a damaged one.
+    """
     try:
         manifest = json.loads((path / manifest_name).read_text("utf-8"))
-        arrays = load_file(path / MODELS)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
     made = manifest.get("format") if isinstance(manifest, dict) else None
     require(made in (_FORMAT, _WITHOUT_DIGESTS), f"{path} holds no exported personal models of fedtailor")
     if made == _FORMAT:
         whole = SEAL in manifest and is_sealed(manifest)
         require(whole, f"{path / manifest_name} is damaged (its digest is wrong); export the models again")
+    return manifest
+
+
+def _read(path: Path, manifest_name: str = MANIFEST) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Manifest and arrays of an export, as they were written."""
+    manifest = read_manifest(path, manifest_name)
+    try:
+        arrays = load_file(path / MODELS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
+    if manifest["format"] == _FORMAT:
         same = arrays_digest("", arrays) == manifest.get("arrays")
         require(same, f"{path / MODELS} is damaged (its digest is wrong); export the models again")
     return manifest, arrays

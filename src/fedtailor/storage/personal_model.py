@@ -74,7 +74,11 @@ class PersonalModel:
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""
         require(self.model.classification, "this model does not predict classes; use outputs(x)")
-        return np.asarray(jax.nn.softmax(self.outputs(x), axis=-1))
+        return self.probabilities_of(self.outputs(x))
+
+    def probabilities_of(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """Class probabilities [n, classes] of what `outputs` gave."""
+        return np.asarray(jax.nn.softmax(outputs, axis=-1))
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
         """The most probable class [n] for inputs x [n, ...] (without classes: the predicted targets)."""
@@ -152,7 +156,8 @@ class PersonalModel:
 
         found = load_models(directory, model)
         require(
-            len(found) == 1, f"{directory} holds the models of {len(found)} clients; use load_models({str(directory)!r})"
+            len(found) == 1,
+            f"{directory} holds the models of {len(found)} clients; use load_models({str(directory)!r})",
         )
         return next(iter(found.values()))
 

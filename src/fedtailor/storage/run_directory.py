@@ -9,8 +9,9 @@
     states-<phase>.bin      the clients' states, where they do not fit into memory (`Settings.state_limit`)
     diagnostics.json        what the method tells about itself in the end (arrays: diagnostics.safetensors)
     rows.parquet            where asked for: client, row, loss and prediction of every test row in the end
-    models.safetensors      the personal models of all clients in the end, where they are not too large (models.json says
-                            what they are); preprocessing.json: how rows of a table become their inputs
+    models.safetensors      the personal models of all clients in the end, where not too large; models.json says
+                            what they are
+    preprocessing.json      of a table: how its rows become inputs of the models
     baseline.parquet        with it: as metrics.parquet, what a model that learns nothing reaches
     summary.json            the run in numbers, with digests of the files: written last, so a directory that has it
                             holds a finished run

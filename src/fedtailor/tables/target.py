@@ -63,7 +63,7 @@ class TargetEncoding:
         strange = next((row for row, label in enumerate(found, 1) if label not in codes), None)
         if strange is not None:
             raise ValueError(
-                f"target column {self.name!r} is {series[strange - 1]!r} in row {strange}, which training did not have; "
+                f"target column {self.name!r} is {series[strange - 1]!r} in row {strange}; training had no such class; "
                 f"the classes are {listed([str(label) for label in self.classes])}"
             )
         return np.array([codes[label] for label in found], np.int32)
@@ -222,9 +222,7 @@ def _positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.boo
     try:
         limit = float(comparison[2])
     except ValueError:
-        raise ValueError(
-            f"positive is {positive[0]!r}; after {comparison[1]} stands a number, as in '>0'"
-        ) from None
+        raise ValueError(f"positive is {positive[0]!r}; after {comparison[1]} stands a number, as in '>0'") from None
     if not series.dtype.is_numeric():
         raise ValueError(f"positive is {positive[0]!r}, and target column {series.name!r} holds text; name its labels")
     return _OPERATORS[comparison[1]](series.cast(pl.Float64).to_numpy(), limit)

@@ -13,6 +13,8 @@ from fedtailor.storage.digests import finite
 from fedtailor.storage.export import read_manifest
 from fedtailor.storage.run_directory import KEPT, MANIFEST
 
+NOT_KEPT = "not kept"
+
 
 def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
     """One entry for each client of each run.
@@ -23,9 +25,9 @@ def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
 
     Returns:
         run (its directory), scenario and algorithm (labels of a comparison; else the data and the method), seed,
-        client, unseen, train, val, test (rows), model ("vector", "mixture of K", "model and K neighbors", or "made from
-        the data when asked for"), metric, its value on val and on test after the last round (None: not measured),
-        and higher_is_better. Runs that diverged have no models and are left out.
+        client, unseen, train, val, test (rows), model ("vector", "mixture", "model and K neighbors", or "not kept":
+        it is made from the data when it is asked for), metric, its value on_val and on_test after the last round (None:
+        not measured), and higher_is_better. Runs that diverged have no models and are left out.
 
     Raises:
         ValueError: there is no run, or no such client.
@@ -62,7 +64,7 @@ def _of_run(run: StoredRun, scenario: str | None, label: str | None) -> Iterator
             "run": str(run.path), "scenario": scenario or run.manifest["data"]["name"],
             "algorithm": label or run.method, "seed": run.seed, "client": name, "unseen": client["unseen"],
             **{split: client[split] for split in ("train", "val", "test")},
-            "model": kinds.get(name, "made from the data when asked for"), "metric": run.metric,
+            "model": kinds.get(name, NOT_KEPT), "metric": run.metric,
             **{f"on_{split}": of_split.get(name) for split, of_split in values.items()},
             "higher_is_better": run.unit.higher_is_better,
         })  # fmt: skip

@@ -158,7 +158,7 @@ def _find_split_column(frame: pl.DataFrame, options: TableOptions, notes: list[s
 
 def _of_clients(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
-) -> tuple[pl.DataFrame, Int[NDArray, " rows"]]:
+) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
     """The rows of the clients that are asked for, and their numbers."""
     if options.clients is None:
         return frame, np.arange(frame.height)
@@ -172,7 +172,7 @@ def _of_clients(
 
 def _labelled(
     frame: pl.DataFrame, rows: Int[NDArray, " rows"], options: TableOptions, notes: list[str]
-) -> tuple[pl.DataFrame, Int[NDArray, " rows"]]:
+) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
     """The rows with a client and a target, if the others are to be left out; and their numbers."""
     if not options.skip_unlabelled:
         return frame, rows

@@ -38,6 +38,7 @@ def federation_of(directory: Path, manifest: Mapping[str, Any], table: Path | No
     parameters = origin.get("parameters", {})
     if origin["scenario"] == "table":
         federation = _table(directory, origin, parameters, table)
+        federation = replace(federation, name=manifest["data"]["name"])  # the file may have been renamed
     else:
         require(table is None, f"{directory} was made from the scenario {origin['scenario']}, not from a table")
         scenario = scenarios.find(origin["scenario"])

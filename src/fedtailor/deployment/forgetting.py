@@ -62,6 +62,7 @@ def forget(
     check_choice(client, run.names, f"client in {run.path}")
     empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     require(empty, f"{path} is not empty; name a new directory for the run without the client")
+    traces = _traces(run, client)
     federation, origin = _without(run, client)
     manifest, model = run.manifest["run"], run.model
     outputs = federation.classes or int(np.prod(federation.y.shape[1:], dtype=int))
@@ -73,7 +74,7 @@ def forget(
         **run.travel, settings=settings, progress=progress, directory=path, keep_rows=(run.path / ROWS).exists(),
         keep_models=run.keeps_models, origin=origin,
     )  # fmt: skip
-    prove(run, client, path)
+    _prove(traces, path)
     return done
 
 
@@ -83,7 +84,10 @@ def prove(run: OpenedRun, client: str, directory: Path) -> Path:
     Raises:
         ValueError: something of the client stands there, or the proof cannot be written.
     """
-    traces = _traces(run, client)
+    return _prove(_traces(run, client), directory)
+
+
+def _prove(traces: Traces, directory: Path) -> Path:
     found = traces.found_in(directory)
     if found:
         places = "; ".join(f"{one['file']}: {one['what']}" for one in found[:5])
@@ -119,7 +123,8 @@ def _without(run: OpenedRun, client: str) -> tuple[Federation, dict[str, Any] | 
     if isinstance(federation, Table) and federation.origin is not None:
         unseen = tuple(name for name in kept if federation.unseen[federation.names.index(name)])
         options = {**federation.origin.options, "clients": tuple(kept), "unseen": unseen or 0}
-        return from_table(federation.origin.path, seed=federation.origin.seed, **options), None
+        table = from_table(federation.origin.path, seed=federation.origin.seed, **options)
+        return replace(table, name=federation.name), None
     return only_clients(federation, kept), None if origin is None else {**origin, CLIENTS: kept}
 
 

@@ -136,7 +136,8 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
         f"{path} has {frame.width} columns; these models were trained on arrays, not on a table, and take {wanted} "
         "numbers a row, in the order of their inputs",
     )
-    text = next((series.name for series in frame if not (series.dtype.is_numeric() or series.dtype == pl.Null)), None)
+    empty = [series.name for series in frame if series.null_count() == len(series)]
+    text = next((it.name for it in frame if not it.dtype.is_numeric() and it.name not in empty), None)
     require(text is None, f"column {text!r} of {path} holds other cells than numbers; these models take numbers only")
     values = np.stack([series.cast(pl.Float64).fill_null(float("nan")).to_numpy() for series in frame], axis=1)
     return values.astype(np.float32).reshape(-1, *shape)

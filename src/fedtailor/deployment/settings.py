@@ -29,11 +29,11 @@ def rebuilt_algorithm(described: Mapping[str, Any]) -> Algorithm:
         ValueError: it is not installed, or was given what only Python code knows.
     """
     name = described.get("name")
-    kind = Algorithm.registry.get(str(name))
-    if kind is None:
-        raise ValueError(f"the run's method {name!r} is not one that is installed; pass algorithm=...")
-    found = _rebuilt(kind, described, f"the run's method {name!r}", "algorithm")
-    return found
+    try:
+        kind = _kind(Algorithm, described)
+    except ValueError:
+        raise ValueError(f"the run's method {name!r} is not one that is installed; pass algorithm=...") from None
+    return _rebuilt(kind, described, f"the run's method {name!r}", "algorithm")
 
 
 def rebuilt_pipeline(described: list[dict[str, Any]], name: str) -> Pipeline:
@@ -97,9 +97,12 @@ def _kind(base: type[Any], described: Mapping[str, Any]) -> type[Any]:
     method, name = described.get("name"), described.get("type")
     if method in Algorithm.registry and issubclass(Algorithm.registry[method], base):
         return Algorithm.registry[method]
-    found = next((kind for kind in _with_subclasses(base) if kind.__name__ == name), None)
+    # a schedule of methods is none of those that are registered: a manifest has its class, in small letters
+    found = next(
+        (kind for kind in _with_subclasses(base) if name == kind.__name__ or method == kind.__name__.lower()), None
+    )
     if found is None:
-        raise ValueError(f"there is no {name!r} here")
+        raise ValueError(f"there is no {name or method!r} here")
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor.cli.options import parse
+from fedtailor.cli.options import as_typed, parse
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def enroll(arguments: list[str]) -> int:
         f"client {options.client!r} took part in {options.run}; its model is there (fedtailor predict {options.run} "
         f"ROWS --client {options.client!r})",
     )
-    x, y = labelled_rows(run, options.data, missing=options.missing, unknown=options.unknown)
+    with as_typed():
+        x, y = labelled_rows(run, options.data, missing=options.missing, unknown=options.unknown)
     model = run.enroll(x, y, name=options.client)
     print(f"{options.client}: a model from {len(x):,} rows: {model.save(options.out).resolve()}")
     return 0

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fedtailor._files import reason, replacing
-from fedtailor.cli.options import parse
+from fedtailor.cli.options import as_typed, parse
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ def predict(arguments: list[str]) -> int:
     from fedtailor.deployment.predictions import predictions
 
     models = models_at(options.run, None if options.client is None else [options.client])
-    found = predictions(
-        models, options.rows, options.client, missing=options.missing, unknown=options.unknown,
-        probabilities=options.probabilities,
-    )  # fmt: skip
+    with as_typed():
+        found = predictions(
+            models, options.rows, options.client, missing=options.missing, unknown=options.unknown,
+            probabilities=options.probabilities,
+        )  # fmt: skip
     if options.out is None:
         print(found.write_csv(), end="")
         return 0

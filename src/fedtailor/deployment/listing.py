@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from fedtailor.deployment.opening import require_run
 from fedtailor.protocol import require
 from fedtailor.report.experiment import INDEX, experiments
 from fedtailor.report.stored import StoredRun
@@ -48,6 +49,7 @@ def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
     if (path / MANIFEST).exists():
         yield StoredRun(path), None, None
         return
+    require_run(path)
     one = (path / INDEX).exists()
     for experiment in experiments(path.parent, [path.name]) if one else experiments(path):
         for cell in experiment.index.cells:

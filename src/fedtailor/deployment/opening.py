@@ -67,9 +67,20 @@ def open_run(
     several = (path / INDEX).exists() or next(path.glob(f"*/{INDEX}"), None) is not None
     require(not several, f"{path} is a comparison of several runs; name one of them (`fedtailor models {path}` lists "
                          "them)")  # fmt: skip
+    require_run(path)
     stored = StoredRun(path)
     require(not stored.diverged, f"{path} holds no models: {stored.summary.get('diverged')}")
     return OpenedRun(stored, federation, algorithm, model, None if table is None else Path(table), settings)
+
+
+def require_run(path: Path) -> None:
+    """Refuse an export where a run is needed.
+
+    Raises:
+        ValueError: it is one.
+    """
+    exported = (path / EXPORTED).exists() and not (path / MANIFEST).exists()
+    require(not exported, f"{path} holds exported models and no measurements; name the run that they are from")
 
 
 def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> dict[str, PersonalModel]:

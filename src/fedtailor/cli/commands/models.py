@@ -18,7 +18,8 @@ class Options:
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|RESULTS")]
     """A run directory, the results of `fedtailor compare`, or one experiment in them."""
     client: str | None = None
-    """Only the models of this client, over all runs, the best on its validation data first."""
+    """Only the models of this client, over all runs, seed by seed (each has its own split), the best on its validation
+    data first."""
     json: bool = False
     """Print one JSON array instead of tables."""
 
@@ -42,10 +43,11 @@ def models(arguments: list[str]) -> int:
     return 0
 
 
-def _rank(entry: dict[str, Any]) -> tuple[str, bool, float]:
-    """Best on validation data first, scenario by scenario; what was not measured last."""
+def _rank(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
+    """Best on validation data first, among runs on the same rows; what was not measured last."""
     value = entry["on_val"]
-    return entry["scenario"], value is None, 0.0 if value is None else -value if entry["higher_is_better"] else value
+    loss = 0.0 if value is None else -value if entry["higher_is_better"] else value
+    return entry["scenario"], entry["seed"], value is None, loss
 
 
 def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None:

@@ -158,8 +158,16 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == sorted(
         [
-            MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, "diagnostics.json", "diagnostics.safetensors",
-            "models.json", "models.safetensors", SUMMARY,
+            MANIFEST,
+            CLIENTS,
+            METRICS,
+            LEDGER,
+            CHECKPOINT,
+            "diagnostics.json",
+            "diagnostics.safetensors",
+            "models.json",
+            "models.safetensors",
+            SUMMARY,
         ]
     )
     assert RunDirectory(tmp_path / "run").finished_summary(2) is not None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedtailor._files import private_folder, publish, reason, remove_leftovers
@@ -128,7 +129,7 @@ def _network(graph: Graph, personal: PersonalModel, theta: Any, x: str) -> str:
             f"models of {type(architecture).__name__} cannot be exported to ONNX (those of logistic, mlp, lenet5, cnn "
             "and resnet can); export safetensors instead"
         )
-    return write_layer(graph, personal.model.network(theta), x)
+    return write_layer(graph, personal.model.network(jnp.asarray(theta)), x)
 
 
 def _metadata(personal: PersonalModel) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`run`: train one algorithm on one federation, in memory or in a run directory."""
+"""`run`: train one algorithm on one federation, in memory or with a run directory."""
 
 import os
 import threading
@@ -80,6 +80,9 @@ def run(
             (of more, the run makes them again from its data when they are asked for).
         origin: which scenario the data came from, put down in the directory so that they can be found again:
             `fedtailor.experiments.scenario.Scenario.origin` gives it. A table says so itself.
+
+    Returns:
+        The finished run: metrics, ledger, personal models.
 
     Raises:
         ValueError: something does not fit together, in one line.

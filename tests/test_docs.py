@@ -16,7 +16,7 @@ from fedtailor.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 3, "write-an-algorithm.md": 2, "cluster.md": 1}
+RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 4, "write-an-algorithm.md": 2, "cluster.md": 1}
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be run, too."""
 
 pytestmark = pytest.mark.skipif(len(PAGES) < 2, reason="docs are in the repository only, not in its archives")
@@ -67,6 +67,9 @@ def test_own_data(tmp_path, monkeypatch, capsys):
     assert all(float(mean) > 0.7 for _, mean in shown)
     assert list(found["labels"]) == [found["rows"][0][-1]]
     np.testing.assert_array_equal(found["again"].transform([found["row"]]), found["inputs"])
+    np.testing.assert_array_equal(found["opened"].frame(), found["kept"].frame())
+    assert f"# Model card: {found['row']['client']}" in found["card"]
+    assert len(found["smaller"].federation) == 19
 
 
 @pytest.mark.slow

@@ -261,6 +261,7 @@ class Comparison:
                 callbacks=[AfterRound(self._forward(entry, seed, name))], directory=self.results / name, resume=True,
                 checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
                 metrics=self.experiment.file.measured, keep_rows=True,
+                origin=column.scenario.origin(seed),
             )  # fmt: skip
         except (Diverged, Unusable) as error:
             if isinstance(error, Unusable):  # not the method's doing: nothing else could be run either

@@ -351,6 +351,10 @@ class Model:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
 
+    def network(self, theta: Float[Array, " d"]) -> Network:
+        """The network with the parameters theta [d], as `Architecture.apply` takes it."""
+        return self._network(theta)
+
     def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""
         layout = _layout(self)

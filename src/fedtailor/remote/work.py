@@ -17,7 +17,7 @@ from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.wire import INITIAL, WORK, named, read_downlink
 from fedtailor.storage.export import export_models
-from fedtailor.training import PersonalModel
+from fedtailor.storage.personal_model import PersonalModel
 
 NEWCOMER = "newcomer"
 """Of a request: the client predicts with the state that `init_unseen` made, as it never took part."""

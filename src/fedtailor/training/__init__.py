@@ -3,7 +3,6 @@
 from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, as_participation
-from fedtailor.training.personal import PersonalModel
 from fedtailor.training.training import Training
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "EarlyStopping",
     "Metrics",
     "Participation",
-    "PersonalModel",
     "Training",
     "as_participation",
 ]

@@ -89,7 +89,7 @@ def run(arguments: list[str]) -> int:
             done = train(
                 algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
                 directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
-                keep_rows=options.keep_rows,
+                keep_rows=options.keep_rows, origin=scenario.origin(options.seed),
             )  # fmt: skip
         except Interrupted as stopped:
             raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped

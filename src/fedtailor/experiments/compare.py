@@ -43,6 +43,7 @@ from fedtailor.storage.run_directory import (
     read_summary,
     require_unchanged,
 )
+from fedtailor.trackers import Tracker, find_trackers
 from fedtailor.training import AfterRound, Training
 
 INDEX = "experiment.json"
@@ -64,6 +65,7 @@ class Comparison:
         at_once: how many seeds of a method are trained at once, as one cohort.
         source: the file that says what is compared, if there is one.
         any_version: take runs that another version of fedtailor made as if this one had made them.
+        track: trackers that are shown every run, beside those that the file names.
         cells, candidates: the index so far.
         skipped: what was not run, or could not be chosen, and why.
     """
@@ -75,8 +77,11 @@ class Comparison:
     at_once: int = 1
     source: Path | None = None
     any_version: bool = False
+    track: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        self.track = (*self.experiment.file.track, *self.track)
+        find_trackers(self.track)  # refuses what is not installed before anything runs
         require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
@@ -258,7 +263,8 @@ class Comparison:
             yield from run_exchanges(
                 candidate.algorithm, executor, column.rounds,
                 seed=seed, participation=column.participation, evaluate_every=self._every(column),
-                callbacks=[AfterRound(self._forward(entry, seed, name))], directory=self.results / name, resume=True,
+                callbacks=[AfterRound(self._forward(entry, seed, name)), *self._trackers(entry, candidate, seed)],
+                directory=self.results / name, resume=True,
                 checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
                 metrics=self.experiment.file.measured, keep_rows=True,
             )  # fmt: skip
@@ -267,6 +273,12 @@ class Comparison:
                 raise
         except ValueError as error:
             self._refusals[name] = str(error)
+
+    def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
+        chosen = "".join(f", {key} {value}" for key, value in candidate.parameters.items())
+        title = f"{entry.row}{chosen} on {entry.column.label}, seed {seed}"
+        place = self.results / self._place(entry, candidate, seed)
+        return find_trackers(self.track, place, experiment=self.experiment.name, run=title)
 
     def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
         def forward(training: Training, evaluated: bool) -> None:

@@ -33,6 +33,8 @@ class Options:
     """Take runs that another version of fedtailor made, too; otherwise they are made anew."""
     canonical: bool = False
     """Aggregate in the order of clients, so that results do not depend on the number of devices."""
+    track: tuple[str, ...] = ()
+    """Show every run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -75,7 +77,7 @@ def compare(arguments: list[str]) -> int:
     with progress_over_runs(experiment.name, experiment.runs) as progress:
         comparison = Comparison(
             experiment, options.out, Settings(devices=options.devices, canonical=options.canonical), progress,
-            options.seeds_at_once, path, options.any_version,
+            options.seeds_at_once, path, options.any_version, options.track,
         )  # fmt: skip
         try:
             index = comparison.run()

@@ -18,6 +18,7 @@ from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.trackers import find_trackers
 from fedtailor.training import as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
@@ -46,6 +47,8 @@ class Options:
     """Save after every n-th round, and after the last."""
     keep_rows: bool = False
     """Write what became of every test row to rows.parquet in --out."""
+    track: tuple[str, ...] = ()
+    """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
     devices: int | None = None
     """Devices to use (all by default)."""
     canonical: bool = False
@@ -75,6 +78,8 @@ def run(arguments: list[str]) -> int:
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
     require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
+    title = f"{names[0]} on {names[1]}, seed {options.seed}"
+    trackers = find_trackers(options.track, options.out, experiment=scenario.name, run=title)
     settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
@@ -87,7 +92,7 @@ def run(arguments: list[str]) -> int:
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
         try:
             done = train(
-                algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
+                algorithm, federation, scenario.model, options.rounds, **common, callbacks=trackers, progress=progress,
                 directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
                 keep_rows=options.keep_rows,
             )  # fmt: skip

@@ -23,6 +23,10 @@ from fedtailor.report.units import Unit, unit_of
 
 ALONE = "local"
 """The method that trains every client alone."""
+NO_TEST = (
+    "There are no test data by which {} could be told, so nothing is said of which method is best or who gains; keep "
+    "some rows for testing."
+)
 MOST_LINES = 60
 """Tables of gains with more lines (a client and a method each) stand in files only."""
 
@@ -128,6 +132,9 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         return None
     higher, metric = first.unit.higher_is_better, first.metric
     test, val = _values(runs, "test"), _values(runs, "val")
+    warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
+    if test.is_empty():
+        return Decision(scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings)
     several = len(runs) > 1
     base = next((label for label, found in runs.items() if found[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
@@ -140,7 +147,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
-        warnings=[*first.warnings, *_training_warnings(experiment, scenario, runs)],
+        warnings=warnings,
     )
 
 

@@ -127,9 +127,10 @@ def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
         printed = capsys.readouterr().out
         assert (sentence in printed) == (form in ("terminal", "markdown", "json")) and "nan" not in printed.lower()
     assert main(["report", results, "--out", str(out)]) == 0
-    assert "accuracy-by-round is left out: it needs a finished run with test rows" in (
-        out / NAME / "report.md"
-    ).read_text()
+    assert (
+        "accuracy-by-round is left out: it needs a finished run with test rows"
+        in (out / NAME / "report.md").read_text()
+    )
     assert main(["report", results, "--html", str(page)]) == 0
     assert sentence in page.read_text()
 

@@ -44,6 +44,7 @@ class Decision:
         gain_metric: what gains are measured in.
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
+        left_out: methods that were not trained to the end, by their validation data.
         warnings: what to know before believing all this.
     """
 
@@ -55,6 +56,7 @@ class Decision:
     gain_metric: str = ""
     gains: pl.DataFrame | None = None
     why_no_gains: str = ""
+    left_out: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -63,6 +65,8 @@ class Decision:
         unit, found = unit_of(self.metric), list[str]()
         if self.winner is not None:
             found.append(f"By test {unit.label}: {self.winner.sentence()}")
+        if self.left_out:
+            found.append(f"Nothing is said of {', '.join(self.left_out)}: left out early, by validation data.")
         if self.choice is not None:
             reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
             found.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
@@ -147,6 +151,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
+        left_out=_left_out(experiment, scenario),
         warnings=warnings,
     )
 
@@ -162,6 +167,13 @@ def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame
     parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
              for label, found in runs.items() for run in found]  # fmt: skip
     return pl.concat(parts)
+
+
+def _left_out(experiment: Experiment, scenario: str) -> list[str]:
+    """The rows that halving did not train to the end."""
+    tried = [it for it in experiment.index.candidates if it.scenario == scenario]
+    rows = list(dict.fromkeys(it.algorithm for it in tried)) if experiment.index.budget is not None else []
+    return [row for row in rows if not any(it.chosen for it in tried if it.algorithm == row)]
 
 
 def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtailor._files import read_parquet
 from fedtailor.accounting import Ledger, Wireless
 from fedtailor.protocol import client_ids, require
 from fedtailor.protocol.diagnostics import Diagnostic
@@ -212,9 +213,8 @@ class StoredRun:
     def _table(self, name: str) -> pl.DataFrame:
         require_unchanged(self.path / name, self.summary)
         try:
-            (self.path / name).open("rb").close()  # polars says of a file that may not be read that it is no Parquet
-            return pl.read_parquet(self.path / name)
-        except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            return read_parquet(self.path / name)
+        except (OSError, pl.exceptions.PolarsError) as error:
             raise _unreadable(self.path / name, error) from None
 
 

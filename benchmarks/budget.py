@@ -4,7 +4,8 @@ On small tables of known truth (those of `regret.py` whose clients are of one si
 compare the six methods and two learning rates that `fedtailor compare TABLE` starts with. Printed for each:
 
     full, halved  the method and rate with the best validation accuracy after the last round, and its test accuracy
-    same          whether they are the same method and setting; "tie": equally good on validation data
+    same          whether they are the same method and rate
+    difference    halved minus full in test accuracy, points, with the 95 % interval of the paired test over clients
     sharing       whether the best method that shares is better than training alone, by the paired test over clients
     rounds        what halving took, in shares of the full grid's rounds
 
@@ -14,7 +15,6 @@ Runs that --out holds are not repeated.
 import argparse
 import json
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from regret import TABLES
 
 import fedtailor as ft
 from fedtailor.cli.own_table import CLASSIFICATION_RATES, METHODS
+from fedtailor.decision.intervals import two_way_interval
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.document import Document
@@ -30,6 +31,7 @@ from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.report.decision import ALONE, decide
 from fedtailor.report.experiment import Experiment as StoredExperiment
+from fedtailor.report.stored import StoredRun
 
 SCENARIOS = [name for name in TABLES if name != "unequal sizes, near"]
 ROUNDS = 50
@@ -58,9 +60,7 @@ def experiment(name: str, seed: int) -> Experiment:
 
 def outcome(comparison: Comparison) -> dict[str, Any]:
     """What a comparison chose on validation data, and what test data say of it and of training alone."""
-    started = perf_counter()
     index = json.loads(comparison.run().read_text())
-    seconds = perf_counter() - started
     whole = [it for it in index["candidates"] if it["chosen"] and it["val"] is not None]
     best = max(whole, key=lambda it: it["val"])
     stored = StoredExperiment.read(comparison.results, comparison.experiment.name)
@@ -79,10 +79,10 @@ def outcome(comparison: Comparison) -> dict[str, Any]:
         "method": best["algorithm"],
         "rate": best["parameters"]["sgd.lr"],
         "val": best["val"],
-        "test": means[best["algorithm"]],
+        "test": StoredRun(comparison.results / best["run"]).last("test").sort("client")["value"].to_numpy(),
         "sharing": verdict,
         "rounds": index["budget"],
-        "seconds": seconds,
+        "seconds": index["seconds"],
     }
 
 
@@ -93,8 +93,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("budget-results"), help="where runs go")
     options = parser.parse_args()
     print(f"{machine()}\n")
-    print("| scenario | seed | full | test | halved | test | same | sharing, full | halved | rounds |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| scenario | seed | full | test | halved | test | same | difference | sharing, full | halved | rounds |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     found = []
     for seed in options.seeds:
         for name in options.scenarios:
@@ -102,25 +102,29 @@ def main() -> None:
                 outcome(Comparison(experiment(name, seed), options.out / kind, ft.Settings(), budget=kind == "halved"))
                 for kind in ("full", "halved")
             )
-            equal = (full["method"], full["rate"]) == (halved["method"], halved["rate"])
-            same = "yes" if equal else "tie" if full["val"] == halved["val"] else "no"
+            same = (full["method"], full["rate"]) == (halved["method"], halved["rate"])
             share = halved["rounds"]["rounds"] / halved["rounds"]["full"]
-            picks = [f"{it['method']} {it['rate']} | {100 * it['test']:.1f}" for it in (full, halved)]
-            print(f"| {name} | {seed} | {picks[0]} | {picks[1]} | {same} | {full['sharing']} | {halved['sharing']} | "
-                  f"{share:.2f} |", flush=True)  # fmt: skip
-            found.append((same, full, halved, share))
+            difference = two_way_interval(100 * (halved["test"] - full["test"])[None])
+            low, high = sorted((difference.low, difference.high))
+            apart = not same and not low <= 0 <= high
+            shown = "0" if same else f"{difference.estimate:+.1f} ({low:+.1f} to {high:+.1f})"
+            picks = [f"{it['method']} {it['rate']} | {100 * it['test'].mean():.1f}" for it in (full, halved)]
+            print(f"| {name} | {seed} | {picks[0]} | {picks[1]} | {'yes' if same else 'no'} | {shown} | "
+                  f"{full['sharing']} | {halved['sharing']} | {share:.2f} |", flush=True)  # fmt: skip
+            found.append((same, apart, difference.estimate, full, halved, share))
     count = len(found)
-    regret = [full["test"] - halved["test"] for _, full, halved, _ in found]
     print(
-        f"\nthe same method and rate: {sum(same == 'yes' for same, *_ in found)} of {count}; "
-        f"the same method: {sum(full['method'] == halved['method'] for _, full, halved, _ in found)}; "
-        f"as good on validation data: {sum(same != 'no' for same, *_ in found)}; "
-        f"the same word on sharing: {sum(full['sharing'] == halved['sharing'] for _, full, halved, _ in found)}"
+        f"\nof {count}: the same method and rate {sum(it[0] for it in found)}; "
+        f"the same method {sum(full['method'] == halved['method'] for *_, full, halved, _ in found)}; "
+        f"as good on validation data {sum(halved['val'] > full['val'] - 1e-9 for *_, full, halved, _ in found)}; "
+        f"not shown to differ on test {sum(not it[1] for it in found)}; "
+        f"the same word on sharing {sum(full['sharing'] == halved['sharing'] for *_, full, halved, _ in found)}"
     )
-    print(f"test accuracy lost by halving: mean {100 * np.mean(regret):.2f} points, most {100 * max(regret):.2f}; "
-          f"share of rounds: {np.mean([share for *_, share in found]):.3f}; seconds: full "
-          f"{sum(full['seconds'] for _, full, *_ in found):.0f}, halved "
-          f"{sum(halved['seconds'] for _, _, halved, _ in found):.0f}")  # fmt: skip
+    differences = [it[2] for it in found]
+    print(f"difference on test: mean {np.mean(differences):+.2f} points, {min(differences):+.2f} to "
+          f"{max(differences):+.2f}; rounds: {np.mean([it[-1] for it in found]):.3f}; seconds of runs: full "
+          f"{sum(full['seconds'] for *_, full, _, _ in found):.0f}, halved "
+          f"{sum(halved['seconds'] for *_, halved, _ in found):.0f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_a_run_that_is_stopped_by_a_signal_is_saved_and_says_which_one_by_its_ex
     monkeypatch.setattr("fedtailor.cli.commands.run.progress_of", stopping)
     monkeypatch.setattr(Interrupted, "code", 130)  # put back after the test
     out = tmp_path / "run"
-    arguments = ["local", "digits-rotated", "--clients", "2", "--sgd.steps", "1", "--sgd.epochs", "None"]
+    arguments = ["local", "digits-rotated", "--clients", "2"]
     assert main(["run", *arguments, "--rounds", "3", "--out", str(out)]) == code
     assert capsys.readouterr().err.endswith(f"fedtailor: stopped; continue with --out {out} --resume\n")
     assert load_tree(out / CHECKPOINT)["round"] == 1

@@ -39,10 +39,11 @@ def client_task(
     if task == "personal":
         return {"predictor": predictor}
     before, local.evaluating = local.work, True
-    scores = {
-        split: {"count": local.count(split), "statistics": local.statistics(predictor, split, metrics)}
-        for split in EVALUATED_SPLITS
-    }
+    scores = {}
+    for split in EVALUATED_SPLITS:
+        sums = local.statistics(predictor, split, metrics)
+        condensed = {metric.name: metric.condense(sums[metric.name]) for metric in metrics}
+        scores[split] = {"count": local.count(split), "statistics": condensed}
     local.work = before  # looking at a model is not work of the method
     return {"scores": scores}
 

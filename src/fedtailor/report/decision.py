@@ -196,7 +196,7 @@ def _gains(
     kept = {part["method"][0] for part in parts if len(part)}
     if base not in kept or len(kept) < 2:
         return metric, None, "Gains over training alone need the test rows, which these runs did not keep; repeat them."
-    rows = pl.concat(parts)
+    rows = pl.concat(parts, how="diagonal")  # of other versions, some may have columns more
     if metric not in SCORES:
         metric = next((name for name in SCORES if SCORES[name].column in rows.columns and name != "loss"), "loss")
     return metric, client_gains(rows, base, metric), ""

@@ -22,6 +22,7 @@ for (const header of document.querySelectorAll("table.sortable thead th")) {
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const GREY = "#6e7781";
 const FEW_POINTS = 12; // so few that each is marked
+const dashed = (colour) => colour < 0 || colour >= COLOURS.length;
 const inked = (colour) => (colour < 0 ? GREY : COLOURS[colour % COLOURS.length]);
 const short = (value) => (value == null ? "–" : String(Number(value.toPrecision(4))));
 
@@ -72,7 +73,7 @@ function draw(figure) {
     axes: [{ label: chart.x, labelSize: 20, size: 34 }, { label: chart.y, labelSize: 20, size: 56 }],
     series: [{}, ...chart.series.map(({ label, colour, x, shown }) => ({
       label, stroke: inked(colour), width: 2, spanGaps: true, show: shown,
-      dash: colour >= 0 && colour < COLOURS.length ? undefined : [6, 4],
+      dash: dashed(colour) ? [6, 4] : undefined,
       points: { show: colour >= 0 && x.length <= FEW_POINTS, size: 5 },
     }))],
     hooks: { drawAxes: [drawBands], setCursor: [(u) => {
@@ -94,7 +95,8 @@ function draw(figure) {
       key.classList.toggle("hidden", !tick.checked);
     });
     swatch.className = "swatch";
-    swatch.style.background = inked(colour);
+    const ink = inked(colour);
+    swatch.style.background = dashed(colour) ? `repeating-linear-gradient(90deg, ${ink} 0 5px, #fff 5px 8px)` : ink;
     out.className = "readout";
     outs.push(out);
     key.append(tick, swatch, label, out);

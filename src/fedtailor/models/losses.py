@@ -27,7 +27,7 @@ class Classification:
         return self.function(outputs, y)
 
 
-def _cross_entropy(outputs: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
+def _cross_entropy(outputs: Float[Array, "*b classes"], y: Int[Array, "*b"]) -> Float[Array, "*b"]:
     # A comparison instead of an index: its derivative is a subtraction, that of an index is a scatter.
     chosen = y[..., None] == jnp.arange(outputs.shape[-1], dtype=y.dtype)
     return jax.nn.logsumexp(outputs, axis=-1) - jnp.where(chosen, outputs, 0).sum(-1)

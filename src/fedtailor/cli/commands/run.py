@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,14 +120,15 @@ def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorit
         return algorithm, sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {
+    target = unwrap(together)  # itself, unless type checkers (of the tests) have wrapped it
+    target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],
         "options": Annotated[Options, flat],
     }
-    together.__defaults__ = (default, sizes, options)
-    together.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
-    return parse(together, arguments, f"fedtailor run {name} {scenario.name}")
+    target.__defaults__ = (default, sizes, options)
+    target.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
+    return parse(target, arguments, f"fedtailor run {name} {scenario.name}")
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:

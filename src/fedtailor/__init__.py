@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedtailor import federation as federation
     from fedtailor import models as models
     from fedtailor import tables as tables
+    from fedtailor import trackers as trackers
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.deployment import forget as forget
     from fedtailor.deployment import model_card as model_card
@@ -44,6 +45,7 @@ _MODULES = {
     "models": "fedtailor.models",
     "scenarios": "fedtailor.experiments.scenarios",
     "tables": "fedtailor.tables",
+    "trackers": "fedtailor.trackers",
 }
 _HOMES = {
     "Diverged": "fedtailor.protocol",

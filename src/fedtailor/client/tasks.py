@@ -50,10 +50,11 @@ def client_task(
     # From here on test rows may be read, and no work is counted: measuring a model is not work of the method.
     work = local.work
     local.evaluating = True
-    scores = {
-        split: {"count": local.count(split), "statistics": local.statistics(predictor, split, metrics)}
-        for split in EVALUATED_SPLITS
-    }
+    scores = {}
+    for split in EVALUATED_SPLITS:
+        sums = local.statistics(predictor, split, metrics)
+        condensed = {metric.name: metric.condense(sums[metric.name]) for metric in metrics}
+        scores[split] = {"count": local.count(split), "statistics": condensed}
     local.work = work
     return {"scores": scores}
 

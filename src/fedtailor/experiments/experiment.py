@@ -1,7 +1,7 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ from fedtailor.experiments.scenario import Scenario
 from fedtailor.metrics import find_metric
 from fedtailor.protocol import Algorithm, require
 from fedtailor.runs.run import MOST_ROUNDS
+from fedtailor.trackers import find_tracker
 from fedtailor.training import Participation, as_participation
 
 METRICS = (
@@ -78,6 +79,7 @@ class _File(_Table):
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
     evaluate_every: Rounds | None = None
+    track: list[str] = []
     measured: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
     figures: list[Literal[FIGURES]] = ["accuracy-by-round", "accuracy-by-bytes", "fairness"]  # type: ignore[valid-type]
@@ -186,7 +188,8 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
     try:
         file = _validated(document.content)
-        _check_measured(file.measured)
+        _check_names("measured", file.measured, find_metric)
+        _check_names("track", file.track, find_tracker)
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
         entries = tuple(entry for column in columns for entry in _entries(column, file))
         _check_published(file, entries, quick)
@@ -211,13 +214,13 @@ def _validated(content: Mapping[str, Any]) -> _File:
         raise ConfigError(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
 
 
-def _check_measured(names: Sequence[str]) -> None:
-    """The metrics exist; whether each is defined for a scenario is known with its data."""
+def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
+    """Metrics and trackers exist; whether a metric is defined for a scenario is known with its data."""
     for name in names:
         try:
-            find_metric(name)
+            find(name)
         except ValueError as error:
-            raise ConfigError(("measured",), str(error)) from None
+            raise ConfigError((key,), str(error)) from None
 
 
 def _column(label: str, table: _Scenario, file: _File) -> Column:

@@ -7,10 +7,11 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, Shaped
 
+from fedtailor._files import read_parquet
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 
-READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": pl.read_parquet}
+READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": read_parquet}
 """How files are read, by the end of their names."""
 
 

@@ -54,6 +54,7 @@ class Candidate:
 
     Attributes:
         val: mean over clients, on val, of the accuracy or of minus the loss: higher is better. None: it diverged.
+        rounds: after how many rounds; None: after all.
     """
 
     scenario: str
@@ -62,6 +63,7 @@ class Candidate:
     seed: int
     val: float | None
     chosen: bool
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ class Skipped:
     parameters: dict[str, Any]
     why: str
     runs: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Rounds that were trained, and those that training everything to the end would have taken."""
+
+    rounds: int
+    full: int
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,7 @@ class Index:
         cells: the runs of the tables that have ended.
         candidates: the runs that have been chosen from; a chosen one is a cell, too.
         skipped: what was not run, and why.
+        budget: what halving spent, where methods and settings were halved.
         seconds: wall time so far.
         machine, versions: where and with what.
     """
@@ -133,6 +144,7 @@ class Index:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True)

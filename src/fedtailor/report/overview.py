@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
+from fedtailor.report.experiment import Budget, Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
 
 
@@ -24,6 +24,7 @@ def facts(experiment: Experiment) -> list[str]:
         f"Size: {index.size}; seeds {seeds}; {progress}{choosing}; {duration(index.seconds)}",
         *(_scenario(label, used, _any(experiment, label)) for label, used in index.scenarios.items()),
         f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]" if fewer else "",
+        _budget(index.budget),
         f"Machine: {index.machine}",
         *(_skipped(skipped) for skipped in index.skipped),
         f"Versions: {_versions(experiment)}",
@@ -43,6 +44,15 @@ def _versions(experiment: Experiment) -> str:
     mixed = [name for name, versions in found.items() if len(versions) > 1]
     warning = f"; these runs were made by different versions of {', '.join(mixed)}" if mixed else ""
     return ", ".join(parts) + warning
+
+
+def _budget(budget: Budget | None) -> str:
+    if budget is None:
+        return ""
+    return (
+        f"Budget: {budget.rounds:,} rounds instead of {budget.full:,}: methods and settings were halved on validation "
+        "data of the first seed, and the last two methods went on"
+    )
 
 
 def _skipped(skipped: Skipped) -> str:

@@ -127,8 +127,9 @@ class Run:
         return model.predict_rows(rows, **options)
 
     def row_outcomes(self) -> "pl.DataFrame":
-        """What became of every test row: client, row (its number in the data), loss, and correct and prediction, or
-        squared_error and prediction of a regression, by the final personal models."""
+        """What became of every test row: client, row (its number in the data), loss, and correct, prediction and
+        confidence (the prediction's probability), or squared_error and prediction of a regression, by the final
+        personal models."""
         return drive(row_outcomes(self.training, self.executor), self.executor)
 
     def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:

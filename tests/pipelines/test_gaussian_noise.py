@@ -14,7 +14,7 @@ from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize
 from fedtailor.protocol import SGD
 from fedtailor.runs import run, simulate
 from fedtailor.testing import classification, softmax_model
-from fedtailor.training import Participation
+from fedtailor.training import Participation, as_participation
 
 FEDAVG = FedAvg(sgd=PLAIN, weights="uniform")
 HALF = Participation(0.5, sampling="poisson")
@@ -193,3 +193,6 @@ def test_poisson_participation_takes_a_probability():
                                ({"sampling": "binomial"}, "'binomial'; it must be 'poisson'")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Participation(**arguments)
+    assert as_participation(0.25, poisson=True) == Participation(0.25, sampling="poisson")
+    with pytest.raises(ValueError, match="participation is 2; of Poisson sampling it must be a probability"):
+        as_participation(2, poisson=True)

@@ -12,6 +12,7 @@ from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.uplink import uplink_of_texts
 from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
@@ -33,6 +34,11 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    poisson: bool = False
+    """Each client reports with the probability --participation, independently of the others."""
+    uplink: tuple[str, ...] = ()
+    """What happens to an update before it leaves a client: clip:0.5, gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize,
+    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
     by."""
@@ -79,7 +85,8 @@ def run(arguments: list[str]) -> int:
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": as_participation(options.participation),
+        "participation": as_participation(options.participation, poisson=options.poisson),
+        "uplink": uplink_of_texts(options.uplink),
         "evaluate_every": options.evaluate_every,
         "metrics": options.metrics,
         "settings": settings,

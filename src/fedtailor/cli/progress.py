@@ -60,8 +60,8 @@ def _score(training: Training) -> str:
     values = training.metrics.values(metric)
     texts = [f"{metric} {values.mean():.3f}"] if len(values) else []
     if training.privacy is not None:
-        epsilons = training.privacy.epsilons(training.round)
-        texts += [f"{name.replace('_', ' ')} {found.max():.2f}" for name, found in epsilons.items()]
+        largest = training.privacy.largest(training.round)
+        texts += [f"{name.replace('_', ' ')} {epsilon:.2f}" for name, epsilon in largest.items()]
     return ", ".join(texts)
 
 

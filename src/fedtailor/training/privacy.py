@@ -80,6 +80,10 @@ class PrivacyAccount:
             found[EXAMPLE_EPSILON] = np.array(each)
         return found
 
+    def largest(self, rounds: int) -> dict[str, float]:
+        """Name -> the largest epsilon of a client after `rounds` rounds."""
+        return {name: float(values.max()) for name, values in self.epsilons(rounds).items()}
+
     def snapshot(self) -> Any:
         """What `restore` takes back."""
         return {"reports": self.reports, "steps": self.steps}

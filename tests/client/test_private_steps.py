@@ -10,7 +10,7 @@ from scipy import stats
 
 from conformance.examples import PLAIN, example
 from fedtailor.accounting.privacy import ORDERS, batch_room, sgd_epsilon
-from fedtailor.algorithms import MRMTL, UCFL, APFL, Ditto, FedAvg, HypCluster, PerFedAvg
+from fedtailor.algorithms import APFL, MRMTL, UCFL, Ditto, FedAvg, HypCluster, PerFedAvg
 from fedtailor.client.private_steps import drawn_at_most
 from fedtailor.protocol import SGD
 from fedtailor.runs import simulate

@@ -30,7 +30,9 @@ def share(federation, client):
 class Remote:
     """Clients in this process, each with its own rows and its own directory, and an executor that asks them."""
 
-    def __init__(self, algorithm, federation, model, directory, *, seed=0, groups=None, evaluate=True, uplink=(), **options):
+    def __init__(
+        self, algorithm, federation, model, directory, *, seed=0, groups=None, evaluate=True, uplink=(), **options
+    ):
         self.federation, self.directory = federation, directory
         self.plan = Plan(EXPERIMENT, algorithm, model, seed, uplink, evaluate=evaluate)
         self.shares = {name: share(federation, place) for place, name in enumerate(federation.names)}

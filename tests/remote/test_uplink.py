@@ -52,7 +52,9 @@ def test_noise_on_the_mean_is_that_of_the_simulation(tmp_path):
     np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=1e-5)
     assert training.uplink_state[0]["norm"] == pytest.approx(expected.uplink_state[0]["norm"]) != 0.05
     for it in (training, expected):
-        np.testing.assert_array_equal(it.metrics.values("client_epsilon", "all"), it.privacy.epsilons(2)["client_epsilon"])
+        np.testing.assert_array_equal(
+            it.metrics.values("client_epsilon", "all"), it.privacy.epsilons(2)["client_epsilon"]
+        )
     assert training.privacy.epsilons(2)["client_epsilon"][0] == expected.privacy.epsilons(2)["client_epsilon"][0] > 0
     # with a secret, others than the coordinator cannot know who reports and which noise is added
     hidden = trained(ours.training(secret=7), 1)

@@ -14,6 +14,7 @@ from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import SGD, decode
 from fedtailor.runs import simulate
 
+
 def interval(values):
     """Mean, and the 95 % interval of a mean of independent values."""
     half = 1.96 * np.std(values, ddof=1) / len(values) ** 0.5

@@ -8,8 +8,6 @@ import math
 from functools import cache
 from typing import Any
 
-from scipy import stats
-
 from fedtailor.protocol import require
 
 ORDERS = (*range(2, 64), 72, 80, 96, 128, 192, 256, 512, 1024)
@@ -73,6 +71,8 @@ def sgd_epsilon(multiplier: float, batch_size: int, examples: int, steps: int, d
         return 0.0
     probability = min(1.0, batch_size / examples)
     found = sampled_gaussian_epsilon(multiplier, probability, steps, delta)
+    from scipy import stats  # it takes half a second to import
+
     # of two mechanisms that differ with probability p, one has delta + (1 + e^epsilon) p of the other's delta
     differ = steps * float(stats.binom.sf(batch_room(batch_size), examples, probability))
     if differ == 0:

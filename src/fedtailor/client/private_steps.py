@@ -30,7 +30,9 @@ class PrivateSteps:
     def __init__(self, local: "DeviceTrainer", sgd: SGD, split: str) -> None:
         require(not local.model.has_statistics, "private steps clip the gradient of each example, which batch "
                 "normalisation has none of; use a model with group instead of batch normalisation")  # fmt: skip
+        assert sgd.dp_noise is not None and sgd.dp_norm is not None
         self._local, self._sgd, self._split = local, sgd, split
+        self._norm, self._deviation = sgd.dp_norm, sgd.dp_noise * sgd.dp_norm
         self._count = local.count(split)
         self._key = local.key(f"private steps {local.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
@@ -38,7 +40,7 @@ class PrivateSteps:
 
     def direction(self, params: Params, step: Int[Array, ""]) -> Params:
         """What step number `step` descends along, before weight decay and the like."""
-        local, sgd = self._local, self._sgd
+        local = self._local
         batch, dropout, noise = self._draw(step)
         stochastic = local.model.stochastic
 
@@ -47,13 +49,12 @@ class PrivateSteps:
             key = jax.random.fold_in(dropout, number) if stochastic else None
             gradient = jax.grad(lambda p: mean_loss(local.model, p, single, 1, key))(params)
             length = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradient)))
-            shorter = jnp.minimum(1.0, sgd.dp_norm / jnp.maximum(length, jnp.finfo(length.dtype).tiny))
+            shorter = jnp.minimum(1.0, self._norm / jnp.maximum(length, jnp.finfo(length.dtype).tiny))
             return jax.tree.map(lambda leaf: leaf * shorter.astype(leaf.dtype), gradient)
 
         each = jax.vmap(one)(batch.x, batch.y, jnp.arange(len(batch.y)))
         leaves, tree = jax.tree.flatten(jax.tree.map(lambda leaf: jnp.tensordot(batch.weight, leaf, 1), each))
-        assert sgd.dp_noise is not None
-        deviation, expected = sgd.dp_noise * sgd.dp_norm, jnp.maximum(self._expected, 1)
+        deviation, expected = self._deviation, jnp.maximum(self._expected, 1)
         noisy = [
             (leaf + deviation * jax.random.normal(key, leaf.shape, leaf.dtype)) / expected.astype(leaf.dtype)
             for leaf, key in zip(leaves, jax.random.split(noise, len(leaves)), strict=True)

@@ -1,5 +1,7 @@
 """Transforms of what travels between clients and the server: `run(..., uplink=(Clip(1.0), Cast("float16")))`."""
 
+from itertools import pairwise
+
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
@@ -29,7 +31,7 @@ def check_order(uplink: Pipeline) -> None:
         ValueError: with the two that are in the wrong order.
     """
     known = [transform for transform in uplink if type(transform) in _STAGES]
-    for before, after in zip(known, known[1:], strict=False):
+    for before, after in pairwise(known):
         one, other = type(before).__name__, type(after).__name__
         fits = _STAGES[type(before)] < _STAGES[type(after)]
         require(fits, f"the uplink applies {one} before {other}; use each of Clip, GaussianNoise, TopK and one of "

@@ -75,9 +75,7 @@ class Quantize(Transform):
         return seen, state
 
 
-def rounded(
-    x: Float[Array, "*k d"], block: int, key: Array
-) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
+def rounded(x: Float[Array, "*k d"], block: int, key: Array) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
     """A vector as integers, and the scale of each block; see `Quantize`."""
     blocks = _blocks(x, block)
     scale = jnp.abs(blocks).max(axis=-1) / LEVELS

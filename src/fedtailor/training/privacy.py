@@ -130,7 +130,9 @@ def privacy_account(
         delta = DELTA if private[0].dp_delta is None else private[0].dp_delta
         require_delta(delta, int(population.sizes.max()), "training rows of a client (dp_delta)")
         for method in methods:
-            everybody = method.participants == "reporters" or participation.reporters(len(population)) == len(population)
+            everybody = method.participants == "reporters" or participation.reporters(len(population)) == len(
+                population
+            )
             require(everybody, f"{method.about.name} trains clients that do not report, and their private steps would "
                                "not be counted; have everybody report (participation 1)")  # fmt: skip
     probability = participation.reporters(len(population)) / len(population)

@@ -223,9 +223,7 @@ class Training(Generic[ExecutorT]):
         clients = self.executor.seen.listed
         for name, values in self.privacy.epsilons(self.round).items():
             order = np.argsort(clients)
-            self.metrics.evaluations.append(
-                Evaluation(self.round, clients[order], False, PRIVACY, name, values[order])
-            )
+            self.metrics.evaluations.append(Evaluation(self.round, clients[order], False, PRIVACY, name, values[order]))
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
         """The clients of the next round, where [m] report: these, or all where the method trains everybody."""

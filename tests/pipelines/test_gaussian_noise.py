@@ -8,6 +8,7 @@ import pytest
 from dp_accounting import rdp
 
 from conformance.examples import PLAIN, example
+from fedtailor.accounting import Wireless
 from fedtailor.accounting.privacy import ORDERS
 from fedtailor.algorithms import SCAFFOLD, UCFL, Ditto, FedAvg, Local
 from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize
@@ -69,6 +70,9 @@ def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
     deviation = 2 * 0.01 / 3
     assert 0.4 * deviation < moved(training).std() < 1.8 * deviation
     np.testing.assert_array_equal(moved(plain), 0)
+    plain.advance(np.ones(CLIENTS, bool))
+    times = Wireless().times(plain.ledger.frame(), [1, 2])
+    assert times[0] == 0 < times[1]
 
 
 def test_a_client_can_add_the_noise_itself():

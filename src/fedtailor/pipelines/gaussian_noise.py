@@ -121,10 +121,10 @@ class GaussianNoise(Transform):
         return replace(downlink, scalars={**downlink.scalars, NORM: state["norm"]})
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
-        if self.by == "client":
+        kind = next((kind for kind in update if kind in MODEL_KINDS), None)
+        if self.by == "client" or kind is None:
             return update, state
         norm, expected = float(state["norm"]), int(state["expected"])
-        kind = next(kind for kind in update if kind in MODEL_KINDS)
         rows, rng, reporters = update[kind], cohort.rng("gaussian noise"), int(cohort.reporting.sum())
         multiplier, count_noise = self._shares(expected)
         noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])

@@ -93,6 +93,12 @@ class PrivacyAccount:
         self.reports, self.steps = (np.array(snapshot[name], np.int64) for name in ("reports", "steps"))
 
 
+def promises_privacy(methods: Sequence[Algorithm], uplink: Pipeline) -> bool:
+    """Whether a training with these methods and this uplink promises differential privacy of anything."""
+    noisy = any(isinstance(transform, GaussianNoise) for transform in uplink)
+    return noisy or any(private_settings(method) for method in methods)
+
+
 def privacy_account(
     methods: Sequence[Algorithm],
     uplink: Pipeline,
@@ -114,7 +120,7 @@ def privacy_account(
     """
     noise = next((transform for transform in uplink if isinstance(transform, GaussianNoise)), None)
     private = [settings for method in methods for settings in private_settings(method)]
-    if noise is None and not private:
+    if not promises_privacy(methods, uplink):
         return None
     require_accountant()
     if noise is not None:

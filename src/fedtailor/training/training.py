@@ -38,7 +38,7 @@ from fedtailor.protocol import (
 )
 from fedtailor.training.metrics import PRIVACY, Evaluation, Metrics
 from fedtailor.training.participation import Participation
-from fedtailor.training.privacy import privacy_account
+from fedtailor.training.privacy import privacy_account, promises_privacy
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -112,13 +112,15 @@ class Training(Generic[ExecutorT]):
         own = tuple(metric for metric in default_metrics(model) if metric.name not in {it.name for it in asked})
         self.measured = own + asked
         self.metric = asked[0] if asked else find_metric(model.metric)
-        seen = executor.seen
-        self.population = Population(
-            seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
-            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
-        )  # fmt: skip
         self.schedule = list(algorithm.phases())
         methods = [phase for phase, _ in self.schedule]
+        seen = executor.seen
+        # a server that held examples and handed them out, as a simulated one may, would break every promise
+        examples = None if promises_privacy(methods, uplink) else executor.examples
+        self.population = Population(
+            seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
+            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=examples, model=model,
+        )  # fmt: skip
         check_order(uplink)
         for phase in methods:
             phase.check(self.population)

@@ -15,7 +15,7 @@ from fedtailor.storage.manifest import settings
 from fedtailor.training import Participation
 
 FILE = """title = "Noise"
-poisson = true
+sampling = "poisson"
 participation = 0.5
 uplink = [{use = "quantize"}]
 scenarios.digits-rotated = {}
@@ -66,7 +66,7 @@ def test_experiments_have_an_uplink_for_all_and_for_one(tmp_path):
 def test_a_run_shows_its_epsilon(capsys):
     arguments = ["run", "fedavg", "digits-rotated", "--clients", "8", "--rounds", "2", "--weights", "uniform",
                  "--uplink", "gaussian-noise:3,delta=0.01", "quantize", "--json"]  # fmt: skip
-    assert main([*arguments, "--participation", "0.5", "--poisson"]) == 0
+    assert main([*arguments, "--participation", "0.5", "--sampling", "poisson"]) == 0
     shown = capsys.readouterr()
     epsilon = json.loads(shown.out)["client_epsilon"]
     assert 0 < epsilon < 2 and f"client epsilon {epsilon:.2f}" in shown.err

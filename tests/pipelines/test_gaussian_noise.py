@@ -71,8 +71,8 @@ def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
     assert 0.4 * deviation < moved(training).std() < 1.8 * deviation
     np.testing.assert_array_equal(moved(plain), 0)
     plain.advance(np.ones(CLIENTS, bool))
-    times = Wireless().times(plain.ledger.frame(), [1, 2])
-    assert times[0] == 0 < times[1]
+    times = Wireless(rho=1, t_min=1, inverse_mu=0).times(plain.ledger.frame(), [1, 2])
+    assert 0 <= times[0] < times[1]
 
 
 def test_a_client_can_add_the_noise_itself():
@@ -197,6 +197,6 @@ def test_poisson_participation_takes_a_probability():
                                ({"sampling": "binomial"}, "'binomial'; it must be 'poisson'")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Participation(**arguments)
-    assert as_participation(0.25, poisson=True) == Participation(0.25, sampling="poisson")
+    assert as_participation(0.25, "poisson") == Participation(0.25, sampling="poisson")
     with pytest.raises(ValueError, match="participation is 2; of Poisson sampling it must be a probability"):
-        as_participation(2, poisson=True)
+        as_participation(2, "poisson")

@@ -17,7 +17,7 @@ from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.runs.run import MOST_ROUNDS
-from fedtailor.training import Participation, as_participation
+from fedtailor.training import Participation, Sampling, as_participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -79,7 +79,7 @@ class _File(_Table):
     rounds: Rounds | None = None
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
-    poisson: bool = False
+    sampling: Sampling = "uniform"
     uplink: list[dict[str, Any]] = []
     evaluate_every: Rounds | None = None
     measured: list[str] = []
@@ -246,7 +246,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = as_participation(participation, poisson=file.poisson)
+        reporters = as_participation(participation, file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)

@@ -15,7 +15,7 @@ from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
-from fedtailor.training import Participation, as_participation
+from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
 """How the file says that a column holds numbers; a list of texts says which categories it holds."""
@@ -52,7 +52,7 @@ seed = 0
 minimum = {minimum}                       # clients without which a round does not count
 deadline = 300                    # seconds that a round waits for clients
 participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
-poisson = false                   # true: each client trains with that probability, independently (for noise)
+sampling = "uniform"              # or "poisson": each client trains with that probability, independently (for noise)
 
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions
@@ -85,7 +85,7 @@ class _Training(_Table):
     minimum: Annotated[int, Field(ge=1)] = 1
     deadline: Annotated[float, Field(gt=0)] = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
-    poisson: bool = False
+    sampling: Sampling = "uniform"
 
 
 class _Privacy(_Table):
@@ -218,7 +218,7 @@ def _job(document: Document) -> Job:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
     try:
-        participation = as_participation(training.participation, poisson=training.poisson)
+        participation = as_participation(training.participation, training.sampling)
     except ValueError as error:
         raise ConfigError(("training", "participation"), str(error)) from None
     return Job(

@@ -62,20 +62,24 @@ class Participation:
         return report
 
 
-def as_participation(value: Participation | float | int, *, poisson: bool = False) -> Participation:
+Sampling = Literal["uniform", "poisson"]
+"""How files and the command line say `Participation.sampling`."""
+
+
+def as_participation(value: Participation | float | int, sampling: Sampling = "uniform") -> Participation:
     """A `Participation` from one number, the same in Python, in files and on the command line: up to 1 it is a share
     of the seen clients (1 = all of them, written as 1 or 1.0), from 2 on it is a number of them.
 
     Args:
-        value: the number.
-        poisson: whether it is the probability with which each client reports, independently of all others.
+        value: the number; a `Participation` stays as it is.
+        sampling: "poisson": the number is the probability with which each client reports, independently of all others.
 
     Raises:
         ValueError: it is neither.
     """
     if isinstance(value, Participation):
         return value
-    if poisson:
+    if sampling == "poisson":
         require(value <= 1, f"participation is {value}; of Poisson sampling it must be a probability, up to 1")
         return replace(as_participation(value), sampling="poisson")
     if value <= 1:

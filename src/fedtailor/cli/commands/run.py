@@ -19,7 +19,7 @@ from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
-from fedtailor.training import as_participation
+from fedtailor.training import Sampling, as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -34,8 +34,9 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
-    poisson: bool = False
-    """Each client reports with the probability --participation, independently of the others."""
+    sampling: Sampling = "uniform"
+    """Who is drawn to report: always as many, every client as likely; or (poisson) each with the probability
+    --participation, independently of the others, as the accounting of noise assumes."""
     uplink: tuple[str, ...] = ()
     """What happens to an update before it leaves a client: clip:0.5, gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize,
     cast:bfloat16 (`fedtailor.pipelines`), in this order."""
@@ -85,7 +86,7 @@ def run(arguments: list[str]) -> int:
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": as_participation(options.participation, poisson=options.poisson),
+        "participation": as_participation(options.participation, options.sampling),
         "uplink": uplink_of_texts(options.uplink),
         "evaluate_every": options.evaluate_every,
         "metrics": options.metrics,

@@ -71,7 +71,7 @@ def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
     assert 0.4 * deviation < moved(training).std() < 1.8 * deviation
     np.testing.assert_array_equal(moved(plain), 0)
     plain.advance(np.ones(CLIENTS, bool))
-    times = Wireless(rho=1, t_min=1, inverse_mu=0).times(plain.ledger.frame(), [1, 2])
+    times = Wireless(rho=1, t_min=1, mean_delay=0).times(plain.ledger.frame(), [1, 2])
     assert 0 <= times[0] < times[1]
 
 

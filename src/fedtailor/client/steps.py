@@ -36,7 +36,12 @@ def train(
     private = None if sgd.dp_noise is None else PrivateSteps(local, sgd, split)
     if private is not None and gradient is not None:
         raise ValueError("private steps clip the gradient of the loss, and this method descends along another one")
-    turned = jax.tree.map(lambda w: sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0], params)
+
+    def is_turned(w: Array) -> bool:
+        # An optimiser of the user's own may look at shapes, so it sees the model's.
+        return sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0]
+
+    turned = jax.tree.map(is_turned, params)
 
     def turn(params: Params) -> Params:
         """To the loop's layout and back."""
@@ -63,10 +68,12 @@ def train(
             g = jax.tree.map(lambda g, w, a, mu=pull[0]: g + mu * (w - a), g, params, anchor)
         if constant is not None:
             g = jax.tree.map(jnp.add, g, constant)
-        if trained is not None:  # no gradient outside the part: optimisers that look at all of it must not see one
+        if trained is not None:
+            # No gradient outside the part, for optimisers that look at all of it (a clipped global norm).
             g = jax.tree.map(lambda g, trained: g if trained else jnp.zeros_like(g), g, trained)
         if not model.has_statistics:
             return g, renewed
+        # Running statistics are entries of the tree, too. The terms above must not move them.
         return model.with_statistics(g, jax.tree.map(jnp.zeros_like, g)), turn(renewed)
 
     def settle(before: Params, params: Params, renewed: Params) -> Params:
@@ -78,28 +85,30 @@ def train(
 
     def plain(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
         g, renewed = direction(params, batch, step)
-        return settle(params, jax.tree.map(lambda w, g: w - rate * g, params, g), renewed)
+        stepped = jax.tree.map(lambda w, g: w - rate * g, params, g)
+        return settle(params, stepped, renewed)
 
     def momentum(carry: tuple[Params, Params], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         params, velocity = carry
         g, renewed = direction(params, batch, step)
         velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, g)
-        return settle(params, jax.tree.map(lambda w, v: w - rate * v, params, velocity), renewed), velocity
+        stepped = jax.tree.map(lambda w, v: w - rate * v, params, velocity)
+        return settle(params, stepped, renewed), velocity
 
     def transformed(carry: tuple[Params, Any], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Any]:
         assert sgd.optimizer is not None
         params, state = carry
         g, renewed = direction(params, batch, step)
         updates, state = sgd.optimizer.update(g, state, params)
-        return settle(params, jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), renewed), state
-
-    params = turn(params)
+        stepped = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
+        return settle(params, stepped, renewed), state
 
     def loop(carry: Any, step: Any) -> Any:
         if private is not None:
             return local.private_loop(carry, step, steps, sgd.batch_size, split)
         return local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)
 
+    params = turn(params)
     if sgd.optimizer is not None:
         params, _ = loop((params, sgd.optimizer.init(params)), transformed)
     elif is_off(sgd.momentum):

@@ -43,7 +43,7 @@ from fedtailor.protocol.pipeline import (
 )
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
-from fedtailor.protocol.state import ServerState, server_state, state_name
+from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
 
 __all__ = [
     "MODEL_KINDS",
@@ -55,6 +55,7 @@ __all__ = [
     "Batch",
     "BatchMetric",
     "ClientRows",
+    "ClientState",
     "ClientUpdate",
     "Clients",
     "Cohort",

@@ -3,7 +3,8 @@
 import copy
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -100,6 +101,10 @@ class DeviceTrainer:
         self._step: Step | None = None
         self._in_step: list[Work] | None = None
         self._enclosing: tuple[Count, ...] = ()
+        self.guarded = False  # whether examples may be read by private steps only
+        self.private_steps: Int[Array, ""] | None = None  # how many were taken
+        self._private_loops = 0
+        self._mapped = False  # whether what is traced is repeated by `map` or `fori_loop`
 
     # data ---------------------------------------------------------------------------------------------------------
 
@@ -145,6 +150,11 @@ class DeviceTrainer:
             split: "train", "val" or, in evaluations, "test".
         """
         self._require_open(split)
+        if self._root.guarded:
+            raise ValueError(
+                "this method's clients look at their examples in other ways than by private steps, so that dp_noise "
+                "would promise too much; choose a method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
+            )
         if split == "train":
             # from positions in the innermost part outwards, to positions in all of the client's samples
             for view in reversed(self._views):
@@ -394,6 +404,39 @@ class DeviceTrainer:
         )
         return carry
 
+    def private_loop(
+        self,
+        carry: Carry,
+        step: Callable[[Carry, Any, Int[Array, ""]], Carry],
+        steps: Int[Array, ""] | int,
+        batch_size: int,
+        split: str,
+    ) -> Carry:
+        """`carry = step(carry, None, s)` for s = 0..steps-1, counted as private steps; `step` draws its own batch."""
+        root, n = self._root, self.count(split)
+        if root.guarded and (root._in_step is not None or root._mapped):
+            raise ValueError("this method trains several models at once, which private steps do not account for")
+        steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
+        carry = self._repeat(steps, lambda index, inner: step(inner, None, index), carry)
+        if root.guarded:
+            root.private_steps = steps if root.private_steps is None else root.private_steps + steps
+        self._add(gradients=steps * jnp.minimum(n, batch_size))
+        return carry
+
+    def next_private_loop(self) -> int:
+        """A number for each loop of private steps of a round: no two may draw the same noise."""
+        self._root._private_loops += 1
+        return self._root._private_loops
+
+    @contextmanager
+    def reading_privately(self) -> Iterator[None]:
+        """While it is open examples may be read."""
+        before, self._root.guarded = self._root.guarded, False
+        try:
+            yield
+        finally:
+            self._root.guarded = before
+
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
         root = self._root
         work_before = root.work
@@ -403,7 +446,9 @@ class DeviceTrainer:
             root.work = jnp.zeros(2, jnp.int32)
             return function(*arguments), root.work
 
+        before, root._mapped = root._mapped, True
         out, work = self._map(one, rows)
+        root._mapped = before
         root.work = work_before + work.sum(0)
         return out
 
@@ -418,7 +463,9 @@ class DeviceTrainer:
             inner = function(index, inner)
             return inner, root.work
 
+        before, root._mapped = root._mapped, True
         carry, root.work = self._repeat(jnp.asarray(times, jnp.int32), body, (carry, root.work))
+        root._mapped = before
         return carry
 
     def _require_statistics(self, step: Step) -> None:

@@ -352,7 +352,7 @@ class Comparison:
         try:
             yield from run_exchanges(
                 candidate.algorithm, executor, rounds,
-                seed=seed, participation=column.participation, evaluate_every=self._every(column),
+                seed=seed, participation=column.participation, evaluate_every=self._every(column), uplink=entry.uplink,
                 callbacks=[AfterRound(self._forward(entry, seed, name)), *self._trackers(entry, candidate, seed)],
                 directory=self.results / name, resume=True,
                 checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
@@ -400,6 +400,7 @@ class Comparison:
             "algorithm": described(candidate.algorithm), "model": described(column.scenario.model),
             "data": {**column.arguments, "file": _file(column)}, "rounds": column.rounds, "every": self._every(column),
             "participation": described(column.participation),
+            **({"uplink": described(entry.uplink)} if entry.uplink else {}),
             **({"measured": measured} if (measured := self.experiment.file.measured) else {}),
         }  # fmt: skip
         fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]

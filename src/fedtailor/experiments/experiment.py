@@ -13,11 +13,12 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
 from fedtailor.experiments.parsing import RefusedSettings, allow, architecture, combinations, configure, flatten
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
-from fedtailor.protocol import Algorithm, require
+from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.trackers import find_tracker
-from fedtailor.training import Participation, as_participation
+from fedtailor.training import Participation, Sampling, as_participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -65,6 +66,7 @@ class _Algorithm(_Table):
     model_config = ConfigDict(extra="allow", strict=True)
     use: str | None = None
     only: list[str] | None = None
+    uplink: list[dict[str, Any]] | None = None
     vary: dict[str, Any] = {}
     grid: dict[str, Any] = {}
 
@@ -78,6 +80,8 @@ class _File(_Table):
     rounds: Rounds | None = None
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
+    sampling: Sampling = "uniform"
+    uplink: list[dict[str, Any]] = []
     evaluate_every: Rounds | None = None
     track: list[str] = []
     measured: list[str] = []
@@ -130,6 +134,7 @@ class Entry:
         algorithm: the label in the file, shared by the rows of a sweep.
         varied: what makes this row differ from the others of its sweep, by dotted name.
         refused: what the grid offers besides, and the method does not take.
+        uplink: what happens to an update before it leaves a client.
     """
 
     row: str
@@ -138,6 +143,7 @@ class Entry:
     candidates: tuple[Candidate, ...]
     varied: Mapping[str, Any]
     refused: tuple[Refusal, ...] = ()
+    uplink: Pipeline = ()
 
 
 @dataclass(frozen=True)
@@ -243,7 +249,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = as_participation(participation)
+        reporters = as_participation(participation, file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)
@@ -261,6 +267,10 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
             allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
         if table.only is not None and column.label not in table.only:
             continue
+        if table.uplink is None:
+            uplink = uplink_of_tables(file.uplink, ("uplink",))
+        else:
+            uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
         base = configure(_start(name, column, file), table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
             row = configure(base, varied, (*place, "vary"))
@@ -272,7 +282,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                     "some, such as val = 0.1",
                 )
             name_of_row = ", ".join([label, *(f"{key} {value}" for key, value in flatten(varied).items())])
-            yield Entry(name_of_row, label, column, candidates, flatten(varied), refused)
+            yield Entry(name_of_row, label, column, candidates, flatten(varied), refused, uplink)
 
 
 def _offered(

@@ -19,6 +19,7 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
+from fedtailor.remote.secret import secret_in
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
@@ -69,7 +70,7 @@ def coordinate(
         )
         training = Training(
             plan.algorithm, executor, plan.model, seed=plan.seed, participation=job.participation, uplink=plan.uplink,
-            downlink=plan.downlink,
+            downlink=plan.downlink, secret=secret_in(directory) if plan.coordinator_needs_secret else None,
         )  # fmt: skip
         if continued:
             store.load(training)
@@ -122,6 +123,7 @@ def _manifest(job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], every
     return {
         "run": {"seed": job.seed, "evaluate_every": every, "participation": settings(job.participation)},
         "algorithm": settings(plan.algorithm),
+        **({"uplink": settings(plan.uplink)} if plan.uplink else {}),
         "model": settings(plan.model),
         "data": {"name": job.title, "clients": len(rows), "names": list(rows), "job": job.identity},
         "versions": {

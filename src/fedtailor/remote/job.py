@@ -12,20 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, configure
+from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture
-from fedtailor.protocol import Algorithm, require
-from fedtailor.training import Participation, as_participation
+from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
 """How the file says that a column holds numbers; a list of texts says which categories it holds."""
-
-UPLINK = {
-    "clip": {"norm": float},
-    "gaussian-noise": {"multiplier": float},
-    "quantize": {"bits": int},
-    "top-k": {"fraction": float},
-}
-"""Transforms of what a client sends, each with its settings."""
 
 TEMPLATE = """\
 # What this federation trains. Every machine has a copy of this file; a client takes part in no other job.
@@ -59,6 +52,7 @@ seed = 0
 minimum = {minimum}                       # clients without which a round does not count
 deadline = 300                    # seconds that a round waits for clients
 participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
+sampling = "uniform"              # or "poisson": each client trains with that probability, independently (for noise)
 
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions
@@ -91,6 +85,7 @@ class _Training(_Table):
     minimum: Annotated[int, Field(ge=1)] = 1
     deadline: Annotated[float, Field(gt=0)] = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
+    sampling: Sampling = "uniform"
 
 
 class _Privacy(_Table):
@@ -135,7 +130,7 @@ class Job:
             many seconds a round waits.
         participation: who reports in a round.
         evaluate: whether clients send sums of losses and of correct predictions.
-        uplink: what happens to an update before it leaves a client, in order; each a table with `use`.
+        uplink: what happens to an update before it leaves a client, in this order.
         content: the file as plain values.
     """
 
@@ -151,7 +146,7 @@ class Job:
     deadline: float
     participation: Participation
     evaluate: bool
-    uplink: tuple[Mapping[str, Any], ...]
+    uplink: Pipeline
     content: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -223,13 +218,13 @@ def _job(document: Document) -> Job:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
     try:
-        participation = as_participation(training.participation)
+        participation = as_participation(training.participation, training.sampling)
     except ValueError as error:
         raise ConfigError(("training", "participation"), str(error)) from None
     return Job(
         title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
         _algorithm(content["method"]), training.rounds, training.seed, training.minimum, training.deadline,
-        participation, privacy.evaluate, _uplink(privacy.uplink), content,
+        participation, privacy.evaluate, uplink_of_tables(privacy.uplink, ("privacy", "uplink")), content,
     )  # fmt: skip
 
 
@@ -262,24 +257,6 @@ def _algorithm(given: Mapping[str, Any]) -> Algorithm:
         return configure(Algorithm.registry[name](), settings, ("method",))
     except TypeError:
         raise ConfigError(("method", "use"), f"{name} cannot be made from a file") from None
-
-
-def _uplink(entries: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    here = ("privacy", "uplink")
-    for entry in entries:
-        allow(str(entry.get("use")), tuple(UPLINK), here, "uplink transform")
-        wanted = UPLINK[entry["use"]]
-        for name, value in entry.items():
-            if name == "use":
-                continue
-            allow(name, tuple(wanted), here, f"setting of {entry['use']}")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or (wanted[name] is int and not isinstance(value, int)) or value <= 0:
-                raise ConfigError(here, f"{name} of {entry['use']} is {value!r}; it must be a number above 0")
-        for name in wanted:
-            if name not in entry:
-                raise ConfigError(here, f"{entry['use']} needs {name}")
-    return tuple(entries)
 
 
 def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:

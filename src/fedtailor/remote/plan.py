@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.client.private_steps import private_settings
 from fedtailor.metrics import Metric, default_metrics
 from fedtailor.models import Model
+from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
@@ -42,6 +44,17 @@ class Plan:
         """What clients measure, and send the sums of."""
         return default_metrics(self.model)
 
+    @property
+    def clients_need_secrets(self) -> bool:
+        """Whether the promise rests on random numbers of a client that the coordinator must not know."""
+        by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in self.uplink)
+        return by_client or any(private_settings(phase) for phase, _ in self.algorithm.phases())
+
+    @property
+    def coordinator_needs_secret(self) -> bool:
+        """Whether the promise rests on random numbers of the coordinator that the clients must not know."""
+        return any(isinstance(it, GaussianNoise) and it.by == "server" for it in self.uplink)
+
     def phase(self, number: int) -> Algorithm:
         """The method of a phase of the schedule.
 
@@ -69,11 +82,12 @@ def plan_of(job: Job) -> Plan:
     Raises:
         ValueError: the job asks for what this version cannot do.
     """
-    require(
-        not job.uplink,
-        "uplink transforms of a job are not part of this version; leave `uplink` empty, or do not take part",
-    )
-    return Plan(job.identity, job.algorithm, bind(job.model, template_of(job)), job.seed, evaluate=job.evaluate)
+    model = bind(job.model, template_of(job))
+    plan = Plan(job.identity, job.algorithm, model, job.seed, job.uplink, evaluate=job.evaluate)
+    by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in job.uplink)
+    require(not (by_client and job.evaluate), "the clients' noise does not cover the sums that they send with "
+            "evaluate = true; set evaluate = false")  # fmt: skip
+    return plan
 
 
 def _finite(value: Any) -> Any:

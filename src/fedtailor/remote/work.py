@@ -15,6 +15,7 @@ from fedtailor.protocol import Algorithm, Cohort, Diverged, Exchange, init_pipel
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
+from fedtailor.remote.secret import secret_in
 from fedtailor.remote.wire import INITIAL, WORK, named, read_downlink
 from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
@@ -40,6 +41,8 @@ class ClientWork:
     def __init__(self, plan: Plan, federation: Federation, store: ClientStore) -> None:
         require(len(federation) == 1, f"a client's own data are one client's, not {len(federation)} clients'")
         self._plan, self._store = plan, store
+        # noise that the coordinator could compute would hide nothing from it
+        self._seed = secret_in(store.directory) if plan.clients_need_secrets else plan.seed
         # what `init_unseen` made, for the requests that follow it at once; never on the disk
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
         # canonical: what is computed here does not depend on how many devices this machine has
@@ -80,7 +83,7 @@ class ClientWork:
         executor, task = self._executor, request.task
         cohort = Cohort(
             clients=executor.seen, rows=np.zeros(1, np.int64), seen=True, reporting=np.array([request.reply]),
-            round=request.round, seed=self._plan.seed,
+            round=request.round, seed=self._seed,
         )  # fmt: skip
         states = self._state(request, algorithm) if task in ("client", "personal", "evaluate") else None
         uplink = self._plan.uplink if task == "client" else ()

@@ -4,6 +4,7 @@ import polars as pl
 
 from fedtailor.report.experiment import Budget, Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
+from fedtailor.training.metrics import PRIVACY
 
 
 def title(experiment: Experiment) -> str:
@@ -23,6 +24,7 @@ def facts(experiment: Experiment) -> list[str]:
         f"Differences: {index.note}" if index.note else "",
         f"Size: {index.size}; seeds {seeds}; {progress}{choosing}; {duration(index.seconds)}",
         *(_scenario(label, used, _any(experiment, label)) for label, used in index.scenarios.items()),
+        *_privacy(experiment),
         f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]" if fewer else "",
         _budget(index.budget),
         f"Machine: {index.machine}",
@@ -80,6 +82,21 @@ def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
             parts.append(f"{len(unseen)} unseen clients with {_samples(unseen)}")
     parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used.participation)} report in a round"]
     return f"Scenario {label}: {'; '.join(parts)}"
+
+
+def _privacy(experiment: Experiment) -> list[str]:
+    """What methods with a guarantee of differential privacy gave away: the largest epsilon of a client and seed."""
+    found = []
+    for scenario, rows in experiment.runs.items():
+        for label, runs in rows.items():
+            largest: dict[str, float] = {}
+            for run in runs:
+                last = run.metrics.filter((pl.col("split") == PRIVACY) & (pl.col("round") == pl.col("round").max()))
+                for name, value in last.group_by("metric").agg(pl.col("value").max()).sort("metric").iter_rows():
+                    largest[name] = max(value, largest.get(name, 0.0))
+            told = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in largest.items())
+            found += [f"Privacy of {label} on {scenario}: at most {told}"] if told else []
+    return found
 
 
 def _samples(clients: pl.DataFrame) -> str:

@@ -178,4 +178,5 @@ class Run:
             bytes_up=totals.bytes_up,
             seconds=training.seconds,
             seconds_per_round=float(np.median(training.round_seconds)) if training.round_seconds else 0.0,
+            **({} if training.privacy is None else training.privacy.largest(training.round)),
         )

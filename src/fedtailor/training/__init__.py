@@ -2,7 +2,7 @@
 
 from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
 from fedtailor.training.metrics import Metrics
-from fedtailor.training.participation import Participation, as_participation
+from fedtailor.training.participation import Participation, Sampling, as_participation
 from fedtailor.training.training import Training
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "EarlyStopping",
     "Metrics",
     "Participation",
+    "Sampling",
     "Training",
     "as_participation",
 ]

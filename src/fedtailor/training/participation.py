@@ -1,32 +1,41 @@
 """Who reports in a round."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import draw_bits, require
+from fedtailor.protocol import draw_bits, draw_uniform, require
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Uniform sampling without replacement, keyed by client id (independent of the order of listing).
+    """Uniform sampling, keyed by client id (independent of the order of listing).
 
     Attributes:
         fraction: share of the seen clients that report in a round, in (0, 1]; max(floor(fraction * m), 1) clients.
         count: number of reporters instead of a share.
+        sampling: "poisson": every client reports with probability `fraction`, independently of all others, so that
+            the number of reporters varies and may be 0 (what the accounting of noise on sums assumes). None: without
+            replacement, always as many.
     """
 
     fraction: float = 1.0
     count: int | None = None
+    sampling: Literal["poisson"] | None = None
 
     def __post_init__(self) -> None:
         require(0 < self.fraction <= 1, f"participation fraction is {self.fraction}; it must be in (0, 1]")
         require(self.count is None or self.count >= 1, f"participation count is {self.count}; it must be 1 or more")
+        known = self.sampling in (None, "poisson")
+        require(known, f"participation sampling is {self.sampling!r}; it must be 'poisson' or None")
+        fits = self.sampling is None or self.count is None
+        require(fits, "Poisson participation takes a probability (fraction), not a count of clients")
 
     def reporters(self, clients: int) -> int:
-        """How many of `clients` report in a round.
+        """How many of `clients` report in a round; under Poisson sampling, how many are expected.
 
         Raises:
             ValueError: a count above the number of clients.
@@ -36,23 +45,43 @@ class Participation:
         require(self.count <= clients, f"participation count {self.count} exceeds the {clients} seen clients")
         return self.count
 
+    def room(self, clients: int) -> int:
+        """Rows that programs make room for where the number of reporters varies: 8, 12, 16, 24, ... ; else 0."""
+        if self.sampling is None:
+            return 0
+        power = 1 << max(clients - 1, 7).bit_length()
+        return power * 3 // 4 if clients <= power * 3 // 4 else power
+
     def sample(self, ids: NDArray[np.uint64], seed: int, round: int) -> NDArray[np.bool_]:
         """Who of the clients [m] reports in a round [m]."""
+        if self.sampling == "poisson":
+            return draw_uniform(seed, "participation", round, ids) < self.fraction
         report = np.ones(len(ids), bool)
         if (wanted := self.reporters(len(ids))) < len(ids):
             report[np.argsort(draw_bits(seed, "participation", round, ids), kind="stable")[wanted:]] = False
         return report
 
 
-def as_participation(value: Participation | float | int) -> Participation:
+Sampling = Literal["uniform", "poisson"]
+"""How files and the command line say `Participation.sampling`."""
+
+
+def as_participation(value: Participation | float | int, sampling: Sampling = "uniform") -> Participation:
     """A `Participation` from one number, the same in Python, in files and on the command line: up to 1 it is a share
     of the seen clients (1 = all of them, written as 1 or 1.0), from 2 on it is a number of them.
+
+    Args:
+        value: the number; a `Participation` stays as it is.
+        sampling: "poisson": the number is the probability with which each client reports, independently of all others.
 
     Raises:
         ValueError: it is neither.
     """
     if isinstance(value, Participation):
         return value
+    if sampling == "poisson":
+        require(value <= 1, f"participation is {value}; of Poisson sampling it must be a probability, up to 1")
+        return replace(as_participation(value), sampling="poisson")
     if value <= 1:
         return Participation(fraction=float(value))
     whole = math.isfinite(value) and value == int(value)

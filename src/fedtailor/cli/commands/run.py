@@ -13,6 +13,7 @@ from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.uplink import uplink_of_texts
 from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
@@ -20,7 +21,7 @@ from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
 from fedtailor.trackers import find_trackers
-from fedtailor.training import as_participation
+from fedtailor.training import Sampling, as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -35,6 +36,12 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    sampling: Sampling = "uniform"
+    """Who is drawn to report: always as many, every client as likely; or (poisson) each with the probability
+    --participation, independently of the others, as the accounting of noise assumes."""
+    uplink: tuple[str, ...] = ()
+    """What happens to an update before it leaves a client: clip:0.5, gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize,
+    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
     by."""
@@ -85,7 +92,8 @@ def run(arguments: list[str]) -> int:
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": as_participation(options.participation),
+        "participation": as_participation(options.participation, options.sampling),
+        "uplink": uplink_of_texts(options.uplink),
         "evaluate_every": options.evaluate_every,
         "metrics": options.metrics,
         "settings": settings,

@@ -93,6 +93,7 @@ class CFL(Algorithm):
         up="1 model",
         keeps="nothing",
         unseen="walks down the tree of splits by its own updates",
+        travels="one of several",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=128, lr_decay=0.01)

@@ -68,6 +68,8 @@ class DAPPER(Algorithm):
         up="1 model, and its number if there are several",
         keeps="nothing",
         unseen="its model and r m_k examples, on which it adapts as others do",
+        sees="data",
+        validation="the share lambda; else held-out training samples",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

@@ -43,6 +43,7 @@ class Ditto(FedAvg):
         up="1 model",
         keeps="its personal model",
         unseen="proximal steps from the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.05, steps=2, batch_size=16)

@@ -39,6 +39,8 @@ class FedBABU(FedPer):
         up="1 body",
         keeps="nothing",
         unseen="the shared model, fine-tuned on its own data",
+        travels="a part",
+        sees="sums",
     )
 
     tune: SGD = SGD(epochs=5)

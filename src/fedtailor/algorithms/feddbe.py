@@ -69,6 +69,7 @@ class FedDBE(FedAvg):
         up="1 model; once mean features",
         keeps="a vector added to features, and their running mean",
         unseen="trains its vector on the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD()

@@ -66,6 +66,8 @@ class FedEM(Algorithm):
         up="K models",
         keeps="its proportions of the K models",
         unseen="all K models; it finds its proportions",
+        travels="several",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.05, batch_size=128)

@@ -46,6 +46,8 @@ class FedPer(Algorithm):
         up="1 body",
         keeps="its head",
         unseen="trains a head on the shared body",
+        travels="a part",
+        sees="sums",
     )
 
     sgd: SGD = SGD()

@@ -36,6 +36,7 @@ class FedProx(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=20, batch_size=10)

@@ -50,6 +50,7 @@ class FedRoD(FedAvg):
         up="1 model",
         keeps="its residual head",
         unseen="the generic model",
+        sees="sums",
     )
 
     sgd: SGD = SGD()

@@ -22,6 +22,7 @@ class FineTune(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="the global model, fine-tuned on its own data",
+        sees="sums",
     )
 
     tune: SGD = SGD(lr=0.005, batch_size=10)

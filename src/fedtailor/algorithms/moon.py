@@ -47,6 +47,7 @@ class MOON(FedAvg):
         up="1 model",
         keeps="the model that it trained last",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, epochs=10, batch_size=64)

@@ -80,6 +80,7 @@ class PFedHN(Algorithm):
         up="1 model",
         keeps="nothing",
         unseen="the hypernetwork; it fits an embedding to its own training",
+        travels="one of several",
     )
 
     sgd: SGD = SGD(lr=0.005, momentum=0.9, weight_decay=5e-5, steps=50, batch_size=64)

@@ -156,6 +156,11 @@ class Outline:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """Every named part that is neither all of the model nor nothing of it."""
+        return {name: part for name, part in self._named.items() if 0 < part.size < self.d}
+
+    @cached_property
+    def _named(self) -> dict[str, Part]:
+        """Every named part, also those that are all of the model, or nothing."""
         head, norms = self.anatomy.head, self.anatomy.norms
         found = {}
         if head is not None:
@@ -165,7 +170,7 @@ class Outline:
         found["bias"] = self._part("bias", ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters])
         for count, layers in enumerate(self._last_layers(), 1):
             found[f"last{count}"] = self._part(f"last{count}", [_layer(p.path) in layers for p in self.parameters])
-        return {name: part for name, part in found.items() if 0 < part.size < self.d}
+        return found
 
     def find(self, name: str) -> Part:
         """The part of this name: see `Model.part`.
@@ -178,8 +183,8 @@ class Outline:
         if name.startswith(NOT):
             found = self.find(name.removeprefix(NOT).strip()).complement
             return Part(name, found.slices, found.d)
-        if name in self.parts:
-            return self.parts[name]
+        if name in self._named:
+            return self._proper(self._named[name])
         if "," in name and not name.startswith(REGEX):
             masks = [self.find(one.strip()).mask for one in name.split(",") if one.strip()]
             return self._proper(self._part(name, [any(mask[p.start : p.end].any() for mask in masks)

@@ -1,35 +1,20 @@
 """FedBN: what differs between clients, statistics that stay, resumed runs."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conformance.normal import Normal, normal
 from conformance.problems import EXACT, classification, float64, personal, predictors, softmax_model, train
 from fedtailor.algorithms import FedAvg, FedBN
-from fedtailor.models.layered import Layered
-from fedtailor.models.layers import Dense, Relu, Stack
-from fedtailor.models.normalization import BatchNorm
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
 from fedtailor.storage.run_directory import LEDGER, METRICS
 
 TRAINED = SGD(lr=0.1, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])
-
-
-@dataclass(frozen=True)
-class Normal(Layered):
-    """Batch normalisation between two dense layers; no path says so."""
-
-    def network(self, input_shape, outputs, stream):
-        return Stack([Dense(input_shape[0], 4, stream), BatchNorm(4), Relu(), Dense(4, outputs, stream)])
-
-
-def normal():
-    return Normal().bind((4,), 3, dtype="float64")
 
 
 def test_without_normalisation_layers_it_is_fedavg():

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
-from fedtailor.algorithms.helpers.own_steps import descend, head_of, mean_over, require_plain
+from fedtailor.algorithms.helpers.own_steps import descend_in_training, head_of, mean_over, require_plain
 from fedtailor.algorithms.helpers.shared_part import model_of
 from fedtailor.protocol import (
     SGD,
@@ -137,7 +137,10 @@ class FedDBE(FedAvg):
 
         def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
             local.count_work(forwards=1)
-            return total + _weighted_sum(local.features(params, batch.x, training=False), batch.weight)
+            # by the statistics of batches where the running mean of training will be of such features
+            local.renew_statistics(params, batch)  # of a model that is thrown away
+            z = local.features(params, batch.x, training=local.has_statistics)
+            return total + _weighted_sum(z, batch.weight)
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
         zero = jnp.zeros(shape.shape[1:], shape.dtype)
@@ -183,7 +186,8 @@ class FedDBE(FedAvg):
 
             local.count_work(gradients=1)
             (of_params, of_vector), running = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, vector)
-            params = descend(params, of_params, sgd, rate) if whole else params
+            moved = descend_in_training(params, of_params, batch, sgd, rate, local)
+            params = moved if whole else params
             return params, vector - rate * of_vector, running
 
         return local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)

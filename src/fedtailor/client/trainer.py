@@ -213,14 +213,12 @@ class DeviceTrainer:
     def features(
         self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
     ) -> Float[Array, "b ..."]:
-        if not (self._root._step is not None if training is None else training):
+        step = self._root._step
+        if not (step is not None if training is None else training):
             return self.model.features(params, x)
-        if self.model.has_statistics:
-            raise ValueError(
-                "this method trains through the features, where batch statistics cannot be taken; use a model with "
-                "group instead of batch normalisation"
-            )
-        return self.model.features(params, x, self._training_key())
+        if step is not None:
+            step.took_gradient = True  # or will: batch statistics are for training
+        return self.model.train_features(params, x, self._weight_of(x), self._training_key())
 
     def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         return self.model.head_outputs(params, features)
@@ -239,9 +237,13 @@ class DeviceTrainer:
         step = self._root._step
         if not (step is not None if training is None else training):
             return self.model.logits(params, x)
+        return self.model.train_outputs(params, x, self._weight_of(x), self._training_key())[0]
+
+    def _weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
+        """Which rows of inputs are no padding: 1 for all that are no batch of the present step."""
+        step = self._root._step
         weight = None if step is None else step.weight_of(x)
-        weight = jnp.ones(len(x), self.model.dtype) if weight is None else weight
-        return self.model.train_outputs(params, x, weight, self._training_key())[0]
+        return jnp.ones(len(x), self.model.dtype) if weight is None else weight
 
     def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         return self.model.losses(outputs, y)
@@ -289,6 +291,13 @@ class DeviceTrainer:
             return params
         self._mark_renewed()
         return self.model.train_outputs(params, batch.x, batch.weight, self._training_key())[1]
+
+    @property
+    def has_statistics(self) -> bool:
+        return self.model.has_statistics
+
+    def with_statistics(self, params: Params, source: Params) -> Params:
+        return self.model.with_statistics(params, source) if self.model.has_statistics else params
 
     def _mark_renewed(self) -> None:
         if self._root._step is not None:

@@ -52,6 +52,11 @@ class Layered(Drawn):
     ) -> Float[Array, "b ..."]:
         return Stack(network.layers[:-1])(x, key)
 
+    def train_features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> Float[Array, "b ..."]:
+        return Stack(network.layers[:-1]).train(x, key, weight)[0]
+
     def head_outputs(
         self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b outputs"]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedtailor.protocol import SGD, LocalTrainer, ModelPart, Params, is_off, require
+from fedtailor.protocol import SGD, Batch, LocalTrainer, ModelPart, Params, is_off, require
 
 
 def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
@@ -14,6 +14,23 @@ def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
     if not is_off(sgd.weight_decay):
         gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
     return jax.tree.map(lambda w, g: w - rate * g, params, gradient)
+
+
+def descend_with_momentum(
+    params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: Any
+) -> tuple[Params, Params]:
+    """One step of SGD with momentum, v <- momentum v + g + weight_decay w and w <- w - rate v, and the new v."""
+    if not is_off(sgd.weight_decay):
+        gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+    velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, gradient)
+    return jax.tree.map(lambda w, v: w - rate * v, params, velocity), velocity
+
+
+def descend_in_training(
+    params: Params, gradient: Params, batch: Batch, sgd: SGD, rate: Any, local: LocalTrainer
+) -> Params:
+    """`descend` whose running statistics, where the model has any, are those that a training step on `batch` leaves."""
+    return local.with_statistics(descend(params, gradient, sgd, rate), local.renew_statistics(params, batch))
 
 
 def require_plain(method: str, sgd: SGD) -> None:

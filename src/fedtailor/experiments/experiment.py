@@ -16,7 +16,7 @@ from fedtailor.experiments.scenario import Scenario
 from fedtailor.metrics import find_metric
 from fedtailor.protocol import Algorithm, require
 from fedtailor.runs.run import MOST_ROUNDS
-from fedtailor.training import Participation, as_participation
+from fedtailor.training import Participation, Sampling, as_participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -55,6 +55,7 @@ class _Scenario(_Table):
     model: str | dict[str, Any] | None = None
     rounds: Rounds | None = None
     participation: Share | None = None
+    sampling: Sampling | None = None
     sgd: dict[str, Any] = {}
 
 
@@ -77,6 +78,7 @@ class _File(_Table):
     rounds: Rounds | None = None
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
+    sampling: Sampling = "uniform"
     evaluate_every: Rounds | None = None
     measured: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
@@ -240,7 +242,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = as_participation(participation)
+        reporters = as_participation(participation, table.sampling or file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)

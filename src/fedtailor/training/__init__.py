@@ -2,7 +2,7 @@
 
 from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
 from fedtailor.training.metrics import Metrics
-from fedtailor.training.participation import Participation, as_participation
+from fedtailor.training.participation import Participation, Sampling, as_participation
 from fedtailor.training.personal import PersonalModel
 from fedtailor.training.training import Training
 
@@ -13,6 +13,7 @@ __all__ = [
     "Metrics",
     "Participation",
     "PersonalModel",
+    "Sampling",
     "Training",
     "as_participation",
 ]

@@ -159,7 +159,8 @@ class Training(Generic[ExecutorT]):
         yield from self._next_phase()
         yield from self._probe()
         if reporting is None:
-            reporting = self.participation.sample(self.population.ids, self.seed, self.round)
+            clients = self.population
+            reporting = self.participation.sample(clients.ids, self.seed, self.round, clients.sizes)
         cohort = self.round_cohort(reporting)
         downlink = self.algorithm.broadcast(self._server, cohort)
         exchange = self._exchange("client", cohort, downlink)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fedtailor.protocol import SGD, Batch, LocalTrainer, ModelPart, Params, is_off, require
 
@@ -31,6 +31,26 @@ def descend_in_training(
 ) -> Params:
     """`descend` whose running statistics, where the model has any, are those that a training step on `batch` leaves."""
     return local.with_statistics(descend(params, gradient, sgd, rate), local.renew_statistics(params, batch))
+
+
+def sgd_from_velocity(
+    local: LocalTrainer, theta: Float[Array, " d"], velocity: Float[Array, " d"], sgd: SGD
+) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    """`local.sgd` with momentum that does not start at zero.
+
+    Returns:
+        The trained model and the velocity after the last step.
+    """
+    rate = sgd.rate(local.round)
+
+    def step(carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]) -> tuple[Params, Params]:
+        params, velocity = carry
+        moved, velocity = descend_with_momentum(params, velocity, local.batch_gradient(params, batch), sgd, rate)
+        return local.with_statistics(moved, local.renew_statistics(params, batch)), velocity
+
+    start = local.params(theta), local.params(velocity)
+    params, last = local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+    return local.vector(params), local.vector(last)
 
 
 def require_plain(method: str, sgd: SGD) -> None:

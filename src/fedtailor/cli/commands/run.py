@@ -18,7 +18,7 @@ from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
-from fedtailor.training import as_participation
+from fedtailor.training import Sampling, as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -33,6 +33,8 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    sampling: Sampling = "uniform"
+    """Who is drawn to report: every client as likely, or in proportion to its training samples."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
     by."""
@@ -79,7 +81,7 @@ def run(arguments: list[str]) -> int:
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": as_participation(options.participation),
+        "participation": as_participation(options.participation, options.sampling),
         "evaluate_every": options.evaluate_every,
         "metrics": options.metrics,
         "settings": settings,

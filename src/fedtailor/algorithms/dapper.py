@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
-from fedtailor.algorithms.helpers.moments import loss_by_moments, sums_of_moments
+from fedtailor.algorithms.helpers.moments import WithMoments, loss_by_moments, models_of, sums_of_moments
 from fedtailor.algorithms.helpers.selection import closest, require_cover
 from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState, cluster_diagnostics, train_closest
 from fedtailor.protocol import (
@@ -30,13 +30,11 @@ from fedtailor.protocol import (
     Params,
     Population,
     Predictor,
-    ServerState,
     Streams,
     TracedInt,
     draw_bits,
     hyperparameters,
     require,
-    server_state,
 )
 
 Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
@@ -46,21 +44,6 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 _LINEAR = "source='moments' needs a linear model with squared error, such as models.logistic() with loss squared_error"
 _ROUNDING = 1e-3
 """Relative deviation from a linear model's squared error that single precision may cause."""
-
-
-@server_state
-class WithMoments(ServerState):
-    """The common models, and the second moments of all clients' samples."""
-
-    models: Any
-    """What training goes on from."""
-    moments: Float[np.ndarray, "p1 p1_t"] | None
-    """Means of u u' and u y' side by side, u = (x, 1); None before the probe."""
-
-    @property
-    def model(self) -> Float[Array, "q d"]:
-        """The common models."""
-        return self.models.model
 
 
 @hyperparameters
@@ -179,23 +162,23 @@ class DAPPER(Algorithm):
         return WithMoments(begun, None) if self.source == "moments" else begun
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        return self._training().broadcast(present(_models(server)), cohort)
+        return self._training().broadcast(present(models_of(server)), cohort)
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         sent = train_closest(inbox, local, self.clusters, lambda theta: {"model": local.sgd(theta, self.sgd)})
         return state, {**sent, **validation_loss(inbox["model"][0], local)} if self.best else sent
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
-        models = _models(server)
+        models = models_of(server)
         moved = self._training().server(present(models), downlink, answers, cohort)
         moved = models.after(moved, answers, cohort) if self.best else moved
         return server.replace(models=moved) if self.source == "moments" else moved
 
     def global_model(self, server: Any) -> Float[Array, " d"]:
-        return self._training().global_model(chosen(_models(server)))
+        return self._training().global_model(chosen(models_of(server)))
 
     def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
-        return cluster_diagnostics(present(_models(server)))
+        return cluster_diagnostics(present(models_of(server)))
 
     # before training: second moments ---------------------------------------------------------------------------------
 
@@ -217,13 +200,13 @@ class DAPPER(Algorithm):
     # after training: examples C' for every client -------------------------------------------------------------------
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        models = self._training().serve(chosen(_models(server)), cohort)
+        models = self._training().serve(chosen(models_of(server)), cohort)
         if self.source == "model":
             return models
         if self.source == "moments":
             moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
             return Downlink({**models.streams, "moments": moments})
-        server = chosen(_models(server))
+        server = chosen(models_of(server))
         counts = self.r * cohort.sizes
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
         clusters = server.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
@@ -329,11 +312,6 @@ def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
         return x[rows], y[rows]
 
     return draw
-
-
-def _models(server: Any) -> Any:
-    """The state of the common models."""
-    return server.models if isinstance(server, WithMoments) else server
 
 
 def _mean(weight: Float[Array, " b"]) -> Float[Array, " b"]:

@@ -59,7 +59,8 @@ class FedDBE(FedAvg):
         r = (1 - momentum) r_i + momentum mean_b z,    loss_b( h(z + m_i) ) + kappa |r - zbar|^2,    r_i <- r
 
     with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar. The model is averaged as in
-    FedAvg. A client that never took part trains its m from 0 on the received model, for as long as a round.
+    FedAvg. A client that never took part trains its m from 0 on the received model, for as long as a round. In models
+    with batch normalisation all z but those of predictions, zbar's too, are by the statistics of batches.
     """
 
     about: ClassVar[About] = About(
@@ -75,9 +76,11 @@ class FedDBE(FedAvg):
     sgd: SGD = SGD()
     """Local training, without momentum."""
     kappa: ZeroIsStatic = 0.05
-    """Weight of the pull of mean features (released code: 50 times half a mean over 512 features); tune it."""
+    """Weight of the pull of mean features (released code, on Fashion-MNIST: 50 times half a mean over 512 features);
+    tune it."""
     momentum: float = 0.1
-    """Weight of a batch in the running mean, in (0, 1] (released code: tuned in {0.1, 0.5, 1})."""
+    """Weight of a batch in the running mean, in (0, 1]; 1 = the batch's mean alone (released code, on Fashion-MNIST,
+    where the running mean starts at zero in every round; here it goes on)."""
     vector: bool = True
     """Whether the head sees z + m_i, or z alone."""
 

@@ -37,7 +37,8 @@ class MOON(FedAvg):
 
         l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) + exp(cos(z, z_previous) / tau) ) )
 
-    The other two models are read in evaluation mode. The last one of a client's first round is the common initial one.
+    The other two models are read in evaluation mode, also where the client's own normalises by batches (released code).
+    The last one of a client's first round is the common initial one.
     """
 
     about: ClassVar[About] = About(

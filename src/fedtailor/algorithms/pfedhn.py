@@ -109,7 +109,7 @@ class PFedHN(Algorithm):
     hidden_size: int = 100
     """Units of a hidden layer (Shamsian et al.: 100); the last layer has this times the model's size parameters."""
     server_lr: float = 0.01
-    """Rate of the server's steps (released code: 0.01)."""
+    """Rate of the server's steps (released code: 0.01; 0.05 of pFedHN-pc)."""
     server_momentum: float = 0.9
     """Momentum of the server's steps, in [0, 1) (released code: 0.9)."""
     server_decay: float = 1e-3

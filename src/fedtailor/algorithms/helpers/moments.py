@@ -5,9 +5,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor.protocol import SGD, Batch, LocalTrainer, Params
+from fedtailor.protocol import SGD, Batch, LocalTrainer, Params, ServerState, server_state
+
+
+@server_state
+class WithMoments(ServerState):
+    """The common models, and the second moments of all clients' samples."""
+
+    models: Any
+    """What training goes on from."""
+    moments: Float[np.ndarray, "p1 p1_t"] | None
+    """Means of u u' and u y' side by side, u = (x, 1); None before the probe."""
+
+    @property
+    def model(self) -> Float[Array, "q d"]:
+        """The common models."""
+        return self.models.model
+
+
+def models_of(server: Any) -> Any:
+    """The state of the common models, with or without moments beside it."""
+    return server.models if isinstance(server, WithMoments) else server
 
 
 def sums_of_moments(

@@ -1,11 +1,12 @@
-"""A small model with batch normalisation, for the problems of `classification`."""
+"""A small model with batch normalisation, for the problems of `classification` and small images."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from fedtailor.models import Model
 from fedtailor.models.layered import Layered
-from fedtailor.models.layers import Dense, InitStream, Relu, Stack
+from fedtailor.models.layers import Dense, InitStream, Relu, Reshape, Stack
 from fedtailor.models.normalization import BatchNorm
 
 
@@ -13,8 +14,12 @@ from fedtailor.models.normalization import BatchNorm
 class Normal(Layered):
     """Batch normalisation between two dense layers; no path says so."""
 
+    width: int = 4
+
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Any:
-        return Stack([Dense(input_shape[0], 4, stream), BatchNorm(4), Relu(), Dense(4, outputs, stream)])
+        size, width = math.prod(input_shape), self.width
+        layers = [Dense(size, width, stream), BatchNorm(width), Relu(), Dense(width, outputs, stream)]
+        return Stack(layers if input_shape == (size,) else [Reshape((size,)), *layers])
 
 
 def normal() -> Model:

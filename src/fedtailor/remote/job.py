@@ -14,7 +14,7 @@ from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, require
-from fedtailor.training import Participation, as_participation
+from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
 """How the file says that a column holds numbers; a list of texts says which categories it holds."""
@@ -91,6 +91,7 @@ class _Training(_Table):
     minimum: Annotated[int, Field(ge=1)] = 1
     deadline: Annotated[float, Field(gt=0)] = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
+    sampling: Sampling = "uniform"
 
 
 class _Privacy(_Table):
@@ -223,7 +224,7 @@ def _job(document: Document) -> Job:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
     try:
-        participation = as_participation(training.participation)
+        participation = as_participation(training.participation, training.sampling)
     except ValueError as error:
         raise ConfigError(("training", "participation"), str(error)) from None
     return Job(

@@ -270,9 +270,9 @@ def _step(
     algorithm: PFedHN,
     server: PFedHNState,
     initial: Float[Array, " d_shared"],
-    clients: np.ndarray,
-    trained: Float[np.ndarray, "r d_shared"],
-    share: Float[np.ndarray, " r"],
+    clients: Int[Array | np.ndarray, " r"],
+    trained: Float[Array | np.ndarray, "r d_shared"],
+    share: Float[Array | np.ndarray, " r"],
 ) -> tuple[Layers, Float[Array, "m e"], tuple[Array, ...]]:
     """One step of the hypernetwork and the embeddings, from what some clients made of their models.
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conformance.examples import OPT_OUTS, opt_outs_table
+from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
@@ -114,6 +115,10 @@ def test_toml(page):
 
 def test_the_table_of_exemptions_is_the_suites():
     assert section("conformance.md", "exemptions") == opt_outs_table(), "python -m conformance.examples prints it"
+
+
+def test_the_table_of_methods_is_what_they_say():
+    assert section("methods.md", "methods") == methods_table(), "python -m conformance.methods prints it"
 
 
 def test_exemptions_are_of_methods_and_properties_that_there_are():

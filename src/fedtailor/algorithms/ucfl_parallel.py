@@ -40,6 +40,7 @@ class UCFLParallel(UCFL):
         up="as many models as streams",
         keeps="nothing",
         unseen="answers the probe; the nearest stream, or its own mix of the streams",
+        travels="several",
     )
 
     def broadcast(self, server: UCFLState, cohort: Cohort) -> Downlink:

@@ -262,12 +262,9 @@ class DeviceTrainer:
     ) -> Float[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.features(params, x)
-        if self.model.has_statistics:
-            raise ValueError(
-                "this method trains through the features, where batch statistics cannot be taken; use a model with "
-                "group instead of batch normalisation"
-            )
-        return self.model.features(params, x, self._training_key())
+        if (step := self._root._step) is not None:
+            step.took_gradient = True  # or will: batch statistics are for training
+        return self.model.train_features(params, x, self._weight_of(x), self._training_key())
 
     def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         return self.model.head_outputs(params, features)
@@ -285,13 +282,16 @@ class DeviceTrainer:
     ) -> Shaped[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.logits(params, x)
-        # Padding must not enter batch statistics. Inputs that the step has not drawn are the method's own, all real.
+        outputs, _ = self.model.train_outputs(params, x, self._weight_of(x), self._training_key())
+        return outputs
+
+    def _weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
+        """0 for inputs that only pad a batch of the present step, and must not enter batch statistics.
+
+        Inputs that the step has not drawn are the method's own, all real."""
         step = self._root._step
         weight = None if step is None else step.weight_of(x)
-        if weight is None:
-            weight = jnp.ones(len(x), self.model.dtype)
-        outputs, _ = self.model.train_outputs(params, x, weight, self._training_key())
-        return outputs
+        return jnp.ones(len(x), self.model.dtype) if weight is None else weight
 
     def _in_training_mode(self, asked: bool | None) -> bool:
         return self._root._step is not None if asked is None else asked
@@ -348,6 +348,13 @@ class DeviceTrainer:
             return params
         self._mark_renewed()
         return self.model.train_outputs(params, batch.x, batch.weight, self._training_key())[1]
+
+    @property
+    def has_statistics(self) -> bool:
+        return self.model.has_statistics
+
+    def with_statistics(self, params: Params, source: Params) -> Params:
+        return self.model.with_statistics(params, source) if self.model.has_statistics else params
 
     def _mark_renewed(self) -> None:
         if self._root._step is not None:

@@ -473,6 +473,7 @@ def _described(column: Column) -> dict[str, Any]:
         "use": column.scenario.name, "arguments": dict(column.arguments), "model": repr(column.scenario.model),
         "rounds": column.rounds,
         "participation": participation.fraction if participation.count is None else participation.count,
+        **({"sampling": participation.sampling} if participation.sampling else {}),
     }  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class _Scenario(_Table):
     model: str | dict[str, Any] | None = None
     rounds: Rounds | None = None
     participation: Share | None = None
+    sampling: Sampling | None = None
     sgd: dict[str, Any] = {}
 
 
@@ -249,7 +250,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = as_participation(participation, file.sampling)
+        reporters = as_participation(participation, table.sampling or file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)

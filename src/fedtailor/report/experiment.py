@@ -29,6 +29,7 @@ class ScenarioUse:
         model: what is trained.
         rounds: communication rounds.
         participation: who reports in a round: a share (float) or a number (int) of the clients.
+        sampling: "uniform", or "samples" where reporters are drawn in proportion to their training samples.
     """
 
     use: str
@@ -36,6 +37,7 @@ class ScenarioUse:
     model: str
     rounds: int
     participation: int | float
+    sampling: str = "uniform"
 
 
 @dataclass(frozen=True)

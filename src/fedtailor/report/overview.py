@@ -80,7 +80,7 @@ def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
         parts.append(f"{len(seen)} clients with {_samples(seen)}")
         if len(unseen):
             parts.append(f"{len(unseen)} unseen clients with {_samples(unseen)}")
-    parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used.participation)} report in a round"]
+    parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used)} report in a round"]
     return f"Scenario {label}: {'; '.join(parts)}"
 
 
@@ -105,10 +105,12 @@ def _samples(clients: pl.DataFrame) -> str:
     return ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size) + " samples"
 
 
-def _reporters(participation: int | float) -> str:
-    if isinstance(participation, int):
-        return f"{participation} clients"
-    return "all clients" if participation == 1 else f"{100 * participation:g} % of the clients"
+def _reporters(used: ScenarioUse) -> str:
+    if not isinstance(used.participation, int) and used.participation == 1:
+        return "all clients"
+    whole = isinstance(used.participation, int)
+    share = f"{used.participation} clients" if whole else f"{100 * used.participation:g} % of the clients"
+    return f"{share}, drawn by their samples," if used.sampling == "samples" else share
 
 
 def _any(experiment: Experiment, scenario: str) -> StoredRun | None:

@@ -177,7 +177,8 @@ class Training(Generic[ExecutorT]):
         yield from self._next_phase()
         yield from self._probe()
         if reporting is None:
-            reporting = self.participation.sample(self.population.ids, self._secret, self.round)
+            clients = self.population
+            reporting = self.participation.sample(clients.ids, self._secret, self.round, clients.sizes)
         cohort = self.round_cohort(reporting)
         if not len(cohort):
             self._round_alone(cohort)

@@ -37,8 +37,9 @@ class Options:
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
     sampling: Sampling = "uniform"
-    """Who is drawn to report: always as many, every client as likely; or (poisson) each with the probability
-    --participation, independently of the others, as the accounting of noise assumes."""
+    """Who is drawn to report: always as many, every client as likely (uniform), or in proportion to training samples
+    (samples); or (poisson) each with the probability --participation, independently of the others, as the accounting of
+    noise assumes."""
     uplink: tuple[str, ...] = ()
     """What happens to an update before it leaves a client: clip:0.5, gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize,
     cast:bfloat16 (`fedtailor.pipelines`), in this order."""

@@ -65,8 +65,9 @@ class Clients:
         responders, sizes = {}, {}
         for name in names:
             own = federation_of(self.job, {name: self.rows[name]})
-            work = ClientWork(plan_of(self.job), own, self.store(name))
-            responders[name] = Responder(self.job.identity, name, work)
+            plan = plan_of(self.job)
+            work = ClientWork(plan, own, self.store(name))
+            responders[name] = Responder(self.job.identity, name, work, plan.common_vectors)
             sizes[name] = split_sizes(own)[0].astype(np.int64)
         return LoopbackTransport(responders), sizes
 

@@ -13,6 +13,9 @@ pytest.importorskip("cryptography", reason="keys are made with `cryptography` (e
 
 from fedtailor.remote import demo
 from fedtailor.remote.flower import require_flower
+from fedtailor.remote.job import read_job
+from fedtailor.remote.kit import JOB
+from fedtailor.remote.plan import plan_of
 from fedtailor.remote.processes import stop
 from fedtailor.storage.run_directory import METRICS
 
@@ -40,14 +43,14 @@ EXACT = ("fedavg", "ucfl")
 
 def assert_same_models(directory, simulated, exact):
     names = simulated.federation.names
-    models = demo.personal_models(directory, list(names))
+    models, initial = demo.personal_models(directory, list(names)), plan_of(read_job(directory / JOB)).initial()
     for name in names:
+        assert np.abs(models[name] - initial).max() > 0.01
         wanted = simulated.personal(name).theta
         if exact:
             np.testing.assert_array_equal(models[name], wanted)
         else:
             np.testing.assert_allclose(models[name], wanted, rtol=1e-5, atol=1e-5)
-    assert any(np.abs(models[name] - models[names[0]]).max() > 0 for name in names) or exact
 
 
 @pytest.mark.parametrize("name", METHODS)

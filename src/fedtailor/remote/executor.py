@@ -14,11 +14,20 @@ from numpy.typing import NDArray
 from fedtailor.client.pool import build_pool
 from fedtailor.federation import Federation
 from fedtailor.protocol import Algorithm, Answers, Clients, Exchange, Pipeline, client_ids, init_pipeline
+from fedtailor.remote.held import INITIAL, Holdings, digest
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.transport import PAUSE_S, Collected, Transport
 from fedtailor.remote.transport import exchange as ask
-from fedtailor.remote.wire import INITIAL, WORK, WORK_SPEC, answer_shapes, downlink_arrays, specs_of, stack
+from fedtailor.remote.wire import (
+    WORK,
+    WORK_SPEC,
+    answer_shapes,
+    downlink_arrays,
+    downlink_digests,
+    specs_of,
+    stack,
+)
 from fedtailor.remote.work import NEWCOMER
 
 SENT_UP = {"client": "update", "probe": "update", "evaluate": "scores"}
@@ -99,6 +108,7 @@ class RemoteExecutor:
         pool, _ = build_pool([template], plan.model.dtype)
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
+        self._holdings = Holdings(plan.common_vectors())
         self._last = (-1, -1)
         self._newcomer: Any = ()  # the form of what `init_unseen` makes
         self._accepted = self._durable = self._pending = np.full(len(seen), -1, np.int64)
@@ -146,11 +156,27 @@ class RemoteExecutor:
         everybody = len(cohort)
         minimum = {"client": min(self.rules.minimum, everybody), "probe": everybody}.get(task, 0)
         requests = self._requests(exchange, asked)
+        digests = self._digests(exchange, requests)
 
         def expected(request: Request) -> dict[str, ArraySpec]:
             return {WORK: WORK_SPEC, **(specs if request.reply else {})}
 
-        return ask(self._transport, requests, expected, minimum=minimum, tell=self._tell, pause=self.rules.pause)
+        shortened = {name: self._holdings.shorten(request, digests[name]) for name, request in requests.items()}
+        found = ask(
+            self._transport, requests, expected, shortened=shortened, minimum=minimum, tell=self._tell,
+            pause=self.rules.pause,
+        )  # fmt: skip
+        for name in found.replies:
+            self._holdings.received(name, digests[name])
+        return found
+
+    def _digests(self, exchange: Exchange, requests: Mapping[str, Request]) -> dict[str, dict[str, list[bytes]]]:
+        """The digests of the vectors in each client's request, by its name."""
+        found = dict(zip(requests, downlink_digests(exchange.downlink, len(requests)), strict=True))
+        for name, request in requests.items():
+            if INITIAL in request.arrays:
+                found[name][INITIAL] = [digest(request.arrays[INITIAL])]
+        return found
 
     def _requests(self, exchange: Exchange, asked: NDArray[np.bool_]) -> dict[str, Request]:
         """One request for each client of the cohort, by name."""

@@ -92,6 +92,7 @@ class Reply:
         experiment, round, exchange, task, client, nonce: of the request.
         arrays: what the method reports, by name.
         problem: in one line, why the client could not do what it was asked; empty if it could.
+        lacks: whether the client must be asked again with all vectors, as it does not hold one that was only named.
     """
 
     experiment: str
@@ -102,13 +103,21 @@ class Reply:
     nonce: str = ""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     problem: str = ""
+    lacks: bool = False
 
     @classmethod
-    def to(cls, request: Request, arrays: Mapping[str, np.ndarray] | None = None, problem: str = "") -> "Reply":
+    def to(
+        cls,
+        request: Request,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        problem: str = "",
+        *,
+        lacks: bool = False,
+    ) -> "Reply":
         """The answer to a request; what goes wrong is said in one line of at most 300 characters."""
         return cls(
             request.experiment, request.round, request.exchange, request.task, request.client, request.nonce,
-            arrays or {}, " ".join(problem.split())[:300],
+            arrays or {}, " ".join(problem.split())[:300], lacks,
         )  # fmt: skip
 
 
@@ -136,6 +145,7 @@ class _RequestEnvelope(_Envelope):
 class _ReplyEnvelope(_Envelope):
     kind: Literal["reply"]
     problem: Annotated[str, Field(max_length=400)]
+    lacks: bool
 
 
 def encode_request(request: Request) -> bytes:
@@ -174,7 +184,7 @@ def decode_request(data: bytes, expected: Mapping[str, ArraySpec] | None = None)
 
 def encode_reply(reply: Reply) -> bytes:
     """A reply as bytes."""
-    return _pack(_common(reply) | {"kind": "reply", "problem": reply.problem}, reply.arrays)
+    return _pack(_common(reply) | {"kind": "reply", "problem": reply.problem, "lacks": reply.lacks}, reply.arrays)
 
 
 def decode_reply(data: bytes) -> Reply:
@@ -186,7 +196,7 @@ def decode_reply(data: bytes) -> Reply:
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
         envelope.experiment, envelope.round, envelope.exchange, envelope.task, envelope.client, envelope.nonce,
-        arrays, envelope.problem,
+        arrays, envelope.problem, envelope.lacks,
     )  # fmt: skip
 
 

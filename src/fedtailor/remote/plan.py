@@ -4,11 +4,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedtailor.metrics import Metric, default_metrics
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.protocol import Algorithm, Downlink, Pipeline, Streams, require, send
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
 from fedtailor.runs.run import bind
@@ -53,6 +55,16 @@ class Plan:
             0 <= number < len(phases), f"the job's schedule has {len(phases)} methods, and number {number} is asked for"
         )
         return phases[number][0]
+
+    def initial(self) -> np.ndarray:
+        """The model [d] that everybody starts from, which follows from the seed."""
+        return np.asarray(self.model.init(jax.random.fold_in(jax.random.key(self.seed), 0)))
+
+    def common_vectors(self) -> list[np.ndarray]:
+        """Vectors that all machines can make, as they are and as they would travel: nobody need send them."""
+        theta = self.initial()
+        sent = send(self.downlink, Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)}))
+        return [theta, np.asarray(sent.streams["model"].values)[0]]
 
     def describe(self, phase: int) -> dict[str, Any]:
         """A phase as the plain values of a message: both sides must give the same."""

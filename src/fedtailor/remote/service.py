@@ -108,7 +108,8 @@ def join(
     own, stop = federation_of(kit.job, {kit.name: rows}), threading.Event()
     make = _work_of_method if make_work is None else make_work
     with ClientStore(kit.state, kit.job.identity) as store, _stopping(stop):
-        respond = Responder(kit.job.identity, kit.name, _answering(own, make(kit, own, store)))
+        work = _answering(own, make(kit, own, store))
+        respond = Responder(kit.job.identity, kit.name, work, plan_of(kit.job).common_vectors)
         connection = FleetConnection(kit.job.address, kit.authority, read_key(kit.key))
         answer_messages(connection, respond, memory=store.directory / "node", stop=stop, tell=tell)
 

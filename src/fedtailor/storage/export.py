@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedtailor._files import private_folder, publish, reason, remove_leftovers
 from fedtailor.models import Architecture, Classification, Model, cross_entropy, squared_error, zoo
-from fedtailor.protocol import Mixture, require
+from fedtailor.protocol import Mixture, NearestNeighbors, require
 from fedtailor.storage.digests import SEAL, arrays_digest, is_sealed, sealed
 from fedtailor.training import PersonalModel
 
@@ -20,11 +20,16 @@ MODELS, MANIFEST = "models.safetensors", "manifest.json"
 
 _FORMAT = "fedtailor personal models 2"
 _WITHOUT_DIGESTS = "fedtailor personal models 1"  # of fedtailor 0.1
+_OF_NEIGHBORS = ("features", "labels", "held", "share", "scale")
 _LOSSES: dict[str, Any] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 
 
-def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> Path:
+def export_models(personal: Iterable[PersonalModel], directory: Path | str, *, own_examples: bool = False) -> Path:
     """Write personal models of one federation into a directory, which must be new or empty; returns it.
+
+    Args:
+        own_examples: write models that predict with their client's own examples, and these with them (kNN-Per): for
+            the client's own disk.
 
     Raises:
         ValueError: the directory holds other files or cannot be written, or there are no models.
@@ -33,12 +38,18 @@ def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> P
     require(len(everyone) > 0, "there are no personal models to export")
     arrays, clients = {}, {}
     for row, model in enumerate(everyone):
-        mixture = isinstance(model.predictor, Mixture)
-        clients[model.name] = {"array": str(row), "mixture": mixture}
-        arrays[str(row)] = np.asarray(model.predictor.models if isinstance(model.predictor, Mixture) else model.theta)
-        if isinstance(model.predictor, Mixture):
-            arrays[f"{row}.weights"] = np.asarray(model.predictor.weights)
-            clients[model.name]["logits"] = model.predictor.logits
+        predictor = model.predictor
+        entry = clients[model.name] = {"array": str(row), "mixture": isinstance(predictor, Mixture)}
+        if isinstance(predictor, Mixture):
+            arrays[str(row)] = np.asarray(predictor.models)
+            arrays[f"{row}.weights"] = np.asarray(predictor.weights)
+            entry["logits"] = predictor.logits
+        elif isinstance(predictor, NearestNeighbors) and own_examples:
+            arrays[str(row)] = np.asarray(predictor.model)
+            arrays |= {f"{row}.{name}": np.asarray(getattr(predictor, name)) for name in _OF_NEIGHBORS}
+            entry |= {"k": predictor.k, "logits": predictor.logits}
+        else:
+            arrays[str(row)] = model.theta
     first = everyone[0]
     manifest = {
         "format": _FORMAT,
@@ -117,10 +128,18 @@ def _models(manifest: dict[str, Any], arrays: dict[str, Any], model: Model | Non
         require(
             array.shape[-1] == model.size, f"client {name!r} has {array.shape[-1]} parameters, the model {model.size}"
         )
-        weights = arrays.get(f"{entry['array']}.weights")
-        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])
-        found[name] = PersonalModel(name, predictor, model, shift, scale)
+        found[name] = PersonalModel(name, _predictor(entry, array, arrays), model, shift, scale)
     return found
+
+
+def _predictor(entry: dict[str, Any], array: Any, arrays: dict[str, Any]) -> Any:
+    """What a client predicts with, from its entry in the manifest and the array that this names."""
+    row = entry["array"]
+    if "k" in entry:
+        parts = {name: arrays[f"{row}.{name}"] for name in _OF_NEIGHBORS}
+        return NearestNeighbors(array, **parts, k=entry["k"], logits=entry["logits"])
+    weights = arrays.get(f"{row}.weights")
+    return array if weights is None else Mixture(weights, array, entry["logits"])
 
 
 def _description(model: Model) -> dict[str, Any]:

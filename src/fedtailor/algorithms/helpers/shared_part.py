@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
@@ -17,6 +17,8 @@ class SharedPart(AveragedModels):
     `optimizer` is of the shared part only.
     """
 
+    initial: Float[Array, " d"]
+    """theta^0, of which clients need what is outside the shared part."""
     runs: Int[np.ndarray, "runs 2"]
     """Where the shared part lies in theta: first entry, and one past the last, of every run."""
 
@@ -27,7 +29,8 @@ class SharedPart(AveragedModels):
         # a run ends where the next entry is not the next number
         breaks = np.flatnonzero(np.diff(entries) != 1) + 1
         runs = [(run[0], run[-1] + 1) for run in np.split(entries, breaks) if len(run)]
-        return SharedPart(theta, optimizer.init(part.take(theta)), np.array(runs, np.int64).reshape(-1, 2))
+        places = np.array(runs, np.int64).reshape(-1, 2)
+        return SharedPart(theta, optimizer.init(part.take(theta)), theta[0], places)
 
     @property
     def part(self) -> Part:
@@ -39,8 +42,8 @@ class SharedPart(AveragedModels):
         return Streams.everyone(jnp.asarray(self.part.take(self.model)), clients)
 
     def initial_to_everyone(self, clients: int) -> Streams:
-        """The model [1, d] whose entries outside the part are the initial ones; common knowledge (the seed)."""
-        return Streams.everyone(self.model, clients, already_held=True)
+        """theta^0 [1, d], for the entries outside the part; common knowledge (the seed)."""
+        return Streams.everyone(self.initial, clients, already_held=True)
 
     def averaged(
         self, optimizer: ServerOptimizer, parts: ClientRows, weights: Float[np.ndarray, "1 c"]

@@ -27,6 +27,9 @@ DTYPES = {
 }  # fmt: skip
 """Types that may cross the wire, by their names in safetensors."""
 
+MAX_TEXT = 2**22
+"""Entries of an array whose length is the sender's to choose."""
+
 _ENVELOPE = "fedtailor"
 
 TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -38,13 +41,13 @@ class ArraySpec:
     """What an array in a message must be.
 
     Attributes:
-        shape: its exact shape.
+        shape: its exact shape; (None,) for an array of one dimension, of at most `MAX_TEXT` entries.
         dtype: its exact type, such as "float32".
         optional: whether it may be missing.
         finite: whether NaN and infinity are refused.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
     optional: bool = False
     finite: bool = True
@@ -238,7 +241,8 @@ def check_arrays(arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArrayS
             continue
         array = arrays[name]
         require(array.dtype == np.dtype(spec.dtype), f"array {name!r} is {array.dtype}; it must be {spec.dtype}")
-        require(array.shape == spec.shape, f"array {name!r} has shape {array.shape}; it must be {spec.shape}")
+        fits = array.shape == spec.shape or (spec.shape == (None,) and array.ndim == 1 and array.size <= MAX_TEXT)
+        require(fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}")
         if spec.finite and array.dtype.kind == "f":
             require(bool(np.isfinite(array).all()), f"array {name!r} holds NaN or infinity")
 

@@ -13,6 +13,7 @@ from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Downlink, Pipeline, Streams, require, send
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
+from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.run import bind
 from fedtailor.storage.manifest import settings
 
@@ -29,6 +30,7 @@ class Plan:
         uplink: what clients apply to their updates before they send them.
         downlink: what the server applies to what it sends.
         evaluate: whether clients send sums of losses and of correct predictions.
+        inputs: fingerprint of the preprocessing that the clients agreed on; empty where tables are taken as they stand.
     """
 
     experiment: str
@@ -38,6 +40,7 @@ class Plan:
     uplink: Pipeline = ()
     downlink: Pipeline = ()
     evaluate: bool = True
+    inputs: str = ""
 
     @property
     def measured(self) -> tuple[Metric, ...]:
@@ -69,14 +72,19 @@ class Plan:
     def describe(self, phase: int) -> dict[str, Any]:
         """A phase as the plain values of a message: both sides must give the same."""
         described = {"phase": phase, "seed": self.seed, "method": settings(self.phase(phase))}
+        if self.inputs:
+            described["inputs"] = self.inputs
         for name, pipeline in (("uplink", self.uplink), ("downlink", self.downlink)):
             if pipeline:
                 described[name] = settings(pipeline)
         return json.loads(json.dumps(_finite(described)))
 
 
-def plan_of(job: Job) -> Plan:
+def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
     """The plan that a job file describes.
+
+    Args:
+        agreed: what the clients' tables hold together, where the job asks for federated preprocessing.
 
     Raises:
         ValueError: the job asks for what this version cannot do.
@@ -85,7 +93,8 @@ def plan_of(job: Job) -> Plan:
         not job.uplink,
         "uplink transforms of a job are not part of this version; leave `uplink` empty, or do not take part",
     )
-    return Plan(job.identity, job.algorithm, bind(job.model, template_of(job)), job.seed, evaluate=job.evaluate)
+    model, inputs = bind(job.model, template_of(job, agreed)), "" if agreed is None else agreed.fingerprint
+    return Plan(job.identity, job.algorithm, model, job.seed, evaluate=job.evaluate, inputs=inputs)
 
 
 def _finite(value: Any) -> Any:

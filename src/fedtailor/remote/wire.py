@@ -121,7 +121,9 @@ def answer_shapes(exchange: Exchange, algorithm: Algorithm, state: Any, model: M
 
 def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:
     """What the arrays of an answer must be."""
-    return {name: ArraySpec(leaf.shape, str(np.dtype(leaf.dtype))) for name, leaf in named(shapes, prefix).items()}
+    return {
+        name: ArraySpec(tuple(leaf.shape), str(np.dtype(leaf.dtype))) for name, leaf in named(shapes, prefix).items()
+    }
 
 
 def stack(
@@ -129,12 +131,13 @@ def stack(
 ) -> Any:
     """What the clients of a cohort sent, as a tree of `ClientRows` like `shapes`; zeros where nothing came."""
     rows = np.arange(len(answers))
+    shapes_of = {name: tuple(leaf.shape) for name, leaf in named(shapes, prefix).items()}
 
     def column(name: str) -> ClientRows:
         spec = specs[name]
-        nothing = np.zeros(spec.shape, spec.dtype)
+        nothing = np.zeros(shapes_of[name], spec.dtype)
         parts = [nothing if answer is None else answer.get(name, nothing) for answer in answers]
-        values = np.stack(parts) if parts else np.zeros((0, *spec.shape), spec.dtype)
+        values = np.stack(parts) if parts else np.zeros((0, *shapes_of[name]), spec.dtype)
         return ClientRows(jnp.asarray(values), rows)
 
     structure = jax.tree.structure(shapes)

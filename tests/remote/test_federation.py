@@ -1,8 +1,6 @@
 """Whole federations of processes: coordinator, SuperLink and clients over TLS, beside their simulations."""
 
 import os
-import random
-import time
 
 import numpy as np
 import polars as pl
@@ -16,7 +14,6 @@ from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB
 from fedtailor.remote.plan import plan_of
-from fedtailor.remote.processes import stop
 from fedtailor.storage.run_directory import METRICS
 
 require_flower()  # sets Flower's environment before its first import
@@ -65,37 +62,3 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
     )
     expected = dict(zip(simulated.federation.names, simulated.metrics.values("accuracy"), strict=True))
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
-
-
-def test_random_kills_lose_nothing(tmp_path):
-    """The short form of the campaign: coordinator and clients are killed at random moments, and start again."""
-    directory, kills, draw = tmp_path / "digits", 4, random.Random(0)
-    files = demo.prepare(directory, METHODS["ditto"], rounds=8)
-    simulated = demo.simulate(directory, files)
-    serve = ["serve", str(directory), "--listen", "127.0.0.1"]
-    with (directory / "serve.log").open("ab") as log, demo.clients_of(directory, files) as clients:
-        serving = demo.start(serve, log)
-        try:
-            for kill in range(kills):
-                demo.wait_for_round(directory, demo.rounds_done(directory) + 1, serving)
-                time.sleep(draw.uniform(0.0, 2.0))
-                if kill % 2 == 0:
-                    serving.kill()
-                    serving.wait()
-                    serving = demo.start([*serve, "--resume"], log)
-                else:
-                    victim = draw.choice(sorted(clients))
-                    clients[victim].kill()
-                    clients[victim].wait()
-                    with (directory / f"{victim}.log").open("ab") as own:
-                        clients[victim] = demo.start(demo.join_command(directory, victim, files), own)
-            assert serving.wait(2 * demo.WAIT_S) == 0, (directory / "serve.log").read_text()[-2000:]
-        finally:
-            stop(serving)
-    assert_same_models(directory, simulated, exact=False)
-    keys = ["round", "client", "split", "metric"]
-    measured, expected = (
-        frame.sort(keys) for frame in (pl.read_parquet(directory / "run" / METRICS), simulated.frame())
-    )
-    assert len(measured) > 0 and measured.select(keys).equals(expected.select(keys))
-    np.testing.assert_allclose(measured["value"], expected["value"], rtol=1e-4)

@@ -37,6 +37,7 @@ def coordinate(
     *,
     resume: bool = False,
     agreed: Statistics | None = None,
+    remember: bool = True,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     tell: Callable[[str], None] = lambda line: None,
@@ -51,6 +52,7 @@ def coordinate(
         resume: go on with the run in `directory`, with the clients that began it; others that are there now are served
             as newcomers.
         agreed: what the clients' tables hold together, where the job asks for federated preprocessing.
+        remember: name vectors that clients hold instead of sending them; clients are processes that last.
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: look on.
         tell: is given a line for every answer that is refused, and for clients that are missing.
@@ -69,7 +71,7 @@ def coordinate(
     try:
         executor = RemoteExecutor(
             plan, seen, transport, template_of(job, agreed), unseen=unseen, rules=Rules(job.minimum, job.deadline),
-            tell=tell,
+            tell=tell, remember=remember,
         )  # fmt: skip
         training = Training(
             plan.algorithm, executor, plan.model, seed=plan.seed, participation=job.participation, uplink=plan.uplink,

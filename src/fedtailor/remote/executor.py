@@ -91,6 +91,7 @@ class RemoteExecutor:
         *,
         unseen: Clients | None = None,
         rules: Rules = Rules(),
+        remember: bool = True,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Nobody is asked yet.
@@ -100,6 +101,7 @@ class RemoteExecutor:
             transport: carries the messages.
             template: any federation whose examples have the form of the clients': it says what answers must look like.
             rules: when an exchange ends.
+            remember: name vectors that clients hold instead of sending them.
             tell: is given a line for every answer that is refused, and for clients that are missing.
         """
         self.plan, self.seen, self.rules = plan, seen, rules
@@ -108,7 +110,7 @@ class RemoteExecutor:
         pool, _ = build_pool([template], plan.model.dtype)
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
-        self._holdings = Holdings(plan.common_vectors())
+        self._holdings = Holdings(plan.common_vectors()) if remember else None
         self._last = (-1, -1)
         self._newcomer: Any = ()  # the form of what `init_unseen` makes
         self._accepted = self._durable = self._pending = np.full(len(seen), -1, np.int64)
@@ -156,18 +158,19 @@ class RemoteExecutor:
         everybody = len(cohort)
         minimum = {"client": min(self.rules.minimum, everybody), "probe": everybody}.get(task, 0)
         requests = self._requests(exchange, asked)
-        digests = self._digests(exchange, requests)
+        holdings, digests, shortened = self._holdings, self._digests(exchange, requests), {}
 
         def expected(request: Request) -> dict[str, ArraySpec]:
             return {WORK: WORK_SPEC, **(specs if request.reply else {})}
 
-        shortened = {name: self._holdings.shorten(request, digests[name]) for name, request in requests.items()}
+        if holdings is not None:
+            shortened = {name: holdings.shorten(request, digests[name]) for name, request in requests.items()}
         found = ask(
             self._transport, requests, expected, shortened=shortened, minimum=minimum, tell=self._tell,
             pause=self.rules.pause,
         )  # fmt: skip
-        for name in found.replies:
-            self._holdings.received(name, digests[name])
+        for name in found.replies if holdings is not None else ():
+            holdings.received(name, digests[name])
         return found
 
     def _digests(self, exchange: Exchange, requests: Mapping[str, Request]) -> dict[str, dict[str, list[bytes]]]:

@@ -86,6 +86,9 @@ class AnswerBook:
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.once_shortened = frozenset(self.shortened)
+
     def accept(self, sender: str, body: bytes) -> None:
         """Take an answer, or note that the client needs the whole request.
 
@@ -100,9 +103,10 @@ class AnswerBook:
             check_identity(reply, request)
             require(sender not in self.replies, "it answered twice; the first answer stands")
             require(sender in self.open, "it answered again after its answer was refused")
-            if reply.lacks and self.shortened.pop(sender, None) is not None:
-                self.open[sender] = None  # it is asked again, with everything
-                return
+            if reply.lacks and sender in self.once_shortened:
+                if self.shortened.pop(sender, None) is not None:
+                    self.open[sender] = None  # it is asked again, with everything
+                return  # else that is under way already, as it was started again
             require(not reply.lacks, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:

@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy import optimize, special
 
 _WEIGHTS_AT_ONCE = 1 << 22
 """Numbers that a bootstrap holds at once (32 MiB)."""
@@ -127,6 +126,8 @@ def student_interval(
         confidence: of the interval, in (0, 1).
         estimate: what to report, where it is not the centre.
     """
+    from scipy import optimize, special  # 30 MB, which clients of a federation of machines never need
+
     shown = centre if estimate is None else estimate
     if np.isnan(centre):
         return Interval(np.nan, np.nan, np.nan, np.nan)

@@ -134,5 +134,5 @@ def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
         r"^\| method \| from each client.*?\n\n", PAGES["federation.md"].read_text(), re.DOTALL | re.MULTILINE
     )
-    said = [name for row in table[0].splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    said = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert sorted(said) == sorted(Algorithm.registry)

@@ -1,6 +1,7 @@
 """Whole federations of processes: coordinator, SuperLink and clients over TLS, beside their simulations."""
 
 import os
+import re
 
 import numpy as np
 import polars as pl
@@ -62,3 +63,34 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
     )
     expected = dict(zip(simulated.federation.names, simulated.metrics.values("accuracy"), strict=True))
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
+
+
+LISTENING = """
+import os, sys
+
+def heard(event, details):
+    if event == "socket.connect" or event == "socket.getaddrinfo":
+        address = details[1] if event == "socket.connect" else details[:2]
+        with open(os.environ["CONTACTED"], "a") as file:
+            file.write(f"{event} {address!r}" + chr(10))
+
+sys.addaudithook(heard)
+"""
+
+
+def test_nobody_is_contacted_but_the_coordinator(tmp_path, monkeypatch):
+    """Every connection and every name that any of the processes looks up, by Python's audit events."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(LISTENING)
+    monkeypatch.syspath_prepend(tmp_path / "hook")
+    monkeypatch.setenv("CONTACTED", str(tmp_path / "contacted"))
+    directory = tmp_path / "digits"
+    files = demo.prepare(directory, METHODS["fedavg"], rounds=1)
+    port = read_job(directory / JOB).port
+    with (tmp_path / "serve.log").open("wb") as log, demo.clients_of(directory, files):
+        serving = demo.start(["serve", str(directory), "--listen", "127.0.0.1", "--check"], log)
+        assert serving.wait(2 * demo.WAIT_S) == 0, (tmp_path / "serve.log").read_text()[-2000:]
+    contacted = set((tmp_path / "contacted").read_text().splitlines())
+    assert f"socket.connect ('127.0.0.1', {port})" in contacted
+    strange = [line for line in contacted if "127.0.0.1" not in line and not re.search(r"connect '|None, \d", line)]
+    assert not strange, strange

@@ -169,8 +169,9 @@ class RemoteExecutor:
             self._transport, requests, expected, shortened=shortened, minimum=minimum, tell=self._tell,
             pause=self.rules.pause,
         )  # fmt: skip
-        for name in found.replies if holdings is not None else ():
-            holdings.received(name, digests[name])
+        if holdings is not None:
+            for name in found.replies:
+                holdings.received(name, digests[name])
         return found
 
     def _digests(self, exchange: Exchange, requests: Mapping[str, Request]) -> dict[str, dict[str, list[bytes]]]:

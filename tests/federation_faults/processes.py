@@ -24,7 +24,7 @@ def campaign(directory, kills, seed, say=print):
         AssertionError: the final models or measurements are not the simulation's.
     """
     draw = random.Random(seed)
-    rounds = kills + 3
+    rounds = 6 * kills + 3  # some go by between two kills
     files = demo.prepare(directory, METHOD, rounds=rounds)
     simulated = demo.simulate(directory, files)
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]

@@ -136,3 +136,11 @@ def test_the_table_of_properties_is_the_suites():
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)(?:#[^)]*)?\)", PAGES[page].read_text())
     assert [link for link in links if not (PAGES[page].parent / link).exists()] == []
+
+
+def test_of_every_method_it_is_said_what_a_coordinator_sees():
+    table = re.search(
+        r"^\| method \| from each client.*?\n\n", PAGES["federation.md"].read_text(), re.DOTALL | re.MULTILINE
+    )
+    said = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert sorted(said) == sorted(Algorithm.registry)

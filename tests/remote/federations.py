@@ -43,7 +43,7 @@ class Remote:
     def client(self, name):
         """A client as it is after its process started."""
         store = ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
-        return Responder(EXPERIMENT, name, ClientWork(self.plan, self.shares[name], store))
+        return Responder(EXPERIMENT, name, ClientWork(self.plan, self.shares[name], store), self.plan.common_vectors)
 
     def store(self, name):
         return ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
@@ -73,11 +73,11 @@ class Remote:
             **{**self.options, **options},
         )  # fmt: skip
 
-    def personal(self, training):
+    def personal(self, training, ledger=None):
         """Client -> the predictor that stands in its directory, after all clients were asked to store it."""
         for table, unseen in ((training.executor.seen, False), (training.executor.unseen, True)):
             if len(table):
-                service = training.serve(unseen=unseen)
+                service = training.serve(unseen=unseen, ledger=ledger)
                 drive(training.run_personal("personal", service), training.executor)
         assert not self.lines, self.lines
         return {

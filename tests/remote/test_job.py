@@ -43,7 +43,11 @@ def test_hyperparameters_are_read(tmp_path):
         ("rounds = 50", "rounds = 0", "line 27: rounds is 0; input should be greater than or equal to 1"),
         ("rounds = 50", "rouns = 5", "line 27: there is no setting of [training] 'rouns'; did you mean 'rounds'?"),
         ("rounds = 50", "", "line 26: rounds is missing in [training]"),
-        ('age = "number"', 'age = "numbr"', "line 15: age is 'numbr'; a column is \"number\" or a list of categories"),
+        (
+            'age = "number"',
+            'age = "numbr"',
+            'line 15: age is \'numbr\'; a column is "number", "category", "boolean", "date", or a list of categories',
+        ),
         ('age = "number"', 'age = ["x"]', "line 15: age has the categories ['x']; it needs two or more, each once"),
         ('age = "number"', 'label = "number"', "line 15: 'label' is the target; it cannot be an input"),
         ('["no", "yes"]', '["no"]', "line 10: classes is ['no']; it needs two or more, each once"),

@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
 
 _COUNTS_AT_ONCE = 1 << 22
 """Numbers that a bootstrap holds at once (32 MiB)."""
@@ -135,6 +134,8 @@ def student_interval(
     Returns:
         The interval, and the p-value of "the mean is 0": the level at which the interval would just exclude 0.
     """
+    from scipy import optimize, special  # 30 MB, which clients of a federation of machines never need
+
     estimate = centre if estimate is None else estimate
     if np.isnan(centre):
         return Interval(np.nan, np.nan, np.nan, np.nan)
@@ -175,6 +176,8 @@ def metric_interval(scores: Float[np.ndarray, " rows"], score: Score, confidence
         return Interval(np.nan, np.nan, np.nan, np.nan)
     estimate = float(score.metric(values.mean(keepdims=True))[0])
     if score.bounds == (0.0, 1.0):
+        from scipy import stats  # see above
+
         found = stats.binomtest(round(float(values.sum())), rows).proportion_ci(confidence, "wilson")
         return Interval(estimate, float(found.low), float(found.high), np.nan)
     linear = score.linear(values[None])[0]

@@ -15,10 +15,14 @@ from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
 """How the file says that a column holds numbers; a list of texts says which categories it holds."""
+
+KINDS = (NUMBER, "category", "boolean", "date")
+"""What a column can hold where the clients agree on the preprocessing; else numbers, or the categories in a list."""
 
 TEMPLATE = """\
 # What this federation trains. Every machine has a copy of this file; a client takes part in no other job.
@@ -33,8 +37,8 @@ target = "label"                  # column to predict
 classes = ["no", "yes"]           # what the target can be; leave this out to predict a number
 validation = 0.1                  # shares of each client's rows that do not train
 test = 0.2
-
-[data.columns]                    # inputs: "number", or the categories that a column can hold
+preprocessing = "federated"       # numbers standardised, gaps filled, by sums over all clients; "none": as they stand
+[data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
 age = "number"
 ward = ["surgery", "medicine"]
 
@@ -76,7 +80,8 @@ class _Data(_Table):
     classes: list[str] | None = None
     validation: Share = 0.1
     test: Share = 0.2
-    columns: dict[str, Literal["number"] | list[str]]
+    preprocessing: Literal["none", "federated"] = "none"
+    columns: dict[str, Literal["number", "category", "boolean", "date"] | list[str]]
 
 
 class _Training(_Table):
@@ -100,8 +105,11 @@ class Schema:
     Attributes:
         target: column to predict.
         classes: what it can be; None for a regression.
-        columns: inputs in order: None for a number, or the categories.
+        columns: inputs in order: the categories, or None where the job does not list them.
         validation, test: shares of each client's rows that do not train.
+        kinds: what each input holds.
+        federated: whether clients agree on the preprocessing before the first round; else tables are taken as they
+            stand, numbers and listed categories without gaps.
     """
 
     target: str
@@ -109,10 +117,12 @@ class Schema:
     columns: Mapping[str, tuple[str, ...] | None]
     validation: float = 0.1
     test: float = 0.2
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    federated: bool = False
 
     @property
     def width(self) -> int:
-        """Inputs of the model: one for a number, one for each category."""
+        """Inputs of the model: one for a number, one for each category (of tables taken as they stand)."""
         return sum(1 if categories is None else len(categories) for categories in self.columns.values())
 
 
@@ -239,12 +249,19 @@ def _schema(data: _Data) -> Schema:
         raise ConfigError(("data", "test"), f"validation and test take {data.validation + data.test:g} of all rows")
     columns: dict[str, tuple[str, ...] | None] = {}
     for name, kind in data.columns.items():
-        if kind != NUMBER and len(set(kind)) < max(2, len(kind)):
+        if isinstance(kind, list) and len(set(kind)) < max(2, len(kind)):
             said = f"{name} has the categories {kind}; it needs two or more, each once"
             raise ConfigError(("data", "columns", name), said)
-        columns[name] = None if kind == NUMBER else tuple(kind)
+        if isinstance(kind, str) and kind != NUMBER and data.preprocessing == "none":
+            said = f'{name} is {kind!r}, which needs preprocessing = "federated"; or list the categories'
+            raise ConfigError(("data", "columns", name), said)
+        columns[name] = None if isinstance(kind, str) else tuple(kind)
     classes = None if data.classes is None else tuple(data.classes)
-    return Schema(data.target, classes, columns, data.validation, data.test)
+    kinds: dict[str, Kind] = {
+        name: kind if isinstance(kind, str) else "category" for name, kind in data.columns.items()
+    }
+    federated = data.preprocessing == "federated"
+    return Schema(data.target, classes, columns, data.validation, data.test, kinds, federated)
 
 
 def _algorithm(given: Mapping[str, Any]) -> Algorithm:
@@ -274,6 +291,7 @@ def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
         if first["type"] == "missing":
             raise ConfigError((name,), f"{key} is missing in [{name}]") from None
         if kind is _Data and loc[:1] == ["columns"]:
-            wrong = f'{key} is {first["input"]!r}; a column is "{NUMBER}" or a list of categories'
+            said = ", ".join(f'"{kind}"' for kind in KINDS)
+            wrong = f"{key} is {first['input']!r}; a column is {said}, or a list of categories"
             raise ConfigError(place, wrong) from None
         raise ConfigError(place, f"{key} is {first['input']!r}; {first['msg'].lower()}") from None

@@ -13,10 +13,11 @@ from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import Algorithm, Cohort, Diverged, Exchange, init_pipeline, on_host, require
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.held import INITIAL
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secret import secret_in
-from fedtailor.remote.wire import INITIAL, WORK, named, read_downlink
+from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
 
@@ -117,8 +118,7 @@ class ClientWork:
     def _first_state(self, request: Request, algorithm: Algorithm) -> Any:
         """What a client that has not taken part holds."""
         model, given = self._plan.model, request.arrays.get(INITIAL)
-        theta = model.init(jax.random.fold_in(jax.random.key(self._plan.seed), 0)) if given is None else given
-        theta = jnp.asarray(theta)
+        theta = jnp.asarray(self._plan.initial() if given is None else given)
         require(theta.shape == (model.size,), f"the initial model has shape {theta.shape}; it must be ({model.size},)")
         return algorithm.init_state(theta, self._plan.model), init_pipeline(self._plan.uplink, theta)
 
@@ -133,7 +133,7 @@ class ClientWork:
         mine = jax.tree.map(lambda leaf: leaf[0], predictor)
         model = PersonalModel(federation.names[0], mine, self._plan.model, federation.shift, federation.scale)
         place = self._store.directory / PERSONAL
-        replace_directory(place, lambda path: export_models([model], path))
+        replace_directory(place, lambda path: export_models([model], path, own_examples=True))
 
 
 def replace_directory(place: Path, write: Any) -> None:

@@ -26,18 +26,22 @@ _NEIGHBORS = ("features", "labels", "held", "share", "scale")
 _LOSSES: dict[str, Any] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 
 
-def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> Path:
+def export_models(personal: Iterable[PersonalModel], directory: Path | str, *, own_examples: bool = False) -> Path:
     """Write personal models of one federation into a directory, which must be new or empty; returns it.
 
     Models that were trained on a table take its preprocessing with them.
 
+    Args:
+        own_examples: write models that predict with their client's own examples, and these with them (kNN-Per): for
+            the client's own disk.
+
     Raises:
         ValueError: the directory holds other files or cannot be written, there are no models, or a client predicts
-            with its own examples.
+            with its own examples and `own_examples` is False.
     """
     everyone, path = list(personal), Path(directory)
     for model in everyone:
-        if isinstance(model.predictor, NearestNeighbors):
+        if isinstance(model.predictor, NearestNeighbors) and not own_examples:
             _ = model.theta  # its error says why it is not exported
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ class SharedPart(AveragedModels):
     `optimizer` is of the shared part only.
     """
 
+    initial: Float[Array, " d"]
+    """theta^0, of which clients need what is outside the shared part."""
     runs: Int[np.ndarray, "runs 2"]
     """Where the shared part lies in theta: first entry, and one past the last, of every run."""
 
@@ -26,7 +28,7 @@ class SharedPart(AveragedModels):
     def begin(init: Init, part: ModelPart, optimizer: ServerOptimizer) -> "SharedPart":
         """Before the first round, at the common initial model."""
         theta = init(0)[None]
-        return SharedPart(theta, optimizer.init(part.take(theta)), runs_of(part))
+        return SharedPart(theta, optimizer.init(part.take(theta)), theta[0], runs_of(part))
 
     @property
     def part(self) -> Part:
@@ -38,8 +40,8 @@ class SharedPart(AveragedModels):
         return Streams.everyone(jnp.asarray(self.part.take(self.model)), clients)
 
     def initial_to_everyone(self, clients: int) -> Streams:
-        """The model [1, d] whose entries outside the part are the initial ones; common knowledge (the seed)."""
-        return Streams.everyone(self.model, clients, already_held=True)
+        """theta^0 [1, d], for the entries outside the part; common knowledge (the seed)."""
+        return Streams.everyone(self.initial, clients, already_held=True)
 
     def averaged(
         self, optimizer: ServerOptimizer, parts: ClientRows, weights: Float[np.ndarray, "1 c"]

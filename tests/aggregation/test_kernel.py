@@ -80,6 +80,21 @@ def test_splitting_a_client_in_two_halves_splits_its_weight(kernel, seed, split)
 
 
 @kernels
+def test_bandwidths_from_local_to_fedavg(kernel):
+    """Also where a variance is 0: infinity still averages all, with their samples."""
+    probe = problem(0)
+    probe.sigma2[2] = 0.0
+    half = Probe(probe.gradients, probe.sigma2 / 2, probe.sizes)
+    np.testing.assert_array_equal(user_centric_weights(probe.widened(0.0), kernel), np.eye(6))
+    np.testing.assert_array_equal(
+        user_centric_weights(probe.widened(np.inf), kernel), np.tile(probe.sizes / probe.sizes.sum(), (6, 1))
+    )
+    np.testing.assert_array_equal(
+        user_centric_weights(half.widened(2.0), kernel), user_centric_weights(probe.widened(1.0), kernel)
+    )
+
+
+@kernels
 def test_limits_of_the_variance(kernel):
     probe = problem(0)
     share = probe.sizes / probe.sizes.sum()

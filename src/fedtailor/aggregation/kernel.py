@@ -1,6 +1,6 @@
 """The user-centric weights of Mestoukirdi et al.: who learns from whom, from one gradient of every client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -47,6 +47,12 @@ class Probe:
                 client = int(np.argmax(bad))
                 value = np.asarray(getattr(self, name))[client]
                 raise ValueError(f"{name} of client {client} is {value}; a variance is 0 or more, a size 1 or more")
+
+    def widened(self, bandwidth: float) -> "Probe":
+        """The same with sigma2 times `bandwidth`: 0 makes every client keep to itself, infinity averages them all."""
+        if bandwidth == np.inf:
+            return replace(self, sigma2=np.full(len(self.sizes), np.inf))
+        return self if bandwidth == 1 else replace(self, sigma2=bandwidth * np.asarray(self.sigma2, np.float64))
 
 
 def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarray, "m m"]:

@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     LocalTrainer,
     Streams,
     hyperparameters,
+    require,
 )
 
 
@@ -41,6 +42,10 @@ class UCFLParallel(UCFL):
         keeps="nothing",
         unseen="answers the probe; the nearest stream, or its own mix of the streams",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.sigma_batch != "auto", "ucfl-parallel cannot choose sigma_batch; have ucfl choose it")
 
     def broadcast(self, server: UCFLState, cohort: Cohort) -> Downlink:
         held = self.probes and server.fresh

@@ -1,0 +1,176 @@
+"""Does UCFL find the batch n_k of its variances by itself?
+
+n_k decides between FedAvg (small) and training alone (large). On scikit-learn's digits, and on cuts of the three data
+sets of Mestoukirdi et al. (EMNIST and CIFAR-10 are needed; leave them out with --only), a perceptron is trained with
+FedAvg, Local, and UCFL with a stream for each client and
+
+    n_k = 1 % ... 50 %     of a client's samples, given
+    auto                   `sigma_batch="auto"`: chosen on validation data, after rounds in which six n_k compete
+    bound                  rows that minimise sqrt(sum_j w_j^2 tr S_j / n_j) + sum_j w_j |E g_i - E g_j|, a bound on the
+                           error of the mixed gradient, with debiased distances: no n_k at all
+
+The table holds the mean test accuracy over clients, in %, and the deviation over seeds; `best` is the n_k with the best
+mean test accuracy, which nobody can know, and `validated` the one that is best on validation data after full trainings
+of all of them. Differences are paired over seeds. Runs that the file of results holds are not repeated.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from measuring import machine
+
+import fedtailor as ft
+from fedtailor.algorithms import UCFL, FedAvg, Local
+from fedtailor.diagnosis import best_rows, gradient_traces, homogeneity
+from fedtailor.experiments.scenarios.digits import LOCAL, digits_label_shift, digits_permuted, digits_rotated
+from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
+from fedtailor.federation import Federation
+from fedtailor.models import Architecture, mlp
+from fedtailor.protocol import SGD, Algorithm
+
+SHARES = (0.01, 0.03, 0.1, 1 / 3, 0.5)
+EMNIST = SGD(lr=0.02, momentum=0.9, epochs=1, batch_size=16)
+CIFAR = SGD(lr=0.005, momentum=0.9, epochs=1, batch_size=16)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A scenario at a size that runs in seconds."""
+
+    build: Callable[[int], Federation]
+    sgd: SGD
+    rounds: int
+    model: Architecture = mlp(128)  # noqa: RUF009 (frozen)
+
+
+PARTS: dict[str, Any] = {"clients": 8, "test": 0.4, "val": 0.15}
+CUTS = {
+    "digits, label shift": Cut(lambda seed: digits_label_shift(seed, **PARTS), LOCAL, 25, mlp(32)),
+    "digits, rotated": Cut(lambda seed: digits_rotated(seed, **PARTS), LOCAL, 25, mlp(32)),
+    "digits, relabelled": Cut(lambda seed: digits_permuted(seed, **PARTS), LOCAL, 25, mlp(32)),
+    "EMNIST, label shift": Cut(lambda seed: emnist_label_shift(seed, val=0.1), EMNIST, 40),
+    "EMNIST, rotated": Cut(lambda seed: emnist_rotated(seed, clients=12, points=8_000, val=0.1), EMNIST, 40),
+    "CIFAR-10, relabelled": Cut(
+        lambda seed: cifar_permuted(seed, clients=8, points=8_000, test=500, val=0.1), CIFAR, 25
+    ),
+}
+"""8 clients with about 100 training images; 20 with 350 characters, 12 with 467, and 8 with 900 images."""
+
+
+def bound_rows(gradients: np.ndarray, sigma2: np.ndarray, batches: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The rows [m, m] of "bound", from what clients answer to UCFL's probe."""
+    traces = gradient_traces(sigma2.astype(np.float64), batches, sizes)
+    distances = np.sqrt(np.maximum(homogeneity(gradients, traces, sizes).distance, 0.0))
+    # sqrt(sum w_j^2 tr S_j / n_j) is best_rows' first term for samples n_j / tr S_j
+    return best_rows(distances, sizes / traces, 1.0).weights
+
+
+def method(name: str, cut: Cut, federation: Federation, seed: int) -> Algorithm:
+    """The method of a row."""
+    if name in ("FedAvg", "Local"):
+        return (FedAvg if name == "FedAvg" else Local)(sgd=cut.sgd)
+    if name == "auto":
+        return UCFL(sgd=cut.sgd, sigma_batch="auto")
+    if name == "bound":
+        share = 0.1
+        probed = ft.run(UCFL(sgd=cut.sgd, sigma_batch=share), federation, cut.model, 1, seed=seed).training.server
+        batches = np.maximum((share * probed.sizes + 1e-3).astype(np.int64), 1)
+        return UCFL(sgd=cut.sgd, rows=bound_rows(probed.gradients, probed.sigma2, batches, probed.sizes))
+    return UCFL(sgd=cut.sgd, sigma_batch=float(name))
+
+
+ROWS = ("FedAvg", "Local", *map(str, SHARES), "auto", "bound")
+
+
+def measure(name: str, cut: Cut, federation: Federation, seed: int) -> dict[str, Any]:
+    """One training: accuracies after the last round, the mean own weight, what travelled, what "auto" chose."""
+    run = ft.run(method(name, cut, federation, seed), federation, cut.model, cut.rounds, seed=seed,
+                 evaluate_every=cut.rounds)  # fmt: skip
+    totals, server = run.ledger.totals(), run.training.server
+    found: dict[str, Any] = {
+        "val": 100 * float(run.metrics.values(split="val").mean()),
+        "test": 100 * float(run.metrics.values(split="test").mean()),
+        "models_up": totals.models_up,
+        "models_down": totals.models_down,
+        "gradients": totals.gradients,
+    }
+    if hasattr(server, "rows"):
+        found["own"] = float(np.diagonal(server.rows).mean())
+    if name == "auto":
+        found["chosen"] = 1 / (1 + server.bandwidth)
+        found["tried"] = server.tried.tolist()
+    return found
+
+
+def spread(values: np.ndarray) -> str:
+    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}" if len(values) > 1 else f"{values.mean():.1f}"
+
+
+def table(results: dict[str, Any], seeds: list[int]) -> str:
+    """Markdown: a line for each row of a scenario for which all seeds are there."""
+    columns = ["scenario", "n_k", "test", "val", "own weight", "less the better of FedAvg and Local", "less best",
+               "less validated"]  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for scenario in CUTS:
+        found = {
+            name: [results[f"{scenario}|{seed}|{name}"] for seed in seeds]
+            for name in ROWS
+            if all(f"{scenario}|{seed}|{name}" in results for seed in seeds)
+        }
+        values = {
+            what: {name: np.array([one[what] for one in cells]) for name, cells in found.items()}
+            for what in ("test", "val")
+        }
+        given = [name for name in map(str, SHARES) if name in found]
+        if not given:
+            continue
+        best = max(given, key=lambda name: values["test"][name].mean())
+        validated = max(given, key=lambda name: values["val"][name].mean())
+        ends = [name for name in ("FedAvg", "Local") if name in found]
+        end = max(ends, key=lambda name: values["test"][name].mean())
+        for name, runs in found.items():
+            test = values["test"][name]
+            own = f"{np.mean([one['own'] for one in runs]):.2f}" if "own" in runs[0] else ""
+            title = f"{float(name):.0%}" if name in given else name
+            title += {best: " (best)"}.get(name, "") + {validated: " (validated)"}.get(name, "")
+            if name == "auto":
+                title += " (" + ", ".join(f"{one['chosen']:.0%}" for one in runs) + ")"
+            less = [spread(test - values["test"][other]) for other in (end, best, validated)]
+            cells = [scenario, title, spread(test), spread(values["val"][name]), own, *less]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("ucfl_batches.json"), help="results so far")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--only", nargs="+", choices=list(CUTS), default=list(CUTS))
+    given = parser.parse_args()
+    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+    results = kept.get("results", {})
+    for scenario in given.only:
+        for seed in given.seeds:
+            cut, federation = CUTS[scenario], None
+            for name in given.rows:
+                key = f"{scenario}|{seed}|{name}"
+                if key in results:
+                    continue
+                federation = cut.build(seed) if federation is None else federation
+                started = perf_counter()
+                results[key] = measure(name, cut, federation, seed)
+                given.out.write_text(json.dumps({"machine": machine("jax", "numpy"), "results": results}, indent=1))
+                print(f"{scenario}, seed {seed}, {name}: {perf_counter() - started:.1f} s", flush=True)
+    print(machine("jax", "numpy"))
+    print(table(results, given.seeds))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,14 +12,14 @@ from fedtailor.aggregation import (
     Kernel,
     Probe,
     mix,
-    newcomer_weights,
     restrict_to_reporters,
     user_centric_weights,
 )
 from fedtailor.aggregation.clusters import choose_streams, k_means
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
-from fedtailor.algorithms.helpers.user_centric import BeforeProbe, Trial, UCFLState
+from fedtailor.algorithms.helpers.user_centric import BeforeProbe, Trial, UCFLState, late_rows, probe_of
+from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.protocol import (
     SGD,
     About,
@@ -41,10 +41,12 @@ from fedtailor.protocol import (
     require,
 )
 
-CANDIDATES = (0.0, 0.03, 0.1, 0.25, 0.5, 1.0)
-"""n_k as shares of a client's samples that `sigma_batch="auto"` compares: 0 is FedAvg, 1 trains alone."""
+CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
+"""n_k as shares of a client's samples that `sigma_batch="auto"` compares: 0 is FedAvg, 1 trains alone, and NaN stands
+for the kernel `bound`, which has no n_k."""
 PROBED = 0.1
-"""The share in whose batches their probe measures the variance: the smaller the batches, the more there are."""
+"""The share in whose batches the probe measures variances that are not those of a given n_k: the smaller the batches,
+the more there are."""
 
 
 @hyperparameters
@@ -72,9 +74,12 @@ class UCFL(Algorithm):
 
     Beyond the papers: the batch n_k of the variances decides between FedAvg (small) and training alone (large), and no
     rule gives it. But one probe serves every n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, S_i being
-    the covariance of a single sample's gradient. `sigma_batch="auto"` makes the weights of six n_k from it. All six
-    train side by side for `trial` rounds (a client receives, trains and sends six models); in the round after, clients
-    say what loss each has on their validation data, and the one of the least mean goes on.
+    the covariance of a single sample's gradient. `sigma_batch="auto"` makes the weights of five n_k from it and, as a
+    sixth candidate, those of `kernel="bound"`, which need no n_k: they minimise a bound on the error of the mixed
+    gradient, with distances from which the noise of both ends is taken off. All six train side by side for `trial`
+    rounds and one more (a client receives, trains and sends six models, and says how often each is wrong on its
+    validation data); then the one with the least error, mean over clients and over the later half of these rounds,
+    goes on alone.
     """
 
     about: ClassVar[About] = About(
@@ -91,13 +96,14 @@ class UCFL(Algorithm):
     streams: int | Literal["auto"] | None = None
     """Downlink streams: a number, "auto" (best silhouette), or None (one for each client)."""
     kernel: Kernel = "eq9"
-    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j (the short paper)."""
+    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j (the short paper); `bound`
+    minimises a bound instead, and has no n_k."""
     sigma_batch: int | float | Literal["auto"] = 1 / 3
     """Samples n_k of a batch in the variance sigma_i^2: a number, or a share of the client's samples (the papers use
     100 and n_i/3), never more than half of them, so that there are two batches; "auto" chooses it on validation
     data."""
     trial: int = 10
-    """Rounds in which all candidates of "auto" train before the round that chooses among them."""
+    """Rounds that the candidates of "auto" have trained when it chooses among them."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm 2); default s_k itself."""
     rows: Float[np.ndarray, "m m"] | None = None
@@ -111,7 +117,8 @@ class UCFL(Algorithm):
         require(
             not isinstance(self.streams, int) or self.streams >= 1, f"streams is {self.streams}; it must be 1 or more"
         )
-        require(self.kernel in ("eq9", "eq6"), f"kernel is {self.kernel!r}; it must be 'eq9' or 'eq6'")
+        require(self.kernel in ("eq9", "eq6", "bound"),
+                f"kernel is {self.kernel!r}; it must be 'eq9', 'eq6' or 'bound'")  # fmt: skip
         batch = self.sigma_batch
         if isinstance(batch, str):
             valid = batch == "auto"
@@ -136,6 +143,11 @@ class UCFL(Algorithm):
     def probes(self) -> bool:
         return self.rows is None
 
+    @property
+    def _competes(self) -> bool:
+        """Whether candidates compete for the weights."""
+        return self.sigma_batch == "auto" and self.kernel != "bound"
+
     # before training ------------------------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> BeforeProbe:
@@ -144,7 +156,8 @@ class UCFL(Algorithm):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
-        wanted = PROBED if self.sigma_batch == "auto" else self.sigma_batch
+        given = self.sigma_batch
+        wanted = PROBED if given == "auto" or self.kernel == "bound" else given
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
         batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
         batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)
@@ -158,15 +171,16 @@ class UCFL(Algorithm):
 
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         answer = {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
-        if self.sigma_batch == "auto":
+        if given == "auto" or self.kernel == "bound":
             # tr S / n, the variance of the whole gradient, from which the server makes sigma^2 of every n_k
             answer["sigma2"] /= jnp.where(n > batch, n / batch - 1, 1).astype(theta.dtype)
+        if self._competes:
             answer["validation"] = local.count("val").astype(theta.dtype)
         return answer
 
     def aggregate_probe(self, server: BeforeProbe, answers: Answers, cohort: Cohort) -> UCFLState | Trial:
-        probe = _probe_of(answers, cohort)
-        if self.sigma_batch != "auto":
+        probe = probe_of(answers, cohort)
+        if not self._competes:
             return self._with_streams(server, user_centric_weights(probe, self.kernel), probe)
         validates = answers.host("validation") > 0
         require(bool(validates.any()), "sigma_batch 'auto' is chosen on validation data, and no client has any; "
@@ -178,11 +192,13 @@ class UCFL(Algorithm):
             candidates=[self._candidate(server, probe, share) for share in CANDIDATES],
             shares=np.array(CANDIDATES),
             validates=validates,
-            losses=np.zeros((0, len(CANDIDATES))),
+            errors=np.zeros((0, len(CANDIDATES))),
         )
 
     def _candidate(self, server: BeforeProbe, probe: Probe, share: float) -> UCFLState:
         """The server with the weights of a batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i (1/share - 1)."""
+        if np.isnan(share):
+            return self._with_streams(server, user_centric_weights(probe, "bound"), probe).replace(kernel="bound")
         bandwidth = np.inf if share == 0 else 1 / share - 1
         rows = user_centric_weights(probe.widened(bandwidth), self.kernel)
         return self._with_streams(server, rows, probe).replace(bandwidth=bandwidth)
@@ -208,6 +224,7 @@ class UCFL(Algorithm):
             model=jnp.repeat(server.initial[None], len(weights), axis=0),
             mixed=np.zeros(len(weights), bool),
             silhouettes=np.array([[k, s] for k, s in silhouettes.items()], np.float64).reshape(-1, 2),
+            kernel=self.kernel,
             bandwidth=1.0,
             fresh=True,
         )
@@ -224,8 +241,8 @@ class UCFL(Algorithm):
         models = inbox["model"]
         if len(models) == 1:
             return state, {"model": local.sgd(models[0], self.sgd)}
-        losses = local.map(lambda theta: local.loss(theta, "val"), models)
-        return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), models), "loss": losses}
+        errors = local.map(lambda theta: validation_error(local, theta), models)
+        return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), models), "error": errors}
 
     def server(
         self, server: UCFLState | Trial, downlink: Downlink, answers: Answers, cohort: Cohort
@@ -235,7 +252,7 @@ class UCFL(Algorithm):
         models = answers["model"]
         mixed = [self._mixed(candidate, models.item(k), cohort) for k, candidate in enumerate(server.candidates)]
         server = server.after(mixed, answers, cohort)
-        return server.chosen() if len(server.losses) > self.trial else server
+        return server.chosen() if len(server.errors) > self.trial else server
 
     def _mixed(self, server: UCFLState, models: ClientRows, cohort: Cohort) -> UCFLState:
         """The server after a round in which the cohort sent these models [c, d]."""
@@ -270,10 +287,10 @@ class UCFL(Algorithm):
         """Models for clients that have no stream of their own that was ever mixed."""
         if server.one_for_each:
             models, usable = self._mixed_for_newcomers(server)
-            rows = self._late_rows(server, cohort, usable)
+            rows = late_rows(server, cohort, usable)
             start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
             return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
-        rows = self._late_rows(server, cohort, np.ones(len(server.rows), bool))
+        rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
         distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
         if server.mixed.any():
             distances[:, ~server.mixed] = np.inf
@@ -284,30 +301,6 @@ class UCFL(Algorithm):
         if server.uploads is None:
             return ClientRows(server.model, np.arange(len(server.rows))), np.zeros(len(server.rows), bool)
         return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
-
-    def _late_rows(self, server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
-        """Weights of the usable clients for each client of the cohort; zero where no client is.
-
-        Raises:
-            ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
-        """
-        if not usable.any():
-            return np.zeros((len(cohort), len(usable)))
-        if server.gradients is not None and server.sigma2 is not None:
-            seen = Probe(server.gradients, server.sigma2, server.sizes)
-            if cohort.probes is None:
-                own = cohort.position
-                late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
-            else:
-                late = _probe_of(cohort.probes, cohort)
-            return newcomer_weights(late.widened(server.bandwidth), seen.widened(server.bandwidth), self.kernel, usable)
-        require(
-            bool(np.isin(cohort.ids, server.ids).all()),
-            "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
-        )
-        rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
-        mass = rows.sum(axis=1, keepdims=True)
-        return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
 
     # reports ----------------------------------------------------------------------------------------------------------
 
@@ -323,14 +316,10 @@ class UCFL(Algorithm):
                 LineDiagnostic("silhouette", title, streams, silhouettes, "streams", "silhouette", chosen=chosen)
             )
         if len(server.tried):
-            shares, losses = server.tried.T
-            title, chosen = "Validation loss with each batch of the variances", 1 / (1 + server.bandwidth)
+            shares, errors = server.tried[~np.isnan(server.tried[:, 0])].T
+            title = "Validation error with each batch of the variances"
+            chosen = None if server.kernel == "bound" else 1 / (1 + server.bandwidth)
             found.append(
-                LineDiagnostic("sigma_batch", title, shares, losses, "share of the samples", "loss", chosen=chosen)
+                LineDiagnostic("sigma_batch", title, shares, errors, "share of the samples", "error", chosen=chosen)
             )
         return found
-
-
-def _probe_of(answers: Answers, cohort: Cohort) -> Probe:
-    """The answers to the probe, in the order of the cohort."""
-    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt64
 
+from fedtailor.aggregation import Kernel, Probe, newcomer_weights
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
-from fedtailor.protocol import Answers, Cohort, Downlink, ServerState, Streams, server_state
+from fedtailor.protocol import Answers, Cohort, Downlink, ServerState, Streams, require, server_state
 
 
 @server_state
@@ -31,6 +32,8 @@ class UCFLState(BeforeProbe):
     """g_i, the clients' answers to the probe; None with rows of the user's own."""
     sigma2: Float[np.ndarray, " m"] | None
     """sigma_i^2 as the clients sent it, likewise."""
+    kernel: Kernel
+    """What made rows of gradients and sigma_i^2."""
     bandwidth: float
     """What sigma_i^2 is multiplied with in the kernel: 1, unless the batch n_k was chosen after the probe."""
     rows: Float[np.ndarray, "m m"]
@@ -50,7 +53,8 @@ class UCFLState(BeforeProbe):
     uploads: LastUploads | None = None
     """The clients' last models, once there are any; kept where each client has a stream of its own."""
     tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
-    """The batches of the variances that "auto" compared, as shares of a client's samples, and their losses."""
+    """The batches of the variances that "auto" compared, as shares of a client's samples (NaN: the kernel `bound`), and
+    the validation errors by which it chose."""
 
     @property
     def one_for_each(self) -> bool:
@@ -65,20 +69,26 @@ class Trial(BeforeProbe):
     candidates: list[UCFLState]
     """What the server would hold with each candidate alone."""
     shares: Float[np.ndarray, " k"]
-    """n_k of each candidate as a share of a client's samples."""
+    """n_k of each candidate as a share of a client's samples; NaN of the one without n_k."""
     validates: Bool[np.ndarray, " m"]
     """Which clients have validation data."""
-    losses: Float[np.ndarray, "t k"]
-    """The mean validation loss of the clients with each candidate's model, in the rounds done."""
+    errors: Float[np.ndarray, "t k"]
+    """The mean validation error over clients (see `validation_error`) with each candidate's models, before each
+    round."""
 
     def chosen(self) -> UCFLState:
         """The leader, from now on alone."""
-        return self.leader.replace(tried=np.stack([self.shares, self.losses[-1]], axis=1))
+        return self.leader.replace(tried=np.stack([self.shares, self.later_errors], axis=1))
+
+    @property
+    def later_errors(self) -> Float[np.ndarray, " k"]:
+        """The candidates' errors, averaged over the later half of the rounds: a single round's are few mistakes."""
+        return self.errors[len(self.errors) // 2 :].mean(axis=0)
 
     @property
     def leader(self) -> UCFLState:
-        """The candidate whose models had the least validation loss when it was last measured; at first, the first."""
-        return self.candidates[int(np.argmin(self.losses[-1])) if len(self.losses) else 0]
+        """The candidate of the least error in the later half of the rounds; among equals, the first."""
+        return self.candidates[int(np.argmin(self.later_errors)) if len(self.errors) else 0]
 
     @property
     def model(self) -> Float[Array, "s d"]:
@@ -95,9 +105,40 @@ class Trial(BeforeProbe):
         return Downlink({"model": Streams(models, stream.astype(np.int32), already_held=held)})
 
     def after(self, candidates: Sequence[UCFLState], answers: Answers, cohort: Cohort) -> "Trial":
-        """With the candidates as a round has left them, and the losses that the clients sent in it."""
+        """With the candidates as a round has left them, and the errors that the clients sent in it."""
         counted = cohort.reporting & self.validates[cohort.position]
-        losses = self.losses
+        errors = self.errors
         if counted.any():
-            losses = np.concatenate([losses, answers.host("loss")[counted].mean(axis=0, dtype=np.float64)[None]])
-        return self.replace(candidates=list(candidates), losses=losses)
+            errors = np.concatenate([errors, answers.host("error")[counted].mean(axis=0, dtype=np.float64)[None]])
+        return self.replace(candidates=list(candidates), errors=errors)
+
+
+def probe_of(answers: Answers, cohort: Cohort) -> Probe:
+    """The answers to the probe, in the order of the cohort."""
+    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)
+
+
+def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
+    """Weights of the usable clients for each client of the cohort; zero where no client is.
+
+    Raises:
+        ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
+    """
+    if not usable.any():
+        return np.zeros((len(cohort), len(usable)))
+    if server.gradients is not None and server.sigma2 is not None:
+        seen = Probe(server.gradients, server.sigma2, server.sizes)
+        if cohort.probes is None:
+            own = cohort.position
+            late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
+        else:
+            late = probe_of(cohort.probes, cohort)
+        late, seen = late.widened(server.bandwidth), seen.widened(server.bandwidth)
+        return newcomer_weights(late, seen, server.kernel, usable)
+    require(
+        bool(np.isin(cohort.ids, server.ids).all()),
+        "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
+    )
+    rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
+    mass = rows.sum(axis=1, keepdims=True)
+    return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)

@@ -103,7 +103,8 @@ class UCFL(Algorithm):
     100 and n_i/3), never more than half of them, so that there are two batches; "auto" chooses it on validation
     data."""
     trial: int = 10
-    """Rounds that the candidates of "auto" have trained when it chooses among them."""
+    """Rounds that the candidates of "auto" have trained when it chooses among them; runs that end sooner use the
+    leader."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm 2); default s_k itself."""
     rows: Float[np.ndarray, "m m"] | None = None

@@ -9,9 +9,9 @@ FedAvg, Local, and UCFL with a stream for each client and
     auto                   `sigma_batch="auto"`: five n_k from FedAvg to Local, and "bound", compete for ten rounds, and
                            validation data choose
 
-The table holds the mean test accuracy over clients, in %, and the deviation over seeds; `best` is the n_k with the best
-mean test accuracy, which nobody can know, and `validated` the one that is best on validation data after full trainings
-of all of them. Differences are paired over seeds. Runs that the file of results holds are not repeated.
+The table holds the mean test accuracy over clients, in %, and the deviation over seeds. The best n_k is the one with
+the best mean test accuracy, which nobody can know; differences are paired over seeds. Runs that the file of results
+holds are not repeated.
 """
 
 import argparse
@@ -73,7 +73,8 @@ def method(name: str, cut: Cut) -> Algorithm:
     return UCFL(sgd=cut.sgd, sigma_batch=float(name))
 
 
-ROWS = ("FedAvg", "Local", *map(str, SHARES), "bound", "auto")
+GIVEN = tuple(map(str, SHARES))
+ROWS = ("FedAvg", "Local", *GIVEN, "bound", "auto")
 
 
 def measure(name: str, cut: Cut, federation: Federation, seed: int) -> dict[str, Any]:
@@ -101,37 +102,20 @@ def spread(values: np.ndarray) -> str:
 
 
 def table(results: dict[str, Any], seeds: list[int]) -> str:
-    """Markdown: a line for each row of a scenario for which all seeds are there."""
-    columns = ["scenario", "n_k", "test", "val", "own weight", "less the better of FedAvg and Local", "less best",
-               "less validated"]  # fmt: skip
+    """Markdown: a line for each scenario of which all runs are there."""
+    names = [f"{float(name):.0%}" if name in GIVEN else name for name in ROWS]
+    columns = ["scenario", *names, "chosen by auto", "auto less best n_k", "auto less better of FedAvg and Local"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for scenario in CUTS:
-        found = {
-            name: [results[f"{scenario}|{seed}|{name}"] for seed in seeds]
-            for name in ROWS
-            if all(f"{scenario}|{seed}|{name}" in results for seed in seeds)
-        }
-        values = {
-            what: {name: np.array([one[what] for one in cells]) for name, cells in found.items()}
-            for what in ("test", "val")
-        }
-        given = [name for name in map(str, SHARES) if name in found]
-        if not given:
+        keys = {name: [f"{scenario}|{seed}|{name}" for seed in seeds] for name in ROWS}
+        if not all(key in results for found in keys.values() for key in found):
             continue
-        best = max(given, key=lambda name: values["test"][name].mean())
-        validated = max(given, key=lambda name: values["val"][name].mean())
-        ends = [name for name in ("FedAvg", "Local") if name in found]
-        end = max(ends, key=lambda name: values["test"][name].mean())
-        for name, runs in found.items():
-            test = values["test"][name]
-            own = f"{np.mean([one['own'] for one in runs]):.2f}" if "own" in runs[0] else ""
-            title = f"{float(name):.0%}" if name in given else name
-            title += {best: " (best)"}.get(name, "") + {validated: " (validated)"}.get(name, "")
-            if name == "auto":
-                title += " (" + ", ".join(one["chosen"] for one in runs) + ")"
-            less = [spread(test - values["test"][other]) for other in (end, best, validated)]
-            cells = [scenario, title, spread(test), spread(values["val"][name]), own, *less]
-            lines.append(f"| {' | '.join(cells)} |")
+        test = {name: np.array([results[key]["test"] for key in found]) for name, found in keys.items()}
+        best, end = (max(among, key=lambda name: test[name].mean()) for among in (GIVEN, ROWS[:2]))
+        cells = [scenario, *(spread(test[name]) for name in ROWS)]
+        cells += [", ".join(results[key]["chosen"] for key in keys["auto"])]
+        cells += [spread(test["auto"] - test[other]) for other in (best, end)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

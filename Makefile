@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PARALLEL := --numprocesses auto --dist worksteal
 
-.PHONY: help demo federation-demo test campaign lint format benchmark
+.PHONY: help demo federation-demo test coverage lowest lock campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
-	@echo 'make test       everything that CI runs: make lint, then the tests with coverage'
+	@echo 'make test       everything that CI runs: make lint, the tests, and those of equal bits as XLA compiles for users'
 	@echo 'make campaign   kills, flipped bits, full disks and bad input for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
@@ -24,7 +25,12 @@ federation-demo: $(VENV)/.installed-flower
 	$(BIN)/python -m fedtailor.remote.demo
 
 test: lint
-	$(BIN)/pytest --numprocesses auto --dist worksteal --cov
+	$(BIN)/pytest $(PARALLEL)
+	AS_SHIPPED=1 $(BIN)/pytest $(PARALLEL) -m as_shipped
+
+# Counting lines makes the tests take half as long again, and the table at their end another minute: not part of `test`.
+coverage: $(VENV)/.installed-test
+	$(BIN)/pytest $(PARALLEL) --cov
 
 MINUTES ?= 30
 

@@ -89,6 +89,7 @@ def programs(monkeypatch):
     return noted
 
 
+@pytest.mark.as_shipped
 @pytest.mark.parametrize("name", METHODS)
 def test_trainings_end_as_if_each_were_alone(name, programs):
     alone = [trained(METHODS[name], seed) for seed in SEEDS]

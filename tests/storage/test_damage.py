@@ -273,6 +273,7 @@ def test_other_circumstances_are_said(half, caplog, old, new, said):
     assert said in caplog.text and caplog.text.count("\n") == bool(said)
 
 
+@pytest.mark.as_shipped
 def test_canonical_runs_do_not_depend_on_devices(tmp_path, caplog):
     start(tmp_path / "run", rounds=1, settings=Settings(canonical=True))
     with caplog.at_level(logging.WARNING, "fedtailor"):

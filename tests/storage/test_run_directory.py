@@ -58,6 +58,7 @@ def test_trees_survive_exactly(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.as_shipped
 def test_a_stopped_run_ends_with_the_same_bytes(tmp_path):
     start(tmp_path / "whole")
 
@@ -93,6 +94,7 @@ start(Path(sys.argv[1]), progress=kill)
 """
 
 
+@pytest.mark.as_shipped
 def test_a_killed_run_ends_with_the_same_bytes(tmp_path):
     start(tmp_path / "whole")
     tests = Path(__file__).parents[1]

@@ -121,12 +121,11 @@ def check_order(algorithm: Algorithm) -> None:
         base = trained(federation())
         models = predictors(base)
         assert all(np.isfinite(leaf).all() for leaf in models), "a personal model is not finite"
+        # All three at once, for each is a program of its own to compile: listed in another order, on one device instead
+        # of all, and two clients at a time instead of one.
         order = np.array([3, 0, 4, 2, 1])
-        assert_same(predictors(trained(federation(order))), [leaf[order] for leaf in models])
-        one, two = (predictors(trained(federation(), devices=count, canonical=True)) for count in _device_counts())
-        assert_equal(one, two)
-        assert_same(one, models)
-        assert_same(predictors(trained(federation(), chunk=2)), models)
+        other = predictors(trained(federation(order), devices=1, chunk=2))
+        assert_same(other, [leaf[order] for leaf in models])
 
 
 def check_empty_round(algorithm: Algorithm) -> None:
@@ -270,8 +269,3 @@ def _models(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     server = training.server
     model = getattr(server, "model", None)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((model, states))]
-
-
-def _device_counts() -> tuple[int, int]:
-    """One device, and two where there are."""
-    return 1, min(2, len(jax.local_devices()))

@@ -21,7 +21,9 @@ class BestRows:
     bound: Float[np.ndarray, " rows"]
 
 
-def best_rows(biases: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"], complexity: float) -> BestRows:
+def best_rows(
+    biases: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"] | Float[np.ndarray, " m"], complexity: float
+) -> BestRows:
     """The exact minimum over the simplex of c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij, for each row.
 
     Stationarity gives w_j in proportion to n_j max(nu - b_j, 0) with sum_j n_j max(nu - b_j, 0)^2 = c^2, and nu is the
@@ -29,7 +31,7 @@ def best_rows(biases: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"],
 
     Args:
         biases: b_ij, the cost of client j's data to client i, as 2 d(P_i, P_j).
-        sizes: training samples n_j.
+        sizes: training samples n_j, or what counts as such: numbers above 0.
         complexity: c of `estimation_term` (that term for S = 1), above 0.
 
     Raises:

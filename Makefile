@@ -15,6 +15,9 @@ help:
 	@echo 'make campaign   kills, flipped bits, full disks and bad input for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
+	@echo 'make coverage   the tests with coverage, which must not fall below the floor in pyproject.toml'
+	@echo 'make lowest     a part of the tests, with the oldest dependencies that pyproject.toml allows'
+	@echo 'make lock       write constraints.txt, the versions of the development environment, anew'
 	@echo 'make benchmark  seconds per round beside a plain PyTorch loop'
 	@echo 'Another interpreter: make PYTHON=python3.12 demo'
 
@@ -31,6 +34,17 @@ test: lint
 # Counting lines makes the tests take half as long again, and the table at their end another minute: not part of `test`.
 coverage: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) --cov
+
+# The oldest versions of the dependencies that pyproject.toml allows, in an environment of their own.
+LOWEST := .cache/lowest
+
+lowest: $(VENV)/.installed-test
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable '.[test]'
+	$(LOWEST)/bin/pytest $(PARALLEL) -m 'not slow' tests/aggregation tests/cli tests/metrics tests/models tests/storage tests/tables
+
+lock: $(VENV)/.installed-test
+	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-header --no-annotate --extra test --output-file constraints.txt pyproject.toml
 
 MINUTES ?= 30
 
@@ -51,7 +65,7 @@ benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/rounds.py
 
 # The package is installed in place (its sources are used where they stand), so only new metadata need a new installation.
-METADATA := pyproject.toml src/fedtailor/_version.py
+METADATA := pyproject.toml constraints.txt src/fedtailor/_version.py
 
 $(VENV)/.installed: $(METADATA) | $(VENV)/.created
 	@echo 'Installing fedtailor into $(VENV)'
@@ -60,7 +74,7 @@ $(VENV)/.installed: $(METADATA) | $(VENV)/.created
 
 $(VENV)/.installed-%: $(METADATA) | $(VENV)/.created
 	@echo 'Installing fedtailor[$*] into $(VENV)'
-	@$(PIP) install --quiet --editable '.[$*]'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
 $(VENV)/.created:

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtailor.accounting import SYSTEMS, Ledger, Wireless, accuracy_by_time, time_to_reach
+from fedtailor.accounting import WIRELESS_PRESETS, Ledger, Wireless, accuracy_by_time, time_to_reach
 from fedtailor.algorithms import Ditto, FedAvg
 from fedtailor.protocol import SGD, Downlink, Streams
 from fedtailor.testing import softmax_model, train
@@ -10,7 +10,7 @@ from fedtailor.testing.problems import classification, float64
 
 CLIENTS = 20
 H20 = 3.5977396571436819  # the 20th harmonic number
-UNIT = {"t_min": 1.0, "inverse_mu": 0.0}
+UNIT = {"t_min": 1.0, "mean_delay": 0.0}
 
 
 def models(count):
@@ -39,7 +39,7 @@ def ledger_of(rounds, **what):
 @pytest.mark.parametrize("streams", [1, 4, 20])
 def test_the_systems_of_the_paper(system, compute, rho, streams):
     frame = ledger_of(3, streams=streams).frame()
-    times = SYSTEMS[system].times(frame, [0, 1, 3])
+    times = WIRELESS_PRESETS[system].times(frame, [0, 1, 3])
     np.testing.assert_allclose(times, np.array([0, 1, 3]) * (streams + compute + rho), rtol=1e-12)
 
 
@@ -50,14 +50,14 @@ def test_several_models_up_and_sequential_uplinks():
 
 
 def test_the_server_waits_for_those_who_send():
-    unreliable = Wireless(rho=1, t_min=0, inverse_mu=1)
+    unreliable = Wireless(rho=1, t_min=0, mean_delay=1)
     assert unreliable.times(ledger_of(1, reporters=2).frame(), [1]) == pytest.approx(1 + 1.5 + 1)
     assert unreliable.times(ledger_of(1, streams=0, up=0).frame(), [1]) == pytest.approx(H20)
 
 
 def test_times_scale_with_the_downlink():
     frame = ledger_of(1).frame()
-    assert Wireless(rho=2, t_min=3, inverse_mu=0, t_dl=10).times(frame, [1]) == pytest.approx(10 + 3 + 20)
+    assert Wireless(rho=2, t_min=3, mean_delay=0, t_dl=10).times(frame, [1]) == pytest.approx(10 + 3 + 20)
 
 
 def test_the_probe_and_the_delivery_take_time_and_newcomers_do_not():
@@ -76,7 +76,7 @@ def test_twenty_final_models_take_nineteen_downlinks_more_than_one():
     def time(streams):
         ledger = ledger_of(2)
         record(ledger, 2, "delivery", streams=streams, up=0, work=(0, 0))
-        return SYSTEMS["wired"].times(ledger.frame(), [2])[0]
+        return WIRELESS_PRESETS["wired"].times(ledger.frame(), [2])[0]
 
     assert time(20) - time(1) == pytest.approx(19)
 
@@ -85,14 +85,14 @@ def test_twenty_final_models_take_nineteen_downlinks_more_than_one():
 def test_a_method_that_computes_five_times_as_much_waits_five_times_as_long(passes):
     """20 clients with 30 samples; the random delays grow with the passes, too."""
     frame = ledger_of(1, work=(passes * CLIENTS * 30, 0)).frame()
-    unreliable = SYSTEMS["slow uplink, unreliable clients"]
+    unreliable = WIRELESS_PRESETS["slow uplink, unreliable clients"]
     assert unreliable.times(frame, [1], samples=30) == pytest.approx(1 + passes * (1 + H20) + 4)
     assert unreliable.times(frame, [1]) == pytest.approx(1 + (1 + H20) + 4)  # as in the paper
 
 
 def test_a_forward_pass_is_a_third_of_a_gradient():
     frame = ledger_of(1, work=(0, CLIENTS * 30)).frame()
-    assert SYSTEMS["wired"].times(frame, [1], samples=30) == pytest.approx(1 + 1 / 3 + 1)
+    assert WIRELESS_PRESETS["wired"].times(frame, [1], samples=30) == pytest.approx(1 + 1 / 3 + 1)
 
 
 def test_methods_that_train_longer_are_charged_for_it():
@@ -103,7 +103,7 @@ def test_methods_that_train_longer_are_charged_for_it():
     def time(algorithm):
         with float64():
             frame = train(algorithm, clients, softmax_model(), 2).ledger.frame()
-        after = [SYSTEMS["wired"].times(frame, rounds, samples=14) for rounds in ([1], [2])]
+        after = [WIRELESS_PRESETS["wired"].times(frame, rounds, samples=14) for rounds in ([1], [2])]
         return (after[1] - after[0])[0]  # the second round: one model down, one up, and computing
 
     assert [time(FedAvg(sgd=once)), time(Ditto(sgd=once)), time(FedAvg(sgd=long))] == pytest.approx([3, 4, 7])
@@ -112,7 +112,7 @@ def test_methods_that_train_longer_are_charged_for_it():
 @pytest.mark.parametrize("samples", [0, -1, float("nan")])
 def test_impossible_numbers_of_samples_are_refused(samples):
     with pytest.raises(ValueError, match="samples"):
-        SYSTEMS["wired"].times(ledger_of(1).frame(), [1], samples=samples)
+        WIRELESS_PRESETS["wired"].times(ledger_of(1).frame(), [1], samples=samples)
 
 
 def test_only_vectors_of_the_models_size_take_time():
@@ -126,7 +126,7 @@ def test_only_vectors_of_the_models_size_take_time():
 def test_accuracy_by_time():
     accuracies = {0: 0.1, 2: 0.5, 4: 0.4, 5: 0.7}
     frame = ledger_of(5).frame()
-    wired = SYSTEMS["wired"]
+    wired = WIRELESS_PRESETS["wired"]
     curve = accuracy_by_time(accuracies, frame, wired)
     assert curve.columns == ["round", "time", "accuracy"]
     assert curve["time"].to_list() == pytest.approx([0, 6, 12, 15])
@@ -140,16 +140,16 @@ def test_accuracy_by_time():
 
 
 def test_before_the_first_round_no_time_has_passed():
-    assert SYSTEMS["wired"].times(Ledger().frame(), [0]) == 0
+    assert WIRELESS_PRESETS["wired"].times(Ledger().frame(), [0]) == 0
 
 
 @pytest.mark.parametrize("rounds", [[3], [-1]])
 def test_rounds_that_the_ledger_does_not_have_are_refused(rounds):
     with pytest.raises(ValueError, match="2 rounds"):
-        SYSTEMS["wired"].times(ledger_of(2).frame(), rounds)
+        WIRELESS_PRESETS["wired"].times(ledger_of(2).frame(), rounds)
 
 
-@pytest.mark.parametrize("wrong", [{"rho": 0}, {"t_min": -1}, {"inverse_mu": -1}, {"t_dl": 0}, {"uplink": "parallel"}])
+@pytest.mark.parametrize("wrong", [{"rho": 0}, {"t_min": -1}, {"mean_delay": -1}, {"t_dl": 0}, {"uplink": "parallel"}])
 def test_impossible_systems_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Wireless(**({"rho": 1.0, **UNIT} | wrong))

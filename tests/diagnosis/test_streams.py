@@ -46,11 +46,11 @@ def test_groups_that_only_change_their_numbers_are_stable():
 
 
 def test_a_round_takes_its_three_parts_and_the_end_a_delivery():
-    system = Wireless(rho=4, t_min=1, inverse_mu=2, t_dl=0.5)
+    system = Wireless(rho=4, t_min=1, mean_delay=2, t_dl=0.5)
     computing = 1 + 2 * (1 + 1 / 2 + 1 / 3)
     assert round_time(system, 3, 3) == pytest.approx(3 * 0.5 + computing + 4 * 0.5, rel=1e-12)
     assert round_time(system, 3, 3, passes=2, uploads=2) == pytest.approx(1.5 + 2 * computing + 4, rel=1e-12)
-    one_by_one = Wireless(rho=4, t_min=1, inverse_mu=2, t_dl=0.5, uplink="sequential")
+    one_by_one = Wireless(rho=4, t_min=1, mean_delay=2, t_dl=0.5, uplink="sequential")
     assert round_time(one_by_one, 3, 3) == pytest.approx(1.5 + computing + 3 * 2, rel=1e-12)
     expected = 10 * round_time(system, 3, 3) + 3 * 0.5
     assert time_to_finish(system, 10, 3, 3, delivered=3) == pytest.approx(expected, rel=1e-12)

@@ -17,7 +17,7 @@ from fedtailor.federation import (
     Uniform,
     from_partition,
 )
-from fedtailor.federation.sizes import deal
+from fedtailor.federation.sizes import allocate
 
 CLASSES = 10
 
@@ -162,12 +162,12 @@ def test_size_laws_have_their_moments():
 
 
 def test_dealing_a_stock():
-    assert deal(10, np.array([1.0, 1.0, 1.0]), min_samples=1, use_all=True).tolist() == [3, 3, 4]
-    assert deal(100, np.array([5.0, 2.9, 0.1]), min_samples=1, use_all=False).tolist() == [5, 2, 1]
-    assert deal(12, np.array([50.0, 50.0]), min_samples=2, use_all=False).tolist() == [6, 6]
-    assert deal(1000, np.array([1.0, 3.0]), min_samples=0, use_all=True).tolist() == [250, 750]
+    assert allocate(10, np.array([1.0, 1.0, 1.0]), min_samples=1, use_all=True).tolist() == [3, 3, 4]
+    assert allocate(100, np.array([5.0, 2.9, 0.1]), min_samples=1, use_all=False).tolist() == [5, 2, 1]
+    assert allocate(12, np.array([50.0, 50.0]), min_samples=2, use_all=False).tolist() == [6, 6]
+    assert allocate(1000, np.array([1.0, 3.0]), min_samples=0, use_all=True).tolist() == [250, 750]
     with pytest.raises(ValueError, match="5 samples are not enough for 3 clients with at least 2 each"):
-        deal(5, np.ones(3), min_samples=2, use_all=True)
+        allocate(5, np.ones(3), min_samples=2, use_all=True)
 
 
 @pytest.mark.parametrize(

@@ -111,19 +111,21 @@ class Ledger:
         """
         if phase not in get_args(Phase):
             raise ValueError(f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}")
-        clients, reporters = len(reporting), int(np.count_nonzero(reporting))
+        clients = len(reporting)
+        reporters = int(np.count_nonzero(reporting))
         for kind, sent in downlink.streams.items():
             self.entries.extend(_sent(round, phase, kind, sent))
         for kind in downlink.scalars:
             self.entries.append(Entry(round, phase, "down", kind, clients, scalars=clients))
         if reporters:
             self.entries.extend(_answered(round, phase, kind, value, reporters) for kind, value in update.items())
-        if gradients or forwards or phase in ("probe", "round"):  # a round without messages leaves a trace, too
-            work = {"gradients": int(gradients), "forwards": int(forwards)}
-            self.entries.append(Entry(round, phase, "compute", "work", clients, **work))
+        # A round without messages and without work gets an entry all the same: time over a network counts rounds.
+        if gradients or forwards or phase in ("probe", "round"):
+            work = Entry(round, phase, "compute", "work", clients, gradients=int(gradients), forwards=int(forwards))
+            self.entries.append(work)
 
     def totals(self) -> Totals:
-        """Sums over training and delivery."""
+        """Sums over training and the delivery of the final models."""
         entries = [entry for entry in self.entries if entry.phase != "unseen"]
         down = [entry for entry in entries if entry.direction == "down"]
         up = [entry for entry in entries if entry.direction == "up"]
@@ -142,17 +144,24 @@ class Ledger:
         )
 
     def last_streams(self) -> int:
-        """Distinct models that the server sends at the end of training: in the last round, or in the delivery if that
-        needs more (a first round may start from models that clients hold; a last one may miss some of them)."""
-        last = max((entry.round for entry in self.entries if entry.phase == "round"), default=None)
-        streams = {"round": 0, "delivery": 0}
-        for entry in self.entries:
-            if entry.phase == "delivery" or (entry.phase == "round" and entry.round == last):
-                streams[entry.phase] += entry.streams if entry.kind in MODEL_KINDS else 0
-        return max(streams.values())
+        """How many distinct models the server sends at the end of training.
+
+        Returns:
+            The streams of the last round, or of the delivery if that needs more: a first round may start from models
+            that clients hold, and the cohort of a last one may lack the clients of some streams.
+        """
+        models = [entry for entry in self.entries if entry.kind in MODEL_KINDS]
+        last_round = max((entry.round for entry in self.entries if entry.phase == "round"), default=None)
+        in_last_round = sum(entry.streams for entry in models if entry.phase == "round" and entry.round == last_round)
+        in_delivery = sum(entry.streams for entry in models if entry.phase == "delivery")
+        return max(in_last_round, in_delivery)
 
     def frame(self) -> "pl.DataFrame":
-        """The entries as a frame (the layout of `ledger.parquet`); its columns are the fields of `Entry`."""
+        """The entries as a frame (the layout of `ledger.parquet`).
+
+        Returns:
+            One row for each entry; the columns are the fields of `Entry`.
+        """
         import polars as pl
 
         schema = {field.name: pl.String if field.type is str else pl.Int64 for field in fields(Entry)}
@@ -160,7 +169,10 @@ class Ledger:
 
     @staticmethod
     def from_frame(frame: "pl.DataFrame") -> "Ledger":
-        """The ledger that `frame` came from.
+        """The opposite of `frame`.
+
+        Returns:
+            The ledger that the frame came from.
 
         Raises:
             ValueError: a column is missing.
@@ -174,19 +186,21 @@ class Ledger:
 
 def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
     """The entry of one kind of message down, if anybody receives it."""
-    places = np.sort(np.asarray(sent.recipients), axis=1)
-    new = places >= 0
-    new[:, 1:] &= places[:, 1:] != places[:, :-1]  # a client that is sent one stream twice needs it once
-    unicasts = int(np.count_nonzero(new))
+    rows = np.sort(np.asarray(sent.recipients), axis=1)
+    # A client that is sent one stream twice needs it once: of equal neighbours only the first counts.
+    counted = rows >= 0
+    counted[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    unicasts = int(np.count_nonzero(counted))
     if unicasts == 0 or sent.already_held:
         return
-    streams, size = len(np.unique(places[new])), _bytes(sent.values)
+    streams = len(np.unique(rows[counted]))
+    size = _bytes_of_row(sent.values)
     yield Entry(
         round=round,
         phase=phase,
         direction="down",
         kind=kind,
-        clients=int(np.count_nonzero(new.any(axis=1))),
+        clients=int(np.count_nonzero(counted.any(axis=1))),
         streams=streams,
         unicasts=unicasts,
         bytes_multicast=streams * size,
@@ -198,20 +212,20 @@ def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> 
     """The entry of one kind of answer [c, ...]."""
     if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
-    each = prod(value.shape[1:-1]) if kind in MODEL_KINDS else 1  # a client that trains several models sends several
-    size = reporters * _bytes(value)
+    # A client that trains several models [k, d] sends k vectors; other kinds of answers count as one.
+    vectors = prod(value.shape[1:-1]) if kind in MODEL_KINDS else 1
+    size = reporters * _bytes_of_row(value)
     return Entry(
         round=round,
         phase=phase,
         direction="up",
         kind=kind,
         clients=reporters,
-        unicasts=reporters * each,
+        unicasts=reporters * vectors,
         bytes_multicast=size,
         bytes_unicast=size,
     )
 
 
-def _bytes(values: Any) -> int:
-    """Bytes of one row."""
+def _bytes_of_row(values: Any) -> int:
     return prod(values.shape[1:]) * np.dtype(values.dtype).itemsize

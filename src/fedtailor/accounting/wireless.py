@@ -32,21 +32,21 @@ class Wireless:
     Attributes:
         rho: time of a model's uplink over that of its downlink, T_ul / T_dl (2 to 4 in wireless networks).
         t_min: the least computing time of a client for one pass through its training samples.
-        inverse_mu: mean random delay 1/mu of a client in such a pass; 0 for reliable clients.
+        mean_delay: mean random delay 1/mu of a client in such a pass; 0 for reliable clients.
         t_dl: time of one model's downlink.
         uplink: whether all clients send at once, or one after the other.
     """
 
     rho: float
     t_min: float
-    inverse_mu: float
+    mean_delay: float
     t_dl: float = 1.0
     uplink: Literal["simultaneous", "sequential"] = "simultaneous"
 
     def __post_init__(self) -> None:
         require(self.rho > 0, f"rho is {self.rho}; it must be above 0")
         require(self.t_min >= 0, f"t_min is {self.t_min}; it must be 0 or more")
-        require(self.inverse_mu >= 0, f"inverse_mu is {self.inverse_mu}; it must be 0 or more")
+        require(self.mean_delay >= 0, f"mean_delay is {self.mean_delay}; it must be 0 or more")
         require(self.t_dl > 0, f"t_dl is {self.t_dl}; it must be above 0")
         uplinks = ("simultaneous", "sequential")
         require(self.uplink in uplinks, f"uplink is {self.uplink!r}; it must be one of {', '.join(uplinks)}")
@@ -64,6 +64,9 @@ class Wireless:
             samples: training samples of a client, the mean over clients. With them, passes are counted from the
                 ledger: examples over samples, a forward pass for a third of a gradient (which is a forward pass and
                 a backward pass of twice its cost). Without them, every exchange is one pass, as in the paper.
+
+        Returns:
+            [n] times, in the unit of `t_dl`; 0 after 0 rounds.
 
         Raises:
             ValueError: the ledger does not have so many rounds, or `samples` is not above 0.
@@ -87,8 +90,10 @@ class Wireless:
         """The duration of every round, with the probe that precedes it."""
         import polars as pl
 
-        sends, answers = (pl.col("direction") == direction for direction in ("down", "up"))
+        sends = pl.col("direction") == "down"
+        answers = pl.col("direction") == "up"
         models = pl.col("kind").is_in(list(MODEL_KINDS))
+        # One row for each exchange: a round may have two, when a probe precedes it.
         exchanges = (
             ledger.filter(pl.col("phase").is_in(["probe", "round"]))
             .group_by("round", "phase")
@@ -103,15 +108,18 @@ class Wireless:
         )
         uploads = exchanges["uploads" if self.uplink == "simultaneous" else "all_uploads"].to_numpy()
         passes = 1.0 if samples is None else exchanges["examples"].to_numpy() / samples
-        computing = passes * (self.t_min + self.inverse_mu * _harmonic(exchanges["awaited"].to_numpy()))
-        durations = computing + self.t_dl * (exchanges["streams"].to_numpy() + self.rho * uploads)
+        # The expected maximum of m independent exponential delays is their mean times H_m.
+        slowest_delay = self.mean_delay * _harmonic(exchanges["awaited"].to_numpy())
+        computing = passes * (self.t_min + slowest_delay)
+        sending = self.t_dl * (exchanges["streams"].to_numpy() + self.rho * uploads)
+        durations = computing + sending
         return np.bincount(exchanges["round"].to_numpy(), weights=durations).astype(np.float64)
 
 
-SYSTEMS: Mapping[str, Wireless] = {
-    "slow uplink, unreliable clients": Wireless(rho=4, t_min=1, inverse_mu=1),
-    "fast uplink": Wireless(rho=2, t_min=1, inverse_mu=0),
-    "wired": Wireless(rho=1, t_min=1, inverse_mu=0),
+WIRELESS_PRESETS: Mapping[str, Wireless] = {
+    "slow uplink, unreliable clients": Wireless(rho=4, t_min=1, mean_delay=1),
+    "fast uplink": Wireless(rho=2, t_min=1, mean_delay=0),
+    "wired": Wireless(rho=1, t_min=1, mean_delay=0),
 }
 """The three systems of Mestoukirdi et al. 2022, figure 5, in units of T_dl."""
 
@@ -119,13 +127,16 @@ SYSTEMS: Mapping[str, Wireless] = {
 def accuracy_by_time(
     accuracies: Mapping[int, float], ledger: "pl.DataFrame", system: Wireless, *, samples: float | None = None
 ) -> "pl.DataFrame":
-    """Accuracy against time: columns round, time, accuracy.
+    """Accuracy against time.
 
     Args:
-        accuracies: accuracy after a number of rounds.
+        accuracies: number of rounds done -> accuracy.
         ledger: `Ledger.frame()` of the run.
         system: the network.
         samples: training samples of a client, the mean over clients, see `Wireless.times`.
+
+    Returns:
+        Columns round, time and accuracy, one row for each evaluation, in the order of rounds.
     """
     import polars as pl
 
@@ -142,9 +153,17 @@ def time_to_reach(
     *,
     samples: float | None = None,
 ) -> float | None:
-    """Time of the first evaluation whose accuracy is at least `target`; None if there is none.
+    """Time until a target accuracy is reached.
 
-    `samples` are the training samples of a client, the mean over clients, see `Wireless.times`.
+    Args:
+        target: the accuracy to reach.
+        accuracies: number of rounds done -> accuracy.
+        ledger: `Ledger.frame()` of the run.
+        system: the network.
+        samples: training samples of a client, the mean over clients, see `Wireless.times`.
+
+    Returns:
+        Time of the first evaluation whose accuracy is at least `target`; None if there is none.
     """
     reached = [t for t in sorted(accuracies) if accuracies[t] >= target]
     return float(system.times(ledger, reached[0], samples=samples)) if reached else None
@@ -152,4 +171,6 @@ def time_to_reach(
 
 def _harmonic(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """H_m = sum_{k <= m} 1/k for every m."""
-    return np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, counts.max(initial=0) + 1))])[counts]
+    terms = 1.0 / np.arange(1, counts.max(initial=0) + 1)
+    sums = np.concatenate([[0.0], np.cumsum(terms)])
+    return sums[counts]

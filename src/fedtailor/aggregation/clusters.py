@@ -39,12 +39,20 @@ def k_means(rows: Float[np.ndarray, "m p"], k: int) -> tuple[Labels, Float[np.nd
     rows = np.asarray(rows, np.float64)
     require(1 <= k <= len(rows), f"cannot make {k} clusters of {len(rows)} rows; ask for 1 to {len(rows)}")
     labels = _of_rows(rows).labels(k)
-    return labels, np.stack([rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+    centroids = [rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)]
+    return labels, np.stack(centroids)
 
 
 def clusterings(rows: Float[np.ndarray, "m p"], largest: int) -> Iterator[tuple[Labels, float]]:
-    """`k_means` in 1, 2, 3, ... up to `largest` clusters (from 101 on a tenth apart), as far as rows are distinct: the
-    labels [m] of each, and its silhouette, in one pass.
+    """`k_means` for many numbers of clusters, in one pass.
+
+    Args:
+        rows: what is clustered.
+        largest: the most clusters. All numbers up to 100 are tried as far as there are distinct rows, from there on
+            numbers a tenth apart.
+
+    Yields:
+        The labels [m] of each number of clusters, ascending, and their silhouette.
 
     Raises:
         ValueError: a row is not finite.
@@ -72,19 +80,22 @@ def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
 def costs_of_models(
     models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], largest: int
 ) -> tuple[NDArray[np.int64], Float[np.ndarray, " n"]]:
-    """What `k_means_of_models` leaves of the models, for numbers of clusters that are worth comparing.
+    """How far models lie from the means of their clusters, for numbers of clusters that are worth comparing.
 
     Returns:
-        1, 2, 3, ... up to `largest` as far as there are distinct models, from 101 on a tenth apart, [n]; and for each
-        the squared distances of the models to the means of their clusters, times `weights`, summed, [n].
+        Numbers of clusters [n]: 1, 2, 3, ... up to `largest` as far as there are distinct models, from 101 on a tenth
+        apart. For each [n], the sum of `weights` times the models' squared distances to the means of their clusters.
 
     Raises:
         ValueError: a model is not finite.
     """
     points = _of_models(models)
-    shares = np.bincount(points.of_row, weights)
-    costs = {one.count: np.einsum("i,i->", shares, one.squared_to_own()) for one in points.partitions(largest)}
-    return np.array([*costs]), np.array([*costs.values()])
+    point_weights = np.bincount(points.of_row, weights)
+    numbers, costs = [], []
+    for partition in points.partitions(largest):
+        numbers.append(partition.count)
+        costs.append(np.einsum("i,i->", point_weights, partition.squared_to_own()))
+    return np.array(numbers), np.array(costs)
 
 
 def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None) -> tuple[int, dict[int, float]]:
@@ -103,21 +114,27 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     rows = np.asarray(rows, np.float64)
     require(len(rows) > 0, "there are no rows to choose a number of streams for; give one for each client")
     scores = {int(labels.max()) + 1: score for labels, score in clusterings(rows, len(rows) - 1)}
-    value = trade_off or (lambda k, s: s)
-    best, most = 0, -np.inf
+    best_k, best_value = 0, -np.inf
     for k, score in scores.items():
-        worth = value(k, score)
-        require(not np.isnan(worth), f"the trade-off function is NaN for k = {k} streams of silhouette {score:.3f}")
-        if worth > most or best == 0:
-            best, most = k, worth
-    return best, {k: score for k, score in scores.items() if k > 1}
+        value = score if trade_off is None else trade_off(k, score)
+        require(not np.isnan(value), f"the trade-off function is NaN for k = {k} streams of silhouette {score:.3f}")
+        # The first number counts even if its value is minus infinity.
+        if value > best_value or best_k == 0:
+            best_k, best_value = k, value
+    return best_k, {k: score for k, score in scores.items() if k > 1}
 
 
 def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
-    """Mean over the rows of (b - a) / max(a, b) (Mestoukirdi et al., section IV-C), in [-1, 1], to 12 decimals.
+    """How well clusters are separated (Mestoukirdi et al., section IV-C).
 
-    a is a row's mean Euclidean distance to its own cluster, b to the nearest other one. A row alone in its cluster
-    counts 0, and so does everything in one cluster.
+    Args:
+        rows: what was clustered.
+        labels: [m] the cluster of each row.
+
+    Returns:
+        The mean over the rows of (b - a) / max(a, b), in [-1, 1], to 12 decimals: a is a row's mean Euclidean distance
+        to its own cluster, b to the nearest other one. A row alone in its cluster counts 0, and so does everything in
+        one cluster.
     """
     from scipy.spatial.distance import pdist, squareform
 
@@ -173,14 +190,18 @@ def agglomerative(
     clusters: int | None = None,
     threshold: float | None = None,
 ) -> Labels:
-    """Labels [m] of agglomerative clustering by distances between all pairs.
+    """Agglomerative clustering by distances between all pairs.
 
     Args:
+        distances: of all pairs.
         linkage: how far apart two clusters are: by the mean, the largest or the smallest distance between members.
         clusters: how many to end with; or
         threshold: the distance from which on clusters are not merged. With neither, the tree is cut where the distance
             at which clusters merge grows most from one merge to the next: in 2 to m - 1 clusters, or in one where all
             distances are equal or there are two rows.
+
+    Returns:
+        Labels [m].
 
     Raises:
         ValueError: an unknown linkage, or not 1 to m clusters.
@@ -200,10 +221,13 @@ def agglomerative(
         return _by_first_member(fcluster(tree, threshold, "distance"))
     if clusters is not None:
         return _by_first_member(cut_tree(tree, clusters).ravel())
-    gaps = np.diff(tree[:, 2])
-    if count == 2 or gaps.max() <= _SAME * tree[-1, 2]:
+    heights = tree[:, 2]
+    gaps = np.diff(heights)
+    if count == 2 or gaps.max() <= _SAME * heights[-1]:
         return np.zeros(count, np.int64)
-    return _by_first_member(cut_tree(tree, count - 1 - int(np.argmax(gaps))).ravel())
+    # The merges before the largest gap are made, those behind it are not.
+    merges = int(np.argmax(gaps)) + 1
+    return _by_first_member(cut_tree(tree, count - merges).ravel())
 
 
 class _Points:
@@ -226,7 +250,8 @@ class _Points:
 
     def partitions(self, largest: int) -> Iterator[Partition]:
         """Of the points in 1, 2, 3, ... up to 100 clusters, then a tenth apart, up to `largest` or one for each."""
-        largest, numbers = min(largest, len(self.squared)), [1]
+        largest = min(largest, len(self.squared))
+        numbers = [1]
         while numbers[-1] < largest:
             step = numbers[-1] // 10 if numbers[-1] >= _ALL_UP_TO else 1
             numbers.append(min(numbers[-1] + step, largest))
@@ -247,19 +272,23 @@ def _of_models(models: Rows) -> _Points:
 
 
 def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
-    labels, each = distances.labels, np.arange(len(weights))
+    """`silhouette` of points with multiplicities, from the sums of their distances to the members of each cluster."""
+    labels = distances.labels
+    points = np.arange(len(weights))
     sizes = np.bincount(labels, weights)
     if len(sizes) == 1:
         return 0.0
     size = sizes[labels]
-    a = distances.values[labels, each] / np.maximum(size - 1, 1)
+    # a: the mean over the other members of the own cluster
+    a = distances.values[labels, points] / np.maximum(size - 1, 1)
+    # b: the least of the means over the other clusters
     means = distances.values / sizes[:, None]
-    means[labels, each] = np.inf
+    means[labels, points] = np.inf
     b = means.min(axis=0)
     larger = np.maximum(a, b)
-    each_row = np.divide(b - a, larger, where=(larger > 0) & (size > 1), out=np.zeros(len(size)))
+    of_point = np.divide(b - a, larger, where=(larger > 0) & (size > 1), out=np.zeros(len(size)))
     # sums in another order differ by rounding, which must neither make a silhouette positive nor break ties
-    return round(float(weights @ each_row / weights.sum()), 12)
+    return round(float(weights @ of_point / weights.sum()), 12)
 
 
 def _by_first_member(labels: NDArray[Any]) -> Labels:

@@ -14,7 +14,14 @@ _BLOCK_ELEMENTS = 1 << 23
 
 
 def gram(rows: Float[Rows, "m d"], *, centred: bool = False) -> Float[np.ndarray, "m m"]:
-    """Inner products of all pairs of rows, accumulated in float64; `centred` subtracts the mean row first.
+    """Inner products of all pairs of rows, accumulated in float64.
+
+    Args:
+        rows: models or gradients of m clients.
+        centred: subtract the mean row first.
+
+    Returns:
+        <a, b> for all pairs.
 
     Raises:
         ValueError: a row is not finite.
@@ -33,14 +40,21 @@ def gram(rows: Float[Rows, "m d"], *, centred: bool = False) -> Float[np.ndarray
 
 
 def squared_distances(rows: Float[Rows, "r d"], others: Float[Rows, "m d"] | None = None) -> Float[np.ndarray, "r m"]:
-    """Squared Euclidean distances from every row to every one of `others` (default: of `rows`), never negative.
+    """Squared Euclidean distances between rows.
 
     The mean row is subtracted first: gradients or models of similar clients are close vectors far from the origin,
-    and their inner products alone would lose what tells them apart. A row's distance to itself is exactly 0.
+    and their inner products alone would lose the differences in rounding.
+
+    Args:
+        rows: where distances start from.
+        others: where they lead to; None = to `rows` themselves.
+
+    Returns:
+        The squared distance from every row to every other one, never negative; a row's to itself is exactly 0.
     """
     count = len(rows)
-    together = rows if others is None else np.concatenate([np.asarray(rows), np.asarray(others)])
-    products = gram(together, centred=True)
+    all_rows = rows if others is None else np.concatenate([np.asarray(rows), np.asarray(others)])
+    products = gram(all_rows, centred=True)
     norms = products.diagonal()
     distances = np.maximum(norms[:, None] + norms[None] - 2 * products, 0.0)
     return distances if others is None else distances[:count, count:]
@@ -51,7 +65,8 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
     products = gram(rows)
     norms = np.sqrt(products.diagonal())
     scale = np.outer(norms, norms)
-    similarity = np.clip(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0), -1.0, 1.0)
+    similarity = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    similarity = np.clip(similarity, -1.0, 1.0)
     np.fill_diagonal(similarity, 1.0)
     return similarity
 

@@ -20,20 +20,28 @@ Values = NDArray[np.float64]
 _TRIES = 5
 """Seeds tried for a new cluster, of which the one of lowest cost is kept."""
 _TRIED_CELLS = 10_000
-"""Points times clusters times tries, at most; beyond, there are fewer tries, but one."""
-_WORTH = 1e-5
-"""Share of the cost by which moves of single points lower it together, or they end: they would go on for thousands of
-times where there is no structure, and win nothing."""
+"""The largest product of points, clusters and tries: where it would be larger there are fewer tries, at least one."""
+_LEAST_GAIN = 1e-5
+"""Moves of single points end when together they lower the cost by less than this share: where there is no structure
+they would go on for thousands of times and win nothing."""
 _ROUNDING = 1e-12
-"""Share of the cost that is no difference."""
+"""Differences below this share of the cost are rounding."""
 
 
 def partitions(
     squared: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"], numbers: Iterable[int]
 ) -> Iterator["Partition"]:
-    """n distinct points of these weights in so many clusters, for each of `numbers`, which rise and lie in 1..n.
+    """Cluster points for several numbers of clusters.
 
     Clusters that are added between two numbers are seeded at once: those of a number depend on the numbers before it.
+
+    Args:
+        squared: squared distances of distinct points.
+        weights: their weights, above 0.
+        numbers: of clusters, ascending, in 1..n.
+
+    Yields:
+        The points in so many clusters, for each of `numbers`.
     """
     partition = Partition(squared, weights)
     for number in numbers:
@@ -43,7 +51,7 @@ def partitions(
         elif more:
             tries = max(min(_TRIES, _TRIED_CELLS // (len(weights) * number)), 1)
             grown = [partition.grown([seed]) for seed in partition.seeds(tries)]
-            partition = min(grown, key=lambda one: one.cost)
+            partition = min(grown, key=lambda candidate: candidate.cost)
         yield partition
 
 
@@ -56,19 +64,29 @@ class GroupSums:
         self.values = self.rows.sum(axis=0, keepdims=True)
 
     def moved(self, labels: Labels, count: int) -> "GroupSums":
-        """The sums for labels in 0..count-1; count must not be less than before."""
-        old, new = self.labels, copy(self)
+        """The sums after some points have changed clusters.
+
+        Args:
+            labels: [n] in 0..count-1.
+            count: the number of clusters, not less than before.
+        """
+        old = self.labels
+        new = copy(self)
         new.labels = labels
         new.values = np.concatenate([self.values, np.zeros((count - len(self.values), len(old)))])
         moved = np.flatnonzero(labels != old)
         target, origin = labels[moved], old[moved]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):
-            members, joined, left = labels == cluster, moved[target == cluster], moved[origin == cluster]
+            members = labels == cluster
+            joined = moved[target == cluster]
+            left = moved[origin == cluster]
             before = new.values[cluster]
-            row = before + self.rows[joined].sum(axis=0) - self.rows[left].sum(axis=0)
-            # what is left of large sums has their rounding: members that lie close together would be lost in it
-            fresh = len(joined) + len(left) >= members.sum() or (row[members] < before[members] / 2).any()
-            new.values[cluster] = self.rows[members].sum(axis=0) if fresh else row
+            updated = before + self.rows[joined].sum(axis=0) - self.rows[left].sum(axis=0)
+            # Sum anew where that is no more work than an update, or where little remains of a large sum: it has the
+            # rounding of the large one, in which members that lie close together would be lost.
+            no_more_work = len(joined) + len(left) >= members.sum()
+            inexact = (updated[members] < before[members] / 2).any()
+            new.values[cluster] = self.rows[members].sum(axis=0) if no_more_work or inexact else updated
         return new
 
 
@@ -116,15 +134,19 @@ class Partition:
         while len(seeds) < number and np.isfinite(falls.max()):
             seed = int(falls.argmax())
             seeds.append(seed)
-            near = np.flatnonzero(self.squared[seed] < nearest)
-            rows, now = self.squared[near], self.squared[seed, near]
-            less = np.maximum(nearest[near, None] - rows, 0) - np.maximum(now[:, None] - rows, 0)
-            falls -= _weighted(self.weights[near], less)
-            nearest[near] = now
+            # Points that the seed takes over win less by any other seed than they did before.
+            taken = np.flatnonzero(self.squared[seed] < nearest)
+            to_others = self.squared[taken]
+            to_seed = self.squared[seed, taken]
+            won_before = np.maximum(nearest[taken, None] - to_others, 0)
+            won_now = np.maximum(to_seed[:, None] - to_others, 0)
+            falls -= _weighted(self.weights[taken], won_before - won_now)
+            nearest[taken] = to_seed
+            # The last point of a cluster is no seed: the cluster would be empty.
             cluster = self.labels[seed]
             remaining[cluster] -= 1
             if remaining[cluster] == 1:
-                falls[self.labels == cluster] = -np.inf  # somebody has to stay
+                falls[self.labels == cluster] = -np.inf
             falls[seed] = -np.inf
         return seeds
 
@@ -135,11 +157,15 @@ class Partition:
         labels = self.labels.copy()
         labels[seeds] = self.count + np.arange(len(seeds))
         for label, seed in enumerate(seeds, self.count):
-            near = self.squared[seed] < nearest
-            labels[near], nearest[near] = label, self.squared[seed, near]
-        new = self._moved(_none_empty(self.labels, labels, self.count, seeds), self.count + len(seeds))
-        while (better := new._improved()).cost < new.cost:
+            taken = self.squared[seed] < nearest
+            labels[taken] = label
+            nearest[taken] = self.squared[seed, taken]
+        labels = _none_empty(self.labels, labels, self.count, seeds)
+        new = self._moved(labels, self.count + len(seeds))
+        better = new._improved()
+        while better.cost < new.cost:
             new = better
+            better = new._improved()
         return new
 
     def _moved(self, labels: Labels, count: int) -> "Partition":
@@ -150,8 +176,9 @@ class Partition:
     def _take(self, groups: GroupSums) -> None:
         self.groups = groups
         self.sizes = np.bincount(groups.labels, self.weights)
+        # Each cluster's part of the cost: sum_i w_i |x_i - mean|^2 = sum_ij w_i w_j |x_i - x_j|^2 / (2 sum_i w_i).
         from_members = self.weights * groups.values[groups.labels, self.each]
-        self.within = np.bincount(groups.labels, from_members) / (2 * self.sizes)  # of the cost, each cluster's part
+        self.within = np.bincount(groups.labels, from_members) / (2 * self.sizes)
         self.cost = float(self.within.sum())
 
     def _improved(self) -> "Partition":
@@ -163,6 +190,7 @@ class Partition:
         return self if (labels == self.labels).all() else self._moved(labels, self.count)
 
     def _nearest(self, to_means: Values) -> Labels:
+        """After moves of all points to their nearest mean (Lloyd)."""
         other = to_means.argmin(axis=0)
         falls = self.weights * (to_means[self.labels, self.each] - to_means[other, self.each])
         # a difference by rounding is no reason to move
@@ -170,30 +198,46 @@ class Partition:
         return _none_empty(self.labels, labels, self.count)
 
     def _exchanged(self, to_means: Values) -> Labels:
-        """After moves of single points. Those that share no cluster do not influence each other: the best of those
-        are made together."""
-        weights, rest = self.weights, self.sizes[self.labels] - self.weights
+        """After moves of single points (Hartigan).
+
+        Moves that share no cluster do not influence each other: the best of those are made together.
+        """
+        weights = self.weights
+        # A point of weight w that leaves a cluster of weight W lowers its cost by w W / (W - w) times the squared
+        # distance to the mean; one that joins raises it by w W / (W + w) times that.
+        remaining = self.sizes[self.labels] - weights
         less = weights * self.sizes[self.labels] * to_means[self.labels, self.each]
-        less = np.divide(less, rest, where=rest > 0, out=np.zeros(len(rest)))
+        less = np.divide(less, remaining, where=remaining > 0, out=np.zeros(len(remaining)))
         more = to_means * ((weights * self.sizes[:, None]) / (weights + self.sizes[:, None]))
         more[self.labels, self.each] = np.inf
         other = more.argmin(axis=0)
         falls = less - more[other, self.each]
         better = np.flatnonzero(falls > _ROUNDING * self.cost)
-        labels, used, total = self.labels.copy(), set[int](), 0.0
-        for point in better[np.argsort(-falls[better], kind="stable")].tolist():
+        best_first = better[np.argsort(-falls[better], kind="stable")]
+        labels = self.labels.copy()
+        changed: set[int] = set()
+        total = 0.0
+        for point in best_first.tolist():
             pair = {int(self.labels[point]), int(other[point])}
-            if not pair & used:
+            if not pair & changed:
                 labels[point] = other[point]
-                used |= pair
+                changed |= pair
                 total += float(falls[point])
-        return labels if total >= _WORTH * self.cost else self.labels
+        return labels if total >= _LEAST_GAIN * self.cost else self.labels
 
 
 def _none_empty(old: Labels, labels: Labels, count: int, leave: Sequence[int] = ()) -> Labels:
-    """Gives clusters that would lose all their members those back, but for `leave`; until none is empty."""
+    """Gives clusters that would lose all their members those back, but for `leave`; until none is empty.
+
+    Args:
+        old: [n] labels before the moves.
+        labels: [n] labels after them.
+        count: the number of old clusters.
+        leave: points that start new clusters, and do not go back.
+    """
     while True:
-        lost = (np.bincount(labels, minlength=count)[old] == 0) & (labels != old)
+        is_empty = np.bincount(labels, minlength=count) == 0
+        lost = is_empty[old] & (labels != old)
         lost[[*leave]] = False
         if not lost.any():
             return labels

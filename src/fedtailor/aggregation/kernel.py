@@ -112,8 +112,8 @@ def restrict_to_reporters(
     """Rows of weights over the population, as rows over a cohort: renormalised over the clients that report.
 
     A row with less mass on the reporters than a tenth of their share of all samples becomes zero, which leaves its
-    stream as it is: a mass of 1e-30 blown up to 1 would replace the stream by a stranger's model. (The papers define
-    full participation only.)
+    stream as it is: a mass of 1e-30 scaled up to 1 would replace the stream by the model of a client that it hardly
+    uses. (The papers define full participation only.)
 
     Args:
         rows: weights over the whole population.

@@ -41,15 +41,17 @@ def mix(
     """
     rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
     w = np.asarray(weights, np.float64)
-    if w.ndim != 2 or len(w) != len(theta) or w.shape[1] != len(rows) or theta.shape[1:] != rows.shape[1:]:
+    fits = w.shape == (len(theta), len(rows)) and theta.shape[1:] == rows.shape[1:]
+    if not fits:
         raise ValueError(
             f"cannot mix streams {theta.shape} and clients {rows.shape} with weights {w.shape}; "
             "they must be [s, d], [c, d] and [s, c]"
         )
     require(bool(np.isfinite(w).all()), "weights of an aggregation must be finite")
+    # The part of the old model that stays. Rows that should sum to 1 do so up to rounding, and keep nothing.
     keep = 1.0 - w.sum(axis=1)
     keep[np.abs(keep) < _ROUNDING] = 0.0
-    # one column for each row of the array: padding weighs nothing
+    # The models stay in the executor's rows; instead the weights get a column for each of these, 0 for padding.
     padded = np.zeros((len(w), len(rows.values)), theta.dtype)
     padded[:, rows.row] = w
     used = padded.any(axis=0)
@@ -57,7 +59,13 @@ def mix(
     if everywhere is not None:
         theta = jax.device_put(theta, everywhere)
     return _mix(
-        theta, rows.values, padded, keep.astype(theta.dtype), w.any(axis=1), None if used.all() else used, everywhere
+        theta,
+        rows.values,
+        weights=padded,
+        keep=keep.astype(theta.dtype),
+        moved=w.any(axis=1),
+        used=None if used.all() else used,
+        sharding=everywhere,
     )
 
 
@@ -72,7 +80,8 @@ def reporter_weights(cohort: Cohort, weights: Literal["samples", "uniform"]) -> 
     """
     if weights not in ("samples", "uniform"):
         raise ValueError(f"weights is {weights!r}; it must be 'samples' or 'uniform'")
-    share = np.where(cohort.reporting, cohort.sizes if weights == "samples" else 1, 0).astype(np.float64)
+    of_client = cohort.sizes if weights == "samples" else 1
+    share = np.where(cohort.reporting, of_client, 0).astype(np.float64)
     return share / max(share.sum(), 1.0)
 
 
@@ -109,8 +118,14 @@ def _mix(
         return jnp.matmul(weights, x, precision=jax.lax.Precision.HIGHEST, out_sharding=sharding)
 
     mixed = average(x)
-    if used is not None:  # 0 * NaN is NaN, but clearing the rows without weight in advance would copy every model
-        mixed = jax.lax.cond(jnp.isfinite(mixed).all(), lambda: mixed, lambda: average(jnp.where(used[:, None], x, 0)))
+    if used is not None:
+        # A client without weight may be NaN, and 0 * NaN is NaN. To clear such rows in advance would copy every model,
+        # so it is done only when the average is not finite.
+        mixed = jax.lax.cond(
+            jnp.isfinite(mixed).all(),
+            lambda: mixed,
+            lambda: average(jnp.where(used[:, None], x, 0)),
+        )
     mixed = jnp.where(keep[:, None] == 0, mixed, keep[:, None] * theta + mixed)
     return jnp.where(moved[:, None], mixed, theta)
 

@@ -51,7 +51,8 @@ class ServerOptimizer:
 
     def init(self, theta: Float[Array, "s d"]) -> State:
         """The state before the first step; every stream has its own."""
-        return tuple(jax.tree.leaves(jax.vmap(self._rule().init)(jnp.asarray(theta))))
+        state = jax.vmap(self._rule().init)(jnp.asarray(theta))
+        return tuple(jax.tree.leaves(state))
 
     def apply(
         self, state: State, theta: Float[Array, "s d"], mixed: Float[Array, "s d"], moved: NDArray[np.bool_]
@@ -86,15 +87,18 @@ def _apply(
     mixed: Float[Array, "s d"],
     moved: Bool[Array, " s"],
 ) -> tuple[State, Float[Array, "s d"]]:
-    def frozen(new: Array, old: Array) -> Array:
+    def where_moved(new: Array, old: Array) -> Array:
         return jnp.where(moved.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
     if optimizer.kind == "plain":
-        stepped = (1 - optimizer.lr) * theta + optimizer.lr * mixed  # not theta - lr Delta: exact for a rate of 1
-        return state, frozen(stepped, theta)
+        # not theta - lr Delta: this is exactly `mixed` for a rate of 1
+        stepped = (1 - optimizer.lr) * theta + optimizer.lr * mixed
+        return state, where_moved(stepped, theta)
     rule = optimizer._rule()
+    # optax's state is a tree of its own classes; ours is the tuple of its leaves.
     structure = jax.tree.structure(jax.eval_shape(jax.vmap(rule.init), theta))
     update: Any = jax.vmap(partial(rule.update, params=None))
-    direction, after = update(theta - mixed, jax.tree.unflatten(structure, state))
-    kept = tuple(frozen(new, old) for new, old in zip(jax.tree.leaves(after), state, strict=True))
-    return kept, frozen(theta - optimizer.lr * direction, theta)
+    direction, new_state = update(theta - mixed, jax.tree.unflatten(structure, state))
+    new_leaves = jax.tree.leaves(new_state)
+    kept = tuple(where_moved(new, old) for new, old in zip(new_leaves, state, strict=True))
+    return kept, where_moved(theta - optimizer.lr * direction, theta)

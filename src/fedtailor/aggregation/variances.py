@@ -9,18 +9,26 @@ Moments = tuple[Array, Array, Array]
 
 
 def no_moments(like: Float[Array, "..."], *, per_coordinate: bool = True) -> Moments:
-    """The moments of no values shaped as `like`; without `per_coordinate`, M2 is one number (the trace)."""
+    """The moments of no values.
+
+    Args:
+        like: an array of the values' shape and type.
+        per_coordinate: whether M2 has that shape; else it is one number (the trace of the covariance).
+    """
     like = jnp.asarray(like)
-    return jnp.zeros((), jnp.int32), jnp.zeros_like(like), jnp.zeros(like.shape if per_coordinate else (), like.dtype)
+    m2_shape = like.shape if per_coordinate else ()
+    return jnp.zeros((), jnp.int32), jnp.zeros_like(like), jnp.zeros(m2_shape, like.dtype)
 
 
 def update(moments: Moments, x: Float[Array, "..."]) -> Moments:
     """The moments with one more value."""
     count, mean, m2 = moments
     count = count + 1
-    before = x - mean
-    mean = mean + before / count.astype(mean.dtype)
-    return count, mean, m2 + _like(m2, before * (x - mean))
+    from_old_mean = x - mean
+    mean = mean + from_old_mean / count.astype(mean.dtype)
+    from_new_mean = x - mean
+    # Welford: the product of the two deviations is never negative, and does not cancel as E[x^2] - E[x]^2 does.
+    return count, mean, m2 + _like(m2, from_old_mean * from_new_mean)
 
 
 def merge(first: Moments, second: Moments) -> Moments:
@@ -28,8 +36,9 @@ def merge(first: Moments, second: Moments) -> Moments:
     (n, mean, m2), (other_n, other_mean, other_m2) = first, second
     count = n + other_n
     share = other_n / jnp.maximum(count, 1).astype(mean.dtype)
-    apart = other_mean - mean
-    return count, mean + apart * share, m2 + other_m2 + _like(m2, apart**2) * n * share
+    difference = other_mean - mean
+    between = _like(m2, difference**2) * n * share
+    return count, mean + difference * share, m2 + other_m2 + between
 
 
 def variance(moments: Moments) -> Float[Array, "..."]:
@@ -43,7 +52,8 @@ def variance_between(models: Float[Array, "c d"], reporting: Bool[Array, " c"]) 
     """The unbiased variance over the models of those that report (two at least), averaged over coordinates."""
     count = reporting.sum()
     mean = jnp.where(reporting[:, None], models, 0).sum(axis=0) / count
-    return jnp.where(reporting[:, None], jnp.square(models - mean), 0).sum() / ((count - 1) * models.shape[1])
+    squares = jnp.where(reporting[:, None], jnp.square(models - mean), 0)
+    return squares.sum() / ((count - 1) * models.shape[1])
 
 
 def _like(m2: Array, squares: Array) -> Array:

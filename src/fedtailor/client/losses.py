@@ -12,7 +12,18 @@ from fedtailor.protocol import Batch, Mixture, NearestNeighbors, Params, Predict
 
 
 def mean_loss(model: Model, params: Params, batch: Batch, count: Any, key: Array | None = None) -> Float[Array, ""]:
-    """Sum of the batch's losses over `count` (the batch's own, or more where batches add up to one mean)."""
+    """A batch's part of a mean loss.
+
+    Args:
+        model: the network and its loss.
+        params: its parameters.
+        batch: the examples.
+        count: how many examples the mean is over: the batch's own, or more where several batches add up to one mean.
+        key: randomness of a training step (dropout); None = evaluation mode.
+
+    Returns:
+        The sum of the batch's losses over `count`.
+    """
     losses = model.losses(model.logits(params, batch.x, key), batch.y)
     return jnp.vdot(losses, batch.weight) / jnp.maximum(count, 1).astype(losses.dtype)
 
@@ -20,14 +31,25 @@ def mean_loss(model: Model, params: Params, batch: Batch, count: Any, key: Array
 def training_loss(
     model: Model, params: Params, batch: Batch, key: Array | None = None
 ) -> tuple[Float[Array, ""], Params]:
-    """Mean loss of a batch in a training step, and the parameters with the running statistics that follow from it."""
+    """The loss that a training step descends along.
+
+    Returns:
+        The mean loss of the batch, and the parameters with the running statistics that follow from it.
+    """
     outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
     losses = model.losses(outputs, batch.y)
     return jnp.vdot(losses, batch.weight) / jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype), renewed
 
 
 def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
-    """x [b, ...] -> what the predictor's losses are computed from: logits, or a mixture's log-probabilities."""
+    """A predictor as a function of inputs.
+
+    Returns:
+        x [b, ...] -> what the predictor's losses are computed from: logits, or a mixture's log-probabilities.
+
+    Raises:
+        ValueError: a mixture of probabilities of a model that predicts no classes.
+    """
     if isinstance(predictor, NearestNeighbors):
         return _with_neighbors(model, predictor)
     if not isinstance(predictor, Mixture):
@@ -41,11 +63,14 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
     weights = predictor.weights
 
     def mixed(x: Array) -> Array:
-        each = jax.vmap(lambda params: model.logits(params, x))(stacked)  # [k, b, ...]
+        logits = jax.vmap(lambda params: model.logits(params, x))(stacked)  # [k, b, ...]
         if predictor.logits:
-            return jnp.tensordot(weights, each, 1)
+            return jnp.tensordot(weights, logits, 1)
+        # log sum_k w_k p_k in the log domain, so that small probabilities do not underflow. The inner `where` keeps
+        # log(0) out of the derivative, which would be NaN even where the outer one discards the value.
         log_weights = jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
-        return jax.nn.logsumexp(model.log_probabilities(each) + log_weights.reshape(-1, *[1] * (each.ndim - 1)), axis=0)
+        log_weights = log_weights.reshape(-1, *[1] * (logits.ndim - 1))
+        return jax.nn.logsumexp(model.log_probabilities(logits) + log_weights, axis=0)
 
     return mixed
 

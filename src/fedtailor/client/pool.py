@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedtailor.federation import SPLITS, Federation
 
 _ALIGNMENT = 64
+"""Bytes. JAX's CPU devices share a host array that begins at a multiple of this, and copy any other."""
 
 
 @jax.tree_util.register_dataclass
@@ -60,27 +61,35 @@ def split_sizes(federation: Federation) -> NDArray[np.int32]:
 
 
 def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, list[NDArray[np.int32]]]:
-    """The pool (host arrays) of federations of one form, and for each start [m, 3] of its clients' splits.
-
-    One form: inputs and targets of equal shapes and types, and one normalisation.
+    """Put the examples of several federations into one pool.
 
     Lengths are rounded up (to 1/8 of a power of two, at least 1,024), so that federations of nearly one size share
     compiled programs.
+
+    Args:
+        federations: inputs and targets of equal shapes and types, and one normalisation.
+        dtype: the floating-point type that the model computes in.
+
+    Returns:
+        The pool (host arrays), and for each federation the start [m, 3] of its clients' splits in `Pool.rows`.
     """
     first = federations[0]
-    examples = np.cumsum([0, *(len(federation.x) for federation in federations)], dtype=np.int32)
+    # Examples and rows of a federation stand behind those of all federations before it.
+    first_example = np.cumsum([0, *(len(federation.x) for federation in federations)], dtype=np.int32)
     addresses = [_addresses(federation) for federation in federations]
-    before = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
-    shift, scale = np.asarray(first.shift, dtype), np.asarray(first.scale, dtype)
+    first_row = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
+    shift = np.asarray(first.shift, dtype)
+    scale = np.asarray(first.scale, dtype)
     pool = Pool(
-        _padded([_input_type(federation.x, dtype) for federation in federations]),
-        _padded([_target_type(federation.y, dtype) for federation in federations]),
-        _padded([rows + number for (rows, _), number in zip(addresses, examples, strict=False)]),
-        shift,
-        scale,
+        x=_padded([_input_type(federation.x, dtype) for federation in federations]),
+        y=_padded([_target_type(federation.y, dtype) for federation in federations]),
+        rows=_padded([rows + offset for (rows, _), offset in zip(addresses, first_example, strict=False)]),
+        shift=shift,
+        scale=scale,
         normalize=bool((shift != 0).any() or (scale != 1).any()),
     )
-    return pool, [start + number for (_, start), number in zip(addresses, before, strict=False)]
+    starts = [start + offset for (_, start), offset in zip(addresses, first_row, strict=False)]
+    return pool, starts
 
 
 def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -91,14 +100,16 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     rows = np.zeros(int(ends[-1]), np.int32)
     for column, name in enumerate(SPLITS):
         split = getattr(federation, name)
-        place = np.repeat(start[:, column] - split.offsets[:-1], size[:, column]) + np.arange(len(split.rows))
-        rows[place] = split.rows
+        # The n-th row of a split moves by as much as the first one of its client does.
+        moved_by = np.repeat(start[:, column] - split.offsets[:-1], size[:, column])
+        rows[moved_by + np.arange(len(split.rows))] = split.rows
     return rows, start
 
 
 def model_input(pool: Pool, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
     """Stored examples as the model takes them: bytes and floats become normalised floats, token ids stay integers."""
-    if x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating):
+    is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)
+    if is_token:
         return x
     x = x.astype(pool.scale.dtype)
     return (x - pool.shift) * pool.scale if pool.normalize else x
@@ -113,17 +124,20 @@ def _target_type(y: NDArray, dtype: str) -> NDArray:
 
 
 def _rounded(n: int) -> int:
+    """n rounded up to a multiple of an eighth of the power of two below it, at least 1,024."""
     step = 2 ** (max(n - 1, 1).bit_length() - 3) if n > 1024 else 1024
-    return -(-max(n, 1) // step) * step
+    return math.ceil(max(n, 1) / step) * step
 
 
 def _padded(parts: Sequence[NDArray]) -> NDArray:
-    """All parts and zeros, where JAX's CPU devices can share it instead of copying it: on a multiple of 64 bytes."""
+    """All parts one after another and zeros behind them, at an address where JAX's CPU devices need no copy."""
     length = sum(map(len, parts))
-    shape, kind = (_rounded(length), *parts[0].shape[1:]), parts[0].dtype
-    size = math.prod(shape) * kind.itemsize
+    shape = (_rounded(length), *parts[0].shape[1:])
+    dtype = parts[0].dtype
+    size = math.prod(shape) * dtype.itemsize
+    # NumPy aligns to 16 bytes only: ask for more memory, and begin at the first aligned byte.
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    together = memory[start : start + size].view(kind).reshape(shape)
-    np.concatenate(parts, out=together[:length])
-    return together
+    padded = memory[start : start + size].view(dtype).reshape(shape)
+    np.concatenate(parts, out=padded[:length])
+    return padded

@@ -7,24 +7,34 @@ from jaxtyping import Array, Int, UInt32
 from fedtailor.models.no_fuse import no_fuse
 
 ROUNDS = 16
-"""Each moves an element with probability 1/2: one in 65,000 elements stays where it is by more than chance."""
+"""Rounds of the shuffle. Each moves an element with probability 1/2: one in 65,000 elements stays where it is by more
+than chance."""
 
 
 @jax.jit  # 350 equations, traced once for a batch size, and not again in every loop of every program
 def shuffled(
     positions: Int[Array, " b"], n: Int[Array, ""], words: UInt32[Array, " 2"], epoch: Int[Array, ""]
 ) -> Int[Array, " b"]:
-    """Where a random permutation of {0..n-1}, named by (words, epoch), sends `positions` (each below n).
+    """Apply a random permutation of {0..n-1} to some positions.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, CRYPTO 2012): in each round a random k pairs x with
-    (k - x) mod n, and one random bit a pair says whether the two change places. No table, sort or rejection:
+    (k - x) mod n, and one random bit a pair says whether the two are swapped. No table, sort or rejection:
     the cost is that of the positions asked for.
+
+    Args:
+        positions: each below n.
+        n: the number of elements.
+        words, epoch: which permutation: the key, and a number under it.
+
+    Returns:
+        Where the permutation sends each of the positions.
     """
     size = jnp.maximum(n, 1).astype(jnp.uint32)
     salts, turns = _schedule(words, epoch, size)
     x = positions.astype(jnp.uint32)
     for salt, turn in zip(salts, turns, strict=True):
         partner = jnp.where(turn >= x, turn - x, turn + size - x)
+        # hashed from the larger of the two, so that both of a pair get the same bit
         swap = _mix(jnp.maximum(x, partner) ^ salt) & 1
         x = jnp.where(swap == 1, partner, x)
     return x.astype(jnp.int32)
@@ -35,7 +45,9 @@ def _schedule(
     words: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, " rounds"], UInt32[Array, " rounds"]]:
     """Each round's salt of the coin, and its k below `size`."""
-    left, right = words[0] ^ _mix(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9)), words[1]
+    epoch_hash = _mix(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
+    left = words[0] ^ epoch_hash
+    right = words[1]
     salts = _mix(left + jnp.arange(ROUNDS, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B))
     return salts, _scaled(_mix(salts ^ right), size)
 
@@ -49,6 +61,7 @@ def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 
 def _scaled(bits: UInt32[Array, "..."], size: UInt32[Array, ""]) -> UInt32[Array, "..."]:
     """floor(bits * size / 2^32): random bits to 0..size-1 without a division, which XLA would not fuse."""
+    # The upper half of a 64-bit product, by 16-bit halves: JAX has no 64-bit integers by default.
     high, low = bits >> 16, bits & 0xFFFF
     size_high, size_low = size >> 16, size & 0xFFFF
     middle = high * size_low + (low * size_low >> 16)

@@ -32,7 +32,12 @@ def train(
     `gradient` replaces that of the mean loss F over a batch. Entries outside `train_only` keep their bits."""
     rate = sgd.rate(local.round)
     params = local.params(theta)
-    turned = jax.tree.map(lambda w: sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0], params)
+
+    def is_turned(w: Array) -> bool:
+        # An optimiser of the user's own may look at shapes, so it sees the model's.
+        return sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0]
+
+    turned = jax.tree.map(is_turned, params)
 
     def turn(params: Params) -> Params:
         """To the loop's layout and back."""
@@ -57,10 +62,12 @@ def train(
             g = jax.tree.map(lambda g, w, a, mu=pull[0]: g + mu * (w - a), g, params, anchor)
         if constant is not None:
             g = jax.tree.map(jnp.add, g, constant)
-        if trained is not None:  # no gradient outside the part: optimisers that look at all of it must not see one
+        if trained is not None:
+            # No gradient outside the part, for optimisers that look at all of it (a clipped global norm).
             g = jax.tree.map(lambda g, trained: g if trained else jnp.zeros_like(g), g, trained)
         if not model.has_statistics:
             return g, renewed
+        # Running statistics are entries of the tree, too. The terms above must not move them.
         return model.with_statistics(g, jax.tree.map(jnp.zeros_like, g)), turn(renewed)
 
     def settle(before: Params, params: Params, renewed: Params) -> Params:
@@ -72,23 +79,28 @@ def train(
 
     def plain(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
         g, renewed = direction(params, batch, step)
-        return settle(params, jax.tree.map(lambda w, g: w - rate * g, params, g), renewed)
+        stepped = jax.tree.map(lambda w, g: w - rate * g, params, g)
+        return settle(params, stepped, renewed)
 
     def momentum(carry: tuple[Params, Params], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         params, velocity = carry
         g, renewed = direction(params, batch, step)
         velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, g)
-        return settle(params, jax.tree.map(lambda w, v: w - rate * v, params, velocity), renewed), velocity
+        stepped = jax.tree.map(lambda w, v: w - rate * v, params, velocity)
+        return settle(params, stepped, renewed), velocity
 
     def transformed(carry: tuple[Params, Any], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Any]:
         assert sgd.optimizer is not None
         params, state = carry
         g, renewed = direction(params, batch, step)
         updates, state = sgd.optimizer.update(g, state, params)
-        return settle(params, jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates), renewed), state
+        stepped = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
+        return settle(params, stepped, renewed), state
+
+    def loop(carry: Any, step: Any) -> Any:
+        return local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)
 
     params = turn(params)
-    loop = lambda carry, step: local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)  # noqa: E731
     if sgd.optimizer is not None:
         params, _ = loop((params, sgd.optimizer.init(params)), transformed)
     elif is_off(sgd.momentum):

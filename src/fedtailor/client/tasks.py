@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, PyTree
 
 from fedtailor.client.trainer import DeviceTrainer
-from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, encode
+from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, encode
 
 EVALUATED_SPLITS = ("val", "test")
 
@@ -16,12 +16,21 @@ def client_task(
     task: Task,
     algorithm: Algorithm,
     uplink: Pipeline,
-    state: Any,
+    state: ClientState,
     inbox: Inbox,
     local: DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
     """One client's part of an exchange (traced).
+
+    Args:
+        task: which of the algorithm's functions to run.
+        algorithm: the method.
+        uplink: what is applied to its message before it travels.
+        state: the algorithm's state and the uplink's, as a pair; () where the task has none.
+        inbox: what the client was sent.
+        local: its data and trainer.
+        metrics: what "evaluate" measures.
 
     Returns:
         "update" (kind -> array), "state", "predictor" or "scores", as the task has it.
@@ -29,25 +38,28 @@ def client_task(
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
-        own, of_uplink = state
-        new, update = algorithm.client(own, inbox, local)
-        update, of_uplink = encode(uplink, update, inbox, of_uplink, local)
-        return {"state": (new, of_uplink), "update": update}
+        algorithm_state, uplink_state = state
+        algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
+        update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
+        return {"state": (algorithm_state, uplink_state), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}
     predictor = algorithm.personal(state[0], inbox, local)
     if task == "personal":
         return {"predictor": predictor}
-    before, local.evaluating = local.work, True
+    # From here on test rows may be read, and no work is counted: measuring a model is not work of the method.
+    work = local.work
+    local.evaluating = True
     scores = {
         split: {"count": local.count(split), "statistics": local.statistics(predictor, split, metrics)}
         for split in EVALUATED_SPLITS
     }
-    local.work = before  # looking at a model is not work of the method
+    local.work = work
     return {"scores": scores}
 
 
-def all_finite(tree: Any) -> Array:
-    """Whether every floating-point leaf is finite (one bool)."""
-    leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.stack(leaves).all() if leaves else jnp.array(True)
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether every floating-point leaf is finite."""
+    floating = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = [jnp.isfinite(leaf).all() for leaf in floating]
+    return jnp.stack(finite).all() if finite else jnp.array(True)

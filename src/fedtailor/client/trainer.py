@@ -24,9 +24,11 @@ Carry = TypeVar("Carry")
 PASS_BATCH = 128
 """Samples at a time in passes over a whole split (full gradients, losses, evaluation)."""
 
+Count = Int[Array, ""] | int
+"""A number that may be traced."""
 
-Work = tuple[int, int, tuple[Any, ...]]
-"""Gradients and forward passes that a step counts, and how often the loops they stand in repeat them."""
+Work = tuple[int, int, tuple[Count, ...]]
+"""Gradients and forward passes that a step counts, and how often each loop around them repeats them."""
 
 
 @dataclass(frozen=True)
@@ -51,36 +53,53 @@ class Step:
     """
 
     def __init__(self, key: Array | None) -> None:
-        self.key, self.draws = key, 0
+        self.key = key
         self.batches: list[Batch] = []
-        self.took_gradient = self.renewed = False
+        self.took_gradient = False
+        self.renewed = False
+        self._draws = 0
 
     def next_key(self) -> Array | None:
-        """A key for one more use of randomness in this step."""
-        self.draws += 1
-        return self.key if self.key is None or self.draws == 1 else jax.random.fold_in(self.key, self.draws - 1)
+        """A key for one more use of randomness in this step; None for models that need none."""
+        self._draws += 1
+        # Nearly all steps draw once, and then save the work of folding a number in.
+        if self.key is None or self._draws == 1:
+            return self.key
+        return jax.random.fold_in(self.key, self._draws - 1)
 
     def weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"] | None:
-        """The weights of inputs that the step has drawn."""
+        """The weights of inputs that the step has drawn; None for other inputs."""
         return next((batch.weight for batch in self.batches if batch.x is x), None)
 
 
 class DeviceTrainer:
     """One client on the device (implements `fedtailor.protocol.LocalTrainer`; traced).
 
-    Work done is counted in `work` [2] int32: gradients and forward passes of single examples.
+    Attributes:
+        model: what is trained.
+        pool: the examples of all clients.
+        address: where this client's are.
+        round: the round (0-based).
+        size: training samples.
+        work: [2] gradients and forward passes of single examples done so far.
+        evaluating: whether test rows may be read.
     """
 
     def __init__(self, model: Model, pool: Pool, address: ClientAddress, round: Int[Array, ""]) -> None:
         self.model, self.pool, self.address, self.round = model, pool, address, round
         self.size = address.size[0]
         self.work: Int[Array, " 2"] = jnp.zeros(2, jnp.int32)
-        self.evaluating = False  # only an evaluation may read test rows
+        self.evaluating = False
+        # What narrows the training samples down; see `part`.
         self._views: tuple[Permutation, ...] = ()
-        self._in_step: list[Work] | None = None
-        self._step: Step | None = None
-        self._enclosing: tuple[Any, ...] = ()
+        # A view of the client (`part`, `in_round`) is a copy that counts its work, and what a step of `loop` has done,
+        # on the trainer that it is a view of.
         self._root: DeviceTrainer = self
+        # While a step of `loop` is traced: what it knows, what it has counted, and how often the loops inside it
+        # repeat what is traced now.
+        self._step: Step | None = None
+        self._in_step: list[Work] | None = None
+        self._enclosing: tuple[Count, ...] = ()
 
     # data ---------------------------------------------------------------------------------------------------------
 
@@ -92,10 +111,13 @@ class DeviceTrainer:
         return self.size if split == "train" else self.address.size[SPLITS.index(split)]
 
     def part(self, first: Any, end: Any, purpose: str) -> "DeviceTrainer":
-        part = copy.copy(self)
+        first = jnp.asarray(first, jnp.int32)
+        end = jnp.asarray(end, jnp.int32)
+        # The key of all rounds, so that a part holds the same samples in every round.
         words = jax.random.bits(_named(self.address.fixed, purpose), (2,), jnp.uint32)
-        part._views = (*self._views, Permutation(words, self.size, jnp.asarray(first, jnp.int32)))
-        part.size = jnp.maximum(jnp.asarray(end, jnp.int32) - jnp.asarray(first, jnp.int32), 0)
+        part = copy.copy(self)
+        part._views = (*self._views, Permutation(words, self.size, first))
+        part.size = jnp.maximum(end - first, 0)
         return part
 
     def _require_open(self, split: str) -> None:
@@ -104,19 +126,27 @@ class DeviceTrainer:
             raise ValueError(f"a method asks for the split {split!r}; it may look at 'train' and 'val' only")
 
     def in_round(self, round: Any) -> "DeviceTrainer":
-        there = copy.copy(self)
-        there.round = jnp.asarray(round, jnp.int32)
-        key = jax.random.fold_in(jax.random.wrap_key_data(self.address.key, impl="threefry2x32"), there.round)
-        there.address = replace(self.address, key=jax.random.key_data(key))
-        return there
+        view = copy.copy(self)
+        view.round = jnp.asarray(round, jnp.int32)
+        key = jax.random.wrap_key_data(self.address.key, impl="threefry2x32")
+        key = jax.random.fold_in(key, view.round)
+        view.address = replace(self.address, key=jax.random.key_data(key))
+        return view
 
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         return model_input(self.pool, x)
 
     def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
-        """The examples at positions (0-based, below the split's size) of a split."""
+        """Gather examples from the pool.
+
+        Args:
+            positions: 0-based, below the split's size.
+            weight: 1 for a sample, 0 for padding.
+            split: "train", "val" or, in evaluations, "test".
+        """
         self._require_open(split)
         if split == "train":
+            # from positions in the innermost part outwards, to positions in all of the client's samples
             for view in reversed(self._views):
                 positions = view(positions)
         rows = self.pool.rows[self.address.start[SPLITS.index(split)] + positions]
@@ -133,6 +163,7 @@ class DeviceTrainer:
     def _batch(
         self, words: Array, step: Int[Array, ""], batch_size: int, n: Int[Array, ""], drop_last: bool, split: str
     ) -> Batch:
+        """The batch of one step: its part of the epoch's permutation. Positions past the end are padding, weight 0."""
         batches = _batches(n, batch_size, drop_last)
         epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step
         positions = (step - epoch * batches) * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
@@ -165,10 +196,12 @@ class DeviceTrainer:
         self, theta: Float[Array, " d"], first: Any = 0, end: Any = None, *, purpose: str | None = None
     ) -> Float[Array, " d"]:
         first = jnp.asarray(first, jnp.int32)
-        count = (self.size if end is None else jnp.asarray(end, jnp.int32)) - first
+        end = self.size if end is None else jnp.asarray(end, jnp.int32)
+        count = end - first
         view = self if purpose is None else self.part(0, self.size, purpose)
         params = self.params(theta)
 
+        # In blocks of one size, so that memory does not grow with the client and one program serves all sizes.
         def add(index: Int[Array, ""], total: Params) -> Params:
             positions = index * PASS_BATCH + jnp.arange(PASS_BATCH, dtype=jnp.int32)
             inside = positions < count
@@ -187,7 +220,11 @@ class DeviceTrainer:
     def statistics(
         self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
     ) -> dict[str, dict[str, Array]]:
-        """The sums of metrics over a split, in evaluation mode: metric's name -> its statistic."""
+        """Measure a predictor on a split, in evaluation mode.
+
+        Returns:
+            Metric's name -> its statistic, summed over the split's samples.
+        """
         count = self.count(split)
         predict = outputs(self.model, predictor)
 
@@ -213,7 +250,7 @@ class DeviceTrainer:
     def features(
         self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
     ) -> Float[Array, "b ..."]:
-        if not (self._root._step is not None if training is None else training):
+        if not self._in_training_mode(training):
             return self.model.features(params, x)
         if self.model.has_statistics:
             raise ValueError(
@@ -236,12 +273,18 @@ class DeviceTrainer:
     def logits(
         self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
     ) -> Shaped[Array, "b ..."]:
-        step = self._root._step
-        if not (step is not None if training is None else training):
+        if not self._in_training_mode(training):
             return self.model.logits(params, x)
+        # Padding must not enter batch statistics. Inputs that the step has not drawn are the method's own, all real.
+        step = self._root._step
         weight = None if step is None else step.weight_of(x)
-        weight = jnp.ones(len(x), self.model.dtype) if weight is None else weight
-        return self.model.train_outputs(params, x, weight, self._training_key())[0]
+        if weight is None:
+            weight = jnp.ones(len(x), self.model.dtype)
+        outputs, _ = self.model.train_outputs(params, x, weight, self._training_key())
+        return outputs
+
+    def _in_training_mode(self, asked: bool | None) -> bool:
+        return self._root._step is not None if asked is None else asked
 
     def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         return self.model.losses(outputs, y)
@@ -250,11 +293,13 @@ class DeviceTrainer:
         return self._training_loss(params, batch, self._training_key() if key is None else key)[0]
 
     def _training_loss(self, params: Params, batch: Batch, key: Array | None) -> tuple[Float[Array, ""], Params]:
+        # Noted for `_require_statistics`, which looks at the step when it has been traced.
         if self._root._step is not None:
             self._root._step.took_gradient = True
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
+        """The randomness of the present step; None outside of `loop`, or for models that need none."""
         step = self._root._step
         return None if step is None else step.next_key()
 
@@ -269,11 +314,13 @@ class DeviceTrainer:
     def _gradient_and_statistics(self, params: Params, batch: Batch, key: Array | None = None) -> tuple[Params, Params]:
         self.count_work(gradients=1)
         key = self._training_key() if key is None else key
-        size, micro = batch.weight.shape[0], self.model.micro_batch
         if self.model.has_statistics:
             return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
+        size, micro = batch.weight.shape[0], self.model.micro_batch
         if micro is None or size <= micro or size % micro:
             return jax.grad(self.batch_loss)(params, batch, key), params
+
+        # The same gradient, accumulated over parts of the batch whose activations fit into the cache.
         count = batch.weight.sum()
         parts = jax.tree.map(lambda leaf: leaf.reshape(size // micro, micro, *leaf.shape[1:]), batch)
 
@@ -281,7 +328,9 @@ class DeviceTrainer:
             gradient = jax.grad(lambda p: mean_loss(self.model, p, part, count, key))(params)
             return jax.tree.map(jnp.add, total, gradient), None
 
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)[0], params
+        zero = jax.tree.map(jnp.zeros_like, params)
+        gradient, _ = jax.lax.scan(add, zero, parts)
+        return gradient, params
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
         """The parameters with the running statistics that a training step on a batch leaves; all else is as given."""
@@ -308,30 +357,37 @@ class DeviceTrainer:
         n = self.count(split)
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
         words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
-        root, counted = self._root, list[Work]()
+        root = self._root
+        counted: list[Work] = []
         # Every loop of one purpose drops out alike in a step, as it sees the same batch.
         name = "dropout" if purpose == "batches" else f"dropout of {purpose}"
         dropout = self.key(name) if self.model.stochastic else None
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
-            before, root._in_step = root.work, counted
+            work_before = root.work
+            # Traced once, and by the debug executor called in every step: the list is of one step in both cases.
             counted.clear()
+            root._in_step = counted
             root._step = Step(None if dropout is None else jax.random.fold_in(dropout, index))
-            out = step(inner, self._batch(words, index, batch_size, n, drop_last, split), index)
+            batch = self._batch(words, index, batch_size, n, drop_last, split)
+            out = step(inner, batch, index)
             self._require_statistics(root._step)
             root._in_step = root._step = None
-            if root.work is not before:
+            # Work counted here would be a value of the loop's inside, which must not leave it.
+            if root.work is not work_before:
                 raise TypeError(
                     "inside Local.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
                 )
             return out
 
         carry = self._repeat(steps, body, carry)
+
+        # Examples in all batches together: of whole epochs, and of the last one, which may be a part.
         batches = _batches(n, batch_size, drop_last)
         epochs = steps // batches
-        examples = epochs * jnp.minimum(n, batches * batch_size) + jnp.minimum(
-            (steps - epochs * batches) * batch_size, n
-        )
+        in_epoch = jnp.minimum(n, batches * batch_size)
+        in_last = jnp.minimum((steps - epochs * batches) * batch_size, n)
+        examples = epochs * in_epoch + in_last
         self._add(
             gradients=examples * sum(math.prod(times, start=gradients) for gradients, _, times in counted),
             forwards=examples * sum(math.prod(times, start=forwards) for _, forwards, times in counted),
@@ -340,14 +396,15 @@ class DeviceTrainer:
 
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
         root = self._root
-        outer = root.work
+        work_before = root.work
 
+        # Work must leave the mapped function as an output: it is a traced value of one element.
         def one(arguments: tuple[Any, ...]) -> tuple[Any, Array]:
             root.work = jnp.zeros(2, jnp.int32)
             return function(*arguments), root.work
 
         out, work = self._map(one, rows)
-        root.work = outer + work.sum(0)
+        root.work = work_before + work.sum(0)
         return out
 
     def fori_loop(self, times: Int[Array, ""] | int, function: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
@@ -355,6 +412,7 @@ class DeviceTrainer:
         if root._in_step is not None:
             return self._loop_in_step(root._in_step, times, function, carry)
 
+        # Work is carried along: it is a traced value of the loop's inside.
         def body(index: Int[Array, ""], both: tuple[Carry, Array]) -> tuple[Carry, Array]:
             inner, root.work = both
             inner = function(index, inner)
@@ -372,16 +430,19 @@ class DeviceTrainer:
             )
 
     def _loop_in_step(
-        self, counted: list[Work], times: Int[Array, ""] | int, function: Callable[[Any, Carry], Carry], carry: Carry
+        self, counted: list[Work], times: Count, function: Callable[[Any, Carry], Carry], carry: Carry
     ) -> Carry:
-        root, done = self._root, len(counted)
-
+        """`fori_loop` inside a step of `loop`: its work is listed once, with the number of times."""
+        root = self._root
+        counted_before = len(counted)
         outer = root._step
         assert outer is not None
         key = outer.next_key()
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
-            del counted[done:]  # the debug engine comes here every time, a tracer once
+            # The debug executor comes here every time, a tracer once: keep what one pass counts.
+            del counted[counted_before:]
+            # A step of its own in each pass, so that dropout draws anew; batches and duties are the outer step's.
             root._step = Step(None if key is None else jax.random.fold_in(key, index))
             root._step.batches = outer.batches
             inner = function(index, inner)
@@ -400,9 +461,11 @@ class DeviceTrainer:
         if root._in_step is not None:
             root._in_step.append((gradients, forwards, root._enclosing))
 
-    def _add(self, gradients: Any = 0, forwards: Any = 0) -> None:
+    def _add(self, gradients: Count = 0, forwards: Count = 0) -> None:
         work = jnp.stack([jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)])
         self._root.work = self._root.work + work
+
+    # The debug executor overrides these two, to run them step by step in Python.
 
     def _repeat(self, times: Int[Array, ""], body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         return jax.lax.fori_loop(0, times, body, carry)
@@ -413,7 +476,8 @@ class DeviceTrainer:
 
 def _batches(n: Int[Array, ""], batch_size: int, drop_last: bool = False) -> Int[Array, ""]:
     """Mini-batches in an epoch over n samples, at least 1 (a client smaller than a batch keeps it)."""
-    return jnp.maximum(n // batch_size if drop_last else (n + batch_size - 1) // batch_size, 1)
+    whole = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
+    return jnp.maximum(whole, 1)
 
 
 def _passes(n: Int[Array, ""]) -> Int[Array, ""]:
@@ -422,4 +486,6 @@ def _passes(n: Int[Array, ""]) -> Int[Array, ""]:
 
 
 def _named(raw: UInt32[Array, " 2"], purpose: str) -> Array:
-    return jax.random.fold_in(jax.random.wrap_key_data(raw, impl="threefry2x32"), zlib.crc32(purpose.encode()))
+    """The key of one purpose, from a client's raw key."""
+    key = jax.random.wrap_key_data(raw, impl="threefry2x32")
+    return jax.random.fold_in(key, zlib.crc32(purpose.encode()))

@@ -37,7 +37,7 @@ class Choice:
 def choose_by_validation(
     val: pl.DataFrame, test: pl.DataFrame, *, higher_is_better: bool, confidence: float = 0.95
 ) -> Choice:
-    """For each client (and seed) the method that is best on its validation data; test data only judge the choice.
+    """Choose a method for each client (and seed) by its validation data; test data only judge the choice.
 
     The one method for all is the one with the best mean over clients on validation data, in each seed. Of methods that
     are equal on a client's validation data, the better one on all clients' is chosen. A method without a value (it
@@ -48,33 +48,40 @@ def choose_by_validation(
         higher_is_better: direction of the metric.
         confidence: of the interval of the gain.
 
+    Returns:
+        What was chosen, and what it gains over one method for all.
+
     Raises:
         ValueError: a column is missing, a cell stands there twice, or no client has both validation and test data.
     """
-    both = val.join(test, on=["method", "seed", "client"], suffix="_test").filter(
-        pl.all_horizontal(pl.col(name).cast(pl.Float64).is_finite() for name in ("value", "value_test"))
-    )
+    keys = ["method", "seed", "client"]
+    both = val.join(test, on=keys, suffix="_test")
+    finite = [pl.col(name).cast(pl.Float64).is_finite() for name in ("value", "value_test")]
+    both = both.filter(pl.all_horizontal(finite)).sort(*keys)
     if not len(both):
         raise ValueError("no client has both validation and test values; nothing can be chosen")
-    both = both.sort("method", "seed", "client")
-    keys = ["method", "seed", "client"]
     methods, val_table = dense_values(both.select(*keys, "value"))
     _, test_table = dense_values(both.select(*keys, value="value_test"))
-    seeds, clients = np.unique(both["seed"].to_numpy()), np.unique(both["client"].to_numpy())
-    score = np.where(np.isnan(val_table), -np.inf, val_table if higher_is_better else -val_table)
-    lines, gains = [], np.full(score.shape[1:], np.nan)
+    seeds = np.unique(both["seed"].to_numpy())
+    clients = np.unique(both["client"].to_numpy())
+    sign = 1 if higher_is_better else -1
+    # [methods, seeds, clients]; minus infinity where a method has no value
+    score = np.where(np.isnan(val_table), -np.inf, sign * val_table)
+    lines = []
+    gains = np.full(score.shape[1:], np.nan)
     for s, seed in enumerate(seeds):
         present = np.isfinite(score[:, s]).any(axis=0)
         if not present.any():
             continue
-        # A method that lacks a client that others have cannot be the one method for all.
+        # A method that lacks a client that others have cannot be the one method for all: its mean is minus infinity.
         overall = score[:, s, present].mean(axis=1)
         order = np.argsort(-overall, kind="stable")
         single = order[0]
         for c in np.flatnonzero(present):
+            # argmax takes the first of equal scores: in this order, the method that is better overall
             best = order[np.argmax(score[order, s, c])]
             value, other = test_table[best, s, c], test_table[single, s, c]
-            gains[s, c] = (value - other) * (1 if higher_is_better else -1)
+            gains[s, c] = (value - other) * sign
             lines.append((seed, clients[c], methods[best], val_table[best, s, c], value, methods[single], other))
     chosen = pl.DataFrame(
         lines,
@@ -82,6 +89,8 @@ def choose_by_validation(
                 "test": pl.Float64, "single": pl.String, "single_test": pl.Float64},
         orient="row",
     )  # fmt: skip
+    # Both means over the same clients: the method for all may lack test values of some.
     judged = chosen.filter(pl.col("single_test").is_not_nan())
-    value, single_value = (float(np.mean(judged[name].to_numpy())) for name in ("test", "single_test"))
+    value = float(np.mean(judged["test"].to_numpy()))
+    single_value = float(np.mean(judged["single_test"].to_numpy()))
     return Choice(chosen, value, single_value, two_way_interval(gains, confidence))

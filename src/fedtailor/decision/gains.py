@@ -67,31 +67,48 @@ def client_gains(
     lines = []
     for (client,), part in rows.group_by(["client"], maintain_order=True):
         scores, seeds = _dense(part, methods, score.column, str(client))
-        mine = scores[methods.index(base)]
-        rest = scores[[methods.index(method) for method in others]]
-        _require_same_rows(mine, rest, base, others, str(client), seeds)
-        values, base_values, intervals = bootstrap_gains(mine, rest, score, seed, draws, confidence)
+        base_scores = scores[methods.index(base)]
+        other_scores = scores[[methods.index(method) for method in others]]
+        _require_same_rows(base_scores, other_scores, base, others, str(client), seeds)
+        values, base_values, intervals = bootstrap_gains(base_scores, other_scores, score, seed, draws, confidence)
         for method, value, interval in zip(others, values, intervals, strict=True):
+            # the seeds that both methods have been trained with
             shared = ~np.isnan(value) & ~np.isnan(base_values)
-            if shared.any():
-                tested = int((~np.isnan(mine[shared])).any(axis=0).sum())
-                lines.append(
-                    (client, method, value[shared].mean(), base_values[shared].mean(), interval.estimate, interval.low,
-                     interval.high, interval.p, interval.verdict, tested, int(shared.sum()))
-                )  # fmt: skip
-    return pl.DataFrame(lines, schema=COLUMNS, orient="row")
+            if not shared.any():
+                continue
+            line = {
+                "client": client,
+                "method": method,
+                "value": value[shared].mean(),
+                "base_value": base_values[shared].mean(),
+                "gain": interval.estimate,
+                "low": interval.low,
+                "high": interval.high,
+                "p": interval.p,
+                "verdict": interval.verdict,
+                "test_rows": int((~np.isnan(base_scores[shared])).any(axis=0).sum()),
+                "seeds": int(shared.sum()),
+            }
+            lines.append(line)
+    return pl.DataFrame(lines, schema=COLUMNS)
 
 
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """p-values [n] adjusted for being n (Holm 1979): the chance of any false one below alpha is at most alpha.
+    """Correct p-values for multiple testing (Holm 1979).
 
-    NaN (no test) stays NaN and does not count.
+    Args:
+        p: [n]; NaN stands for a test that was not made, and does not count.
+
+    Returns:
+        [n] adjusted p-values (NaN stays NaN): the chance of any false one below alpha is at most alpha.
     """
     p = np.asarray(p, np.float64)
-    adjusted, known = np.full(p.shape, np.nan), np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    steps = p[order] * np.arange(len(order), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    adjusted = np.full(p.shape, np.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    smallest_first = known[np.argsort(p[known], kind="stable")]
+    # The smallest counts n times, the next n - 1 times, ...; an adjusted value is never below one before it.
+    scaled = p[smallest_first] * np.arange(len(smallest_first), 0, -1)
+    adjusted[smallest_first] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return adjusted
 
 
@@ -117,12 +134,13 @@ def _dense(
     numbers, row = np.unique(part["row"].to_numpy(), return_inverse=True)
     order = {method: index for index, method in enumerate(methods)}
     method = part["method"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
-    place = (method * len(seeds) + seed) * len(numbers) + row
-    if len(np.unique(place)) < len(place):
+    shape = len(methods), len(seeds), len(numbers)
+    cell = np.ravel_multi_index((method, seed, row), shape)
+    if len(np.unique(cell)) < len(cell):
         raise ValueError(f"client {client!r} has a test row twice for one method and seed; give each row its number")
-    scores = np.full(len(methods) * len(seeds) * len(numbers), np.nan)
-    scores[place] = part[column].cast(pl.Float64).to_numpy()
-    return scores.reshape(len(methods), len(seeds), len(numbers)), seeds
+    scores = np.full(shape, np.nan)
+    scores.ravel()[cell] = part[column].cast(pl.Float64).to_numpy()
+    return scores, seeds
 
 
 def _require_same_rows(
@@ -134,9 +152,10 @@ def _require_same_rows(
     seeds: NDArray[np.generic],
 ) -> None:
     """Raise `ValueError` where a method has a seed in common with the base, but not all of its rows."""
-    known, of_base = ~np.isnan(others), ~np.isnan(base)
-    in_both = known.any(axis=2) & of_base.any(axis=1)
-    differ = in_both & (known != of_base).any(axis=2)
+    of_others = ~np.isnan(others)
+    of_base = ~np.isnan(base)
+    in_both = of_others.any(axis=2) & of_base.any(axis=1)
+    differ = in_both & (of_others != of_base).any(axis=2)
     if differ.any():
         method, seed = np.argwhere(differ)[0]
         raise ValueError(

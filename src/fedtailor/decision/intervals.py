@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-_WEIGHTS_AT_ONCE = 1 << 22
+_COUNTS_AT_ONCE = 1 << 22
 """Numbers that a bootstrap holds at once (32 MiB)."""
 LEAST_SEEDS = 3
 """From fewer seeds nothing can be said of others (of two, Student's quantile is 12.7): intervals then speak of the
@@ -94,14 +94,19 @@ def two_way_interval(differences: Float[np.ndarray, "seeds clients"], confidence
     Args:
         differences: NaN where a client was not measured in a seed. A client, or seed, without any is left out.
         confidence: of the interval.
+
+    Returns:
+        The mean over clients of their means over seeds, and its interval; all NaN without any difference.
     """
     values = np.asarray(differences, np.float64)
     known = ~np.isnan(values)
     values = values[known.any(axis=1)][:, known.any(axis=0)]
     if not values.size:
         return Interval(np.nan, np.nan, np.nan, np.nan)
-    by_client, by_seed = np.nanmean(values, axis=0), np.nanmean(values, axis=1)
+    by_client = np.nanmean(values, axis=0)
+    by_seed = np.nanmean(values, axis=1)
     clients = len(by_client)
+    # One client says nothing of how clients vary.
     over_clients = float(by_client.var(ddof=1)) / clients if clients > 1 else np.inf
     sources = _sources(over_clients, clients - 1, by_seed, values)
     return student_interval(float(by_client.mean()), sources, confidence)
@@ -126,11 +131,15 @@ def student_interval(
             degrees of freedom.
         confidence: of the interval, in (0, 1).
         estimate: what to report, where it is not the centre.
+
+    Returns:
+        The interval, and the p-value of "the mean is 0": the level at which the interval would just exclude 0.
     """
-    shown = centre if estimate is None else estimate
+    estimate = centre if estimate is None else estimate
     if np.isnan(centre):
         return Interval(np.nan, np.nan, np.nan, np.nan)
 
+    # In logarithms, since p-values of 1e-100 do occur and a root finder's steps are absolute.
     def reach(log_alpha: float) -> float:
         alpha = np.exp(log_alpha)
         squares = (variance * special.stdtrit(df, alpha / 2) ** 2 for variance, df in sources if variance > 0)
@@ -138,15 +147,15 @@ def student_interval(
 
     total = sum(variance for variance, _ in sources)
     if not np.isfinite(total):
-        return Interval(shown, -np.inf, np.inf, 1.0)
-    wide = reach(np.log1p(-confidence))
-    low, high = centre - wide, centre + wide
-    if total == 0 or reach(_LEAST_LOG_P) <= abs(centre):
-        return Interval(shown, low, high, 1.0 if centre == 0 else 0.0)
+        return Interval(estimate, -np.inf, np.inf, 1.0)
+    half_width = reach(np.log1p(-confidence))
+    low, high = centre - half_width, centre + half_width
     if centre == 0:
-        return Interval(shown, low, high, 1.0)
-    found = optimize.root_scalar(lambda log_p: reach(log_p) - abs(centre), bracket=(_LEAST_LOG_P, 0.0))
-    return Interval(shown, low, high, float(np.exp(found.root)))
+        return Interval(estimate, low, high, 1.0)
+    if total == 0 or reach(_LEAST_LOG_P) <= abs(centre):
+        return Interval(estimate, low, high, 0.0)
+    solution = optimize.root_scalar(lambda log_p: reach(log_p) - abs(centre), bracket=(_LEAST_LOG_P, 0.0))
+    return Interval(estimate, low, high, float(np.exp(solution.root)))
 
 
 def bootstrap_gains(
@@ -180,15 +189,15 @@ def bootstrap_gains(
         The methods' metric in each seed (NaN where lacking), the base's, and for each method its mean gain over the
         seeds that it shares with the base; positive is better.
     """
-    every = np.ones((1, base.shape[1]))
-    own = score.metric(_means(every, base)[0])
-    values = np.array([score.metric(_means(every, scores)[0]) for scores in methods]).reshape(len(methods), len(base))
+    once = np.ones((1, base.shape[1]))  # every row counts once: the metric itself
+    base_values = score.metric(_means(once, base)[0])
+    values = [score.metric(_means(once, scores)[0]) for scores in methods]
     intervals = []
-    for scores, mine in zip(methods, values, strict=True):
-        use = ~np.isnan(mine) & ~np.isnan(own)
-        by_seed = score.sign * (mine - own)[use]
-        intervals.append(_gain_interval(base[use], scores[use], by_seed, score, seed, draws, confidence))
-    return values, own, intervals
+    for scores, value in zip(methods, values, strict=True):
+        shared = ~np.isnan(value) & ~np.isnan(base_values)
+        by_seed = score.sign * (value - base_values)[shared]
+        intervals.append(_gain_interval(base[shared], scores[shared], by_seed, score, seed, draws, confidence))
+    return np.array(values).reshape(len(methods), len(base)), base_values, intervals
 
 
 def _gain_interval(
@@ -209,18 +218,19 @@ def _gain_interval(
     differences = score.linear(scores) - score.linear(base)
     if score.bounds is not None:
         base, scores = _with_two_rows(base, scores, score.bounds)
-    gains = np.concatenate(
-        [score.sign * _gain(counts, base, scores, score) for counts in _resampled(seed, base.shape[1], draws)]
-    )
-    bias = base.shape[1] / max(base.shape[1] - 1, 1)  # a resample of n rows varies around them by (n - 1) / n
-    over_rows = bias * float(gains.var()) if rows > 1 else np.inf
-    centre = score.sign * float(_gain(np.ones((1, base.shape[1])), base, scores, score)[0])
+    resampled_rows = base.shape[1]
+    gains = [score.sign * _gain(counts, base, scores, score) for counts in _resampled(seed, resampled_rows, draws)]
+    # The variance of a mean over n rows drawn with replacement is (n - 1) / n of the unbiased estimate.
+    correction = resampled_rows / max(resampled_rows - 1, 1)
+    over_rows = correction * float(np.concatenate(gains).var()) if rows > 1 else np.inf
+    centre = score.sign * float(_gain(np.ones((1, resampled_rows)), base, scores, score)[0])
     sources = _sources(over_rows, rows - 1, by_seed, differences)
-    found = student_interval(centre, sources, confidence, estimate=float(by_seed.mean()))
+    interval = student_interval(centre, sources, confidence, estimate=float(by_seed.mean()))
     if score.bounds is None:
-        return found
-    most = score.bounds[1] - score.bounds[0]
-    return replace(found, low=max(found.low, -most), high=min(found.high, most))
+        return interval
+    # Differences of bounded scores are bounded themselves.
+    largest = score.bounds[1] - score.bounds[0]
+    return replace(interval, low=max(interval.low, -largest), high=min(interval.high, largest))
 
 
 def _with_two_rows(
@@ -228,14 +238,16 @@ def _with_two_rows(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Both methods' scores [seeds, rows + 2], with one more row in favour of either."""
     low, high = bounds
-    largest = max(float(np.abs(np.nanmean(scores - base, axis=0)).max()), (high - low) / len(base))
-    worse, better = np.full((len(base), 1), low), np.full((len(base), 1), low + largest)
+    largest_difference = float(np.abs(np.nanmean(scores - base, axis=0)).max())
+    size = max(largest_difference, (high - low) / len(base))
+    worse = np.full((len(base), 1), low)
+    better = np.full((len(base), 1), low + size)
     return np.concatenate([base, worse, better], axis=1), np.concatenate([scores, better, worse], axis=1)
 
 
 def _resampled(seed: int, rows: int, draws: int) -> Iterator[NDArray[np.float64]]:
     """How often each row is drawn, [some draws, rows] at a time; the same for all methods, and clients of one size."""
-    at_once = max(_WEIGHTS_AT_ONCE // rows, 1)
+    at_once = max(_COUNTS_AT_ONCE // rows, 1)
     for start in range(0, draws, at_once):
         yield _counts(seed, rows, start, min(draws - start, at_once))
 
@@ -251,7 +263,8 @@ def _gain(
 ) -> NDArray[np.float64]:
     """Mean over seeds of the difference of metrics [draws], for rows that count so often [draws, rows]."""
     gains = score.metric(_means(counts, scores)) - score.metric(_means(counts, base))
-    known = ~np.isnan(gains)  # a draw may hold no row of a small split; that seed then tells nothing
+    # A draw may hold no row of a small split: it then has no gain of that seed.
+    known = ~np.isnan(gains)
     total = np.where(known, gains, 0.0).sum(axis=1)
     return np.divide(total, known.sum(axis=1), out=np.zeros(len(gains)), where=known.any(axis=1))
 
@@ -259,25 +272,35 @@ def _gain(
 def _means(counts: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means [draws, seeds] of scores [seeds, rows] over rows that count so often [draws, rows]; NaN without any."""
     known = ~np.isnan(scores)
-    total = counts @ known.T.astype(np.float64)
-    return np.divide(counts @ np.where(known, scores, 0.0).T, total, out=np.full(total.shape, np.nan), where=total > 0)
+    sums = counts @ np.where(known, scores, 0.0).T
+    numbers = counts @ known.T.astype(np.float64)
+    return np.divide(sums, numbers, out=np.full(numbers.shape, np.nan), where=numbers > 0)
 
 
 def _sources(
     over_rows: float, degrees: int, by_seed: NDArray[np.float64], values: NDArray[np.float64]
 ) -> list[tuple[float, int]]:
-    """What rows and what seeds bring into the variance of the mean of values [seeds, rows], and degrees of freedom.
+    """The variance of the mean that comes from rows and from seeds, each with its degrees of freedom.
 
     Both contain the residual's part, which is taken off the one with more degrees of freedom: the other one would then
     be a difference of two uncertain numbers. Where rows differ from seed to seed it is not known, and nothing is
-    taken off."""
+    taken off.
+
+    Args:
+        over_rows: the variance over rows, residual included.
+        degrees: its degrees of freedom.
+        by_seed: [seeds] means over rows.
+        values: [seeds, rows].
+    """
     seeds, rows = values.shape
     if seeds < LEAST_SEEDS:
         return [(over_rows, degrees)]
-    over_seeds, residual_variance = float(by_seed.var(ddof=1)) / seeds, 0.0
+    over_seeds = float(by_seed.var(ddof=1)) / seeds
+    residual_variance = 0.0
     if rows > 1 and not np.isnan(values).any():
         residual = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
-        residual_variance = float(np.square(residual).sum()) / ((seeds - 1) * (rows - 1)) / values.size
+        residual_degrees = (seeds - 1) * (rows - 1)
+        residual_variance = float(np.square(residual).sum()) / residual_degrees / values.size
     if degrees >= seeds - 1:
         over_rows = max(over_rows - residual_variance, 0.0)
     else:

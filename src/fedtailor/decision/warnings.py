@@ -20,20 +20,27 @@ def warn_small_tests(test_labels: Mapping[str, ArrayLike], *, classification: bo
     Args:
         test_labels: client -> labels or targets of its test rows.
         classification: whether they are labels.
+
+    Returns:
+        One line for each problem; empty where there is none (as of all functions here).
     """
     labels = {client: np.asarray(values) for client, values in test_labels.items()}
     none = [client for client, values in labels.items() if not len(values)]
     few = [client for client, values in labels.items() if 0 < len(values) < FEW_ROWS]
     single = [client for client, values in labels.items() if len(values) and len(np.unique(values)) == 1]
-    found = []
+    warnings = []
     if none:
-        found.append(f"no test rows: {_named(none)}; nothing is known of these clients")
+        warnings.append(f"no test rows: {_named(none)}; nothing is known of these clients")
     if few:
-        found.append(f"fewer than {FEW_ROWS} test rows: {_named(few)}; one row more or less right is a tenth or more")
+        warnings.append(
+            f"fewer than {FEW_ROWS} test rows: {_named(few)}; one row more or less right is a tenth or more"
+        )
     if classification and single:
-        found.append(f"test rows of one class only: {_named(single)}; ROC AUC is not defined, and always answering "
-                     "that class is perfect")  # fmt: skip
-    return found
+        warnings.append(
+            f"test rows of one class only: {_named(single)}; ROC AUC is not defined, and always answering that class "
+            "is perfect"
+        )
+    return warnings
 
 
 def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDArray[Any]] | None = None) -> list[str]:
@@ -41,23 +48,31 @@ def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDA
 
     Args:
         test: client -> inputs [n, ...] of its test rows.
-        train: client -> inputs of its training rows.
+        train: client -> inputs of its training rows; None = look at test rows only.
+
+    Returns:
+        One line for each problem.
     """
-    found = []
-    keys = {client: _keys(x) for client, x in test.items()}
-    every = [key for rows in keys.values() for key in rows]
-    repeated = len(every) - len(set(every))
+    warnings = []
+    test_keys = {client: _keys(x) for client, x in test.items()}
+    all_keys = [key for keys in test_keys.values() for key in keys]
+    repeated = len(all_keys) - len(set(all_keys))
     if repeated:
-        found.append(f"{repeated} of {len(every)} test rows repeat another one; intervals take them for independent")
-    if train is not None:
-        seen = {key for x in train.values() for key in _keys(x)}
-        leaked = {client: sum(key in seen for key in rows) for client, rows in keys.items()}
-        total = sum(leaked.values())
-        if total:
-            clients = [client for client, count in leaked.items() if count]
-            found.append(f"{total} of {len(every)} test rows occur in training data too ({_named(clients)}); results "
-                         "are too good by them")  # fmt: skip
-    return found
+        warnings.append(
+            f"{repeated} of {len(all_keys)} test rows repeat another one; intervals take them for independent"
+        )
+    if train is None:
+        return warnings
+    train_keys = {key for x in train.values() for key in _keys(x)}
+    leaked = {client: sum(key in train_keys for key in keys) for client, keys in test_keys.items()}
+    total = sum(leaked.values())
+    if total:
+        clients = [client for client, count in leaked.items() if count]
+        warnings.append(
+            f"{total} of {len(all_keys)} test rows occur in training data too ({_named(clients)}); results are too "
+            "good by them"
+        )
+    return warnings
 
 
 def warn_grid_edges(chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -66,43 +81,60 @@ def warn_grid_edges(chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
     Args:
         chosen: setting -> chosen value.
         grid: setting -> the values tried. Grids of a single value, or of anything but numbers, have no edge.
+
+    Returns:
+        One line for each setting.
     """
-    found = []
+    warnings = []
     for name, tried in grid.items():
         numbers = sorted({float(v) for v in tried if isinstance(v, int | float) and not isinstance(v, bool)})
+        all_are_numbers = len(numbers) == len(set(tried))
         value = chosen.get(name)
-        if len(numbers) < 2 or len(numbers) < len(set(tried)) or not isinstance(value, int | float):
+        if len(numbers) < 2 or not all_are_numbers or not isinstance(value, int | float):
             continue
-        edge = "smallest" if value == numbers[0] else "largest" if value == numbers[-1] else None
-        if edge is not None:
-            found.append(
-                f"{name}={value} is the {edge} value tried; try {'smaller' if edge == 'smallest' else 'larger'} ones"
-            )
-    return found
+        if value == numbers[0]:
+            warnings.append(f"{name}={value} is the smallest value tried; try smaller ones")
+        elif value == numbers[-1]:
+            warnings.append(f"{name}={value} is the largest value tried; try larger ones")
+    return warnings
 
 
 def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
-    """Whether a loss is still on its way down when training ends: the mean of its last tenth lies below that of the
-    tenth before by more than 2 % of all that it has fallen, and nothing before was lower than the end.
+    """Whether a loss is still falling when training ends.
 
     Args:
         rounds: [r], ascending.
         losses: [r] after these rounds; of validation data.
+
+    Returns:
+        Whether the mean of its last tenth lies below that of the tenth before by more than 2 % of all that the loss
+        has fallen, and nothing in the tenth before was lower than the end.
     """
-    at, values = np.asarray(rounds, np.float64), np.asarray(losses, np.float64)
+    at = np.asarray(rounds, np.float64)
+    values = np.asarray(losses, np.float64)
     if len(values) < 4 or not np.isfinite(values).all():
         return False
     span = at[-1] - at[0]
-    last = values[at > at[-1] - 0.1 * span]
-    before = values[(at > at[-1] - 0.2 * span) & (at <= at[-1] - 0.1 * span)]
-    if not len(before):  # few evaluations: the last two of them
+    in_last = at > at[-1] - 0.1 * span
+    in_before = (at > at[-1] - 0.2 * span) & ~in_last
+    last, before = values[in_last], values[in_before]
+    # few evaluations: the last two of them
+    if not len(before):
         last, before = values[-1:], values[-2:-1]
-    fallen = values[0] - values.min()
-    return bool(before.mean() - last.mean() > FALLING * fallen > 0 and last.mean() <= before.min())
+    all_fallen = values[0] - values.min()
+    recently_fallen = before.mean() - last.mean()
+    return bool(recently_fallen > FALLING * all_fallen > 0 and last.mean() <= before.min())
 
 
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
-    """Methods whose validation loss was still falling in the last round; `curves`: method -> (rounds, losses)."""
+    """Methods whose validation loss was still falling in the last round.
+
+    Args:
+        curves: method -> rounds [r] and losses [r], see `still_falling`.
+
+    Returns:
+        One line that names them; empty where there is none.
+    """
     falling = [method for method, (rounds, losses) in curves.items() if still_falling(rounds, losses)]
     return [f"validation loss was still falling: {_named(falling)}; train for more rounds"] if falling else []
 

@@ -1,5 +1,6 @@
 """Which method is best over all clients, or that these data cannot show it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -63,34 +64,39 @@ def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 
         higher_is_better: direction of the metric.
         alpha: level of the test.
 
+    Returns:
+        The winner, if there is one, and the tests of all pairs.
+
     Raises:
         ValueError: a column is missing, or there is no method, or a cell stands there twice.
     """
     methods, table = dense_values(values)
     sign = 1.0 if higher_is_better else -1.0
-    means = [float(np.nanmean(np.nanmean(part, axis=0))) if not _empty(part) else np.nan for part in _measured(table)]
-    order = sorted(range(len(methods)), key=lambda i: (np.isnan(means[i]), -sign * means[i]))
+    means = [_mean_over_clients(part) for part in _measured(table)]
+    best_first = sorted(range(len(methods)), key=lambda i: (np.isnan(means[i]), -sign * means[i]))
     lines = []
-    for i, j in combinations(order, 2):
-        found = two_way_interval(sign * (table[i] - table[j]), 1 - alpha)
-        lines.append((methods[i], methods[j], found.estimate, found.low, found.high, found.p))
-    names = ("difference", "low", "high", "p")
-    pairs = pl.DataFrame(
-        lines, schema={"method": pl.String, "other": pl.String} | dict.fromkeys(names, pl.Float64), orient="row"
-    )
+    for i, j in combinations(best_first, 2):
+        interval = two_way_interval(sign * (table[i] - table[j]), 1 - alpha)
+        lines.append((methods[i], methods[j], interval.estimate, interval.low, interval.high, interval.p))
+    names = {"method": pl.String, "other": pl.String}
+    numbers = dict.fromkeys(("difference", "low", "high", "p"), pl.Float64)
+    pairs = pl.DataFrame(lines, schema=names | numbers, orient="row")
     pairs = pairs.with_columns(p_holm=pl.Series(holm(pairs["p"].to_numpy()), dtype=pl.Float64))
-    shown = pairs.filter(pl.col("p_holm") < alpha)
-    better = [(m, o) if d > 0 else (o, m) for m, o, d in shown.select("method", "other", "difference").iter_rows()]
+
+    # (better, worse) for every pair whose difference is shown
+    shown = pairs.filter(pl.col("p_holm") < alpha).select("method", "other", "difference")
+    better = [(method, other) if gain > 0 else (other, method) for method, other, gain in shown.iter_rows()]
     beaten = {worse for _, worse in better}
-    ranked = tuple(methods[i] for i in order)
-    wins = {name: sum(first == name for first, _ in better) for name in ranked}
-    winner = next((name for name in ranked if len(ranked) > 1 and wins[name] == len(ranked) - 1), None)
+    ranked = tuple(methods[i] for i in best_first)
+    wins = Counter(name for name, _ in better)
+    beats_all = [name for name in ranked if len(ranked) > 1 and wins[name] == len(ranked) - 1]
+    winner = beats_all[0] if beats_all else None
     measured = ~np.isnan(table)
     return Winner(
         winner=winner,
-        leader=methods[order[0]],
+        leader=methods[best_first[0]],
         unbeaten=tuple(name for name in ranked if name not in beaten),
-        means={methods[i]: means[i] for i in order},
+        means={methods[i]: means[i] for i in best_first},
         pairs=pairs,
         clients=int(measured.any(axis=(0, 1)).sum()),
         seeds=int(measured.any(axis=(0, 2)).sum()),
@@ -98,7 +104,14 @@ def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 
 
 
 def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
-    """Methods, in order of appearance, and their values [methods, seeds, clients]; NaN where there is none.
+    """A table of values as an array.
+
+    Args:
+        values: a line for each method, seed and client: columns `method`, `seed`, `client`, `value`.
+
+    Returns:
+        The methods in the order of appearance, and their values [methods, seeds, clients] (seeds and clients sorted);
+        NaN where there is none.
 
     Raises:
         ValueError: as `best_method`.
@@ -111,12 +124,13 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
     method = values["method"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
     seeds, seed = np.unique(values["seed"].to_numpy(), return_inverse=True)
     clients, client = np.unique(values["client"].to_numpy(), return_inverse=True)
-    place = (method * len(seeds) + seed) * len(clients) + client
-    if len(np.unique(place)) < len(place):
+    shape = len(methods), len(seeds), len(clients)
+    cell = np.ravel_multi_index((method, seed, client), shape)
+    if len(np.unique(cell)) < len(cell):
         raise ValueError("a method has two values for one client and seed; give the value after one round only")
-    table = np.full(len(methods) * len(seeds) * len(clients), np.nan)
-    table[place] = values["value"].cast(pl.Float64).to_numpy()
-    return methods, table.reshape(len(methods), len(seeds), len(clients))
+    table = np.full(shape, np.nan)
+    table.ravel()[cell] = values["value"].cast(pl.Float64).to_numpy()
+    return methods, table
 
 
 def _measured(table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -128,5 +142,8 @@ def _measured(table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     return parts
 
 
-def _empty(values: NDArray[np.float64]) -> bool:
-    return values.size == 0
+def _mean_over_clients(values: NDArray[np.float64]) -> float:
+    """The mean over clients of each one's mean over seeds, of values [seeds, clients]; NaN without any."""
+    if values.size == 0:
+        return np.nan
+    return float(np.nanmean(np.nanmean(values, axis=0)))

@@ -104,7 +104,7 @@ def round_time(system: Wireless, streams: int, clients: int, *, passes: float = 
     require(streams >= 0 and clients >= 1, f"{streams} streams and {clients} clients; give 0 or more and 1 or more")
     slowest = float((1.0 / np.arange(1, clients + 1)).sum())
     sent = uploads * (clients if system.uplink == "sequential" else 1)
-    computing = system.t_min + system.inverse_mu * slowest
+    computing = system.t_min + system.mean_delay * slowest
     return streams * system.t_dl + passes * computing + sent * system.rho * system.t_dl
 
 

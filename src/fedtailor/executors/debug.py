@@ -26,6 +26,7 @@ class DebugTrainer(DeviceTrainer):
     def _repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         for step in range(int(times)):
             carry = body(jnp.int32(step), carry)
+            # After every step, so that the first NaN is reported and not its consequences.
             if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
                 raise Diverged(self.name, int(self.round), step=step)
         return carry
@@ -34,16 +35,16 @@ class DebugTrainer(DeviceTrainer):
 class DebugExecutor(DeviceExecutor):
     """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors that name client and step."""
 
-    def _order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.arange(len(places))
+    def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.arange(len(clients))
 
     def _run(self, request: ExchangeRequest) -> dict[str, Any]:
-        exchange, names = request.exchange, self.federation.names
-        values, rows = self.devices.inputs([request])
+        exchange = request.exchange
+        values, (rows,) = self.devices.inputs([request])
         outputs = []
-        for number, place in enumerate(request.places):
-            row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows[0])
-            trainer = partial(DebugTrainer, name=names[place])
+        for number, client in enumerate(request.clients):
+            row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows)
+            trainer = partial(DebugTrainer, name=self.federation.names[client])
             with jax.disable_jit():
                 outputs.append(
                     run_one(

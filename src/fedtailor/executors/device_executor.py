@@ -1,5 +1,6 @@
 """The executor of simulations: all clients of a federation, mapped over this machine's devices."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import split_sizes
@@ -25,6 +27,7 @@ from fedtailor.protocol import (
     Answers,
     ClientRows,
     Clients,
+    ClientState,
     Diverged,
     Exchange,
     Pipeline,
@@ -84,7 +87,7 @@ class DeviceExecutor:
         return 1
 
     @property
-    def client_states(self) -> Any:
+    def client_states(self) -> ClientState:
         """The algorithm's states of all seen clients, stacked in the order of their ids: every leaf is [m, ...]."""
         return self.states.rows[0]
 
@@ -101,31 +104,39 @@ class DeviceExecutor:
         return self.devices.run([request])[0]
 
     def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
-        """The exchange as the programs take it: in one, or in parts where not all states fit into memory."""
+        """The exchange as the programs take it.
+
+        Returns:
+            One request, or several for parts of the cohort where not all states fit into memory.
+        """
         cohort = exchange.cohort
-        if exchange.states is not None or exchange.task in ("probe", "init_unseen"):
-            return [self._request(exchange, () if exchange.states is None else exchange.states)]
+        if exchange.states is not None:
+            return [self._request(exchange, exchange.states)]
+        if exchange.task in ("probe", "init_unseen"):
+            # These tasks read no state.
+            return [self._request(exchange, states=())]
         if exchange.task == "client" or len(cohort) <= self.states.at_once:
             return [self._request(exchange)]
-        parts = np.array_split(np.arange(len(cohort)), -(-len(cohort) // self.states.at_once))
+        count = math.ceil(len(cohort) / self.states.at_once)
+        parts = np.array_split(np.arange(len(cohort)), count)
         return [self._request(select_clients(exchange, chosen)) for chosen in parts]
 
-    def _request(self, exchange: Exchange, states: Any = None) -> ExchangeRequest:
+    def _request(self, exchange: Exchange, states: ClientState = None) -> ExchangeRequest:
         cohort = exchange.cohort
         listed = cohort.clients.listed[cohort.rows]
         order = self._order(listed)
-        places = listed[order]
+        clients = listed[order]
         row_count = self._row_count(exchange)
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         return ExchangeRequest(
             federation=self.number,
             exchange=exchange,
             model=self.model,
-            places=places,
+            clients=clients,
             order=order,
-            sizes=self.split_sizes[places],
+            sizes=self.split_sizes[clients],
             row_count=row_count,
-            keys=(client_keys(cohort.seed, cohort.round, cohort.ids[order]), self._keys(cohort.seed)[places]),
+            keys=(client_keys(cohort.seed, cohort.round, cohort.ids[order]), self._keys(cohort.seed)[clients]),
             reporting=reporting[order],
             states=self.states.read(cohort.rows[order], row_count) if states is None else states,
         )
@@ -141,7 +152,12 @@ class DeviceExecutor:
         return min(self.shards << (needed // self.shards - 1).bit_length(), whole)
 
     def answers(self, request: ExchangeRequest, outputs: dict[str, Any]) -> Answers:
-        """What `Devices.run` gave for a request, in the order of the cohort."""
+        """The answers to a request.
+
+        Args:
+            request: what was asked.
+            outputs: what `Devices.run` gave for it, stacked by rows.
+        """
         rows = np.argsort(request.order)
         reporting = request.reporting[rows]
         blame = partial(self._blame, request)
@@ -153,11 +169,12 @@ class DeviceExecutor:
             wait=partial(_wait, outputs["done"], rows, blame),
         )
 
-    def _order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The order of a cohort's clients [c] in the rows of the program, for equal loads."""
+    def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The order of a cohort's clients [c] (positions in the federation) in the rows of the program."""
         if self.settings.canonical:
-            return np.arange(len(places))
-        work = self.split_sizes[places, 0].astype(np.int64)
+            return np.arange(len(clients))
+        # What a client does in a round grows with its training samples.
+        work = self.split_sizes[clients, 0].astype(np.int64)
         return balanced_order(work, self.shards, self.settings.several_at_once)
 
     def _keys(self, seed: int) -> NDArray[np.uint32]:
@@ -174,7 +191,7 @@ class DeviceExecutor:
 
     # states ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int) -> None:
+    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Float[Array, " d"], phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
         first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
@@ -184,7 +201,7 @@ class DeviceExecutor:
     def _stored(self, in_file: bool) -> States:
         """The states at the start of a phase: in a file where they exceed the limit."""
         clients = len(self.seen)
-        size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
+        size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))  # bytes
         if in_file or size > self.settings.state_limit:
             require(
                 jax.process_count() == 1,
@@ -193,6 +210,7 @@ class DeviceExecutor:
             )
             path = None if self.directory is None else states_path(self.directory, self._phase)
             return FileStates(self._first, clients, path, self.settings.state_dir)
+        # On CPUs states are in the host's memory anyway; of several processes each keeps all of them.
         if jax.default_backend() == "cpu" or jax.process_count() > 1:
             return HostStates(self._first, clients)
         return DeviceStates(self._first, clients)
@@ -222,20 +240,23 @@ class DeviceExecutor:
 
 
 def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
-    """The same exchange with some of its clients (places in the cohort)."""
+    """The same exchange with some of its clients (positions in the cohort)."""
     cohort, downlink = exchange.cohort, exchange.downlink
 
-    def theirs(values: Any) -> Any:
-        return values if np.ndim(values) == 0 else np.asarray(values)[chosen]
+    def select(values: Any) -> Any:
+        is_common = np.ndim(values) == 0
+        return values if is_common else np.asarray(values)[chosen]
 
     return replace(
         exchange,
         cohort=replace(cohort, rows=cohort.rows[chosen], reporting=cohort.reporting[chosen]),
         downlink=replace(
             downlink,
-            streams={kind: replace(it, recipients=it.recipients[chosen]) for kind, it in downlink.streams.items()},
-            scalars={name: theirs(value) for name, value in downlink.scalars.items()},
-            reply=theirs(downlink.reply),
+            streams={
+                kind: replace(sent, recipients=sent.recipients[chosen]) for kind, sent in downlink.streams.items()
+            },
+            scalars={name: select(value) for name, value in downlink.scalars.items()},
+            reply=select(downlink.reply),
         ),
     )
 
@@ -243,28 +264,29 @@ def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
 def concatenate(parts: list[Answers]) -> Answers:
     """The answers of all parts of a cohort, one below the other, on the host."""
 
-    def together(*leaves: ClientRows) -> ClientRows:
+    def stack(*leaves: ClientRows) -> ClientRows:
         values = np.concatenate([leaf.host() for leaf in leaves])
         return ClientRows(values, np.arange(len(values)))
 
-    work = np.sum([part.work for part in parts], axis=0)
+    outputs = [part.output for part in parts]
+    gradients, forwards = np.sum([part.work for part in parts], axis=0)
     return Answers(
         reporting=np.concatenate([part.reporting for part in parts]),
-        output=jax.tree.map(together, *(part.output for part in parts), is_leaf=lambda it: isinstance(it, ClientRows)),
-        wait=lambda: (int(work[0]), int(work[1])),
+        output=jax.tree.map(stack, *outputs, is_leaf=lambda leaf: isinstance(leaf, ClientRows)),
+        wait=lambda: (int(gradients), int(forwards)),
     )
 
 
 def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
     """Some clients of a federation, sorted by id."""
-    places = np.flatnonzero(chosen)
-    places = places[np.argsort(federation.ids[places])]
+    listed = np.flatnonzero(chosen)
+    listed = listed[np.argsort(federation.ids[listed])]
     return Clients(
-        ids=federation.ids[places],
-        names=tuple(federation.names[place] for place in places),
-        sizes=federation.train.sizes[places],
-        groups=None if federation.groups is None else federation.groups[places],
-        listed=places,
+        ids=federation.ids[listed],
+        names=tuple(federation.names[position] for position in listed),
+        sizes=federation.train.sizes[listed],
+        groups=None if federation.groups is None else federation.groups[listed],
+        listed=listed,
     )
 
 

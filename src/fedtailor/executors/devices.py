@@ -1,9 +1,9 @@
 """The devices: the examples that lie on them, and the programs that run there for the clients of exchanges."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, Exchange
+from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Exchange
 
 MEMORY_SHARE = 0.9
 """The share of the free memory that a program may plan with."""
@@ -28,16 +28,19 @@ MAX_CHUNK = 1024
 UNPLANNED_CHUNK = 32
 """Clients at once on accelerators that keep no account of their memory."""
 
+Rows = tuple[PackedInputs, ClientState, dict[str, NDArray[Any]]]
+"""A cohort as programs take it: inputs, states and scalars of its clients, stacked."""
+
 
 @dataclass(frozen=True)
 class ExchangeRequest:
     """An exchange as programs take it: numbers in place of clients.
 
     Attributes:
-        federation: whose clients they are: a place among the federations of the `Devices`.
+        federation: whose clients they are: a position among the federations of the `Devices`.
         exchange: what is asked of them.
         model: what is trained.
-        places: [c] the clients' places in that federation, in the order of the rows.
+        clients: [c] the clients' positions in that federation, in the order of the rows.
         order: [c] which client of the cohort stands in each row.
         sizes: [c, 3] their samples in train, val and test, by rows.
         row_count: c rounded up to whole shards.
@@ -49,92 +52,117 @@ class ExchangeRequest:
     federation: int
     exchange: Exchange
     model: Model
-    places: NDArray[np.int64]
+    clients: NDArray[np.int64]
     order: NDArray[np.int64]
     sizes: NDArray[np.int32]
     row_count: int
     keys: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     reporting: NDArray[np.bool_]
-    states: Any
+    states: ClientState
 
     @cached_property
-    def program(self) -> Any:
-        """Equal for requests that one program can serve at once."""
+    def program(self) -> Hashable:
+        """Equal for requests that one call of one compiled program can serve.
+
+        They have the same task, hyper-parameters (to the bit: they are shared), model and number of rows, and states
+        and messages of equal shapes and types.
+        """
         exchange = self.exchange
-        streams = exchange.downlink.streams.items()
         numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink, exchange.received_through))
-        state, form = jax.tree.flatten(self.states)
-        return (
-            *(exchange.task, exchange.metrics, structure, tuple(np.asarray(number).tobytes() for number in numbers)),
-            *(self.model, self.row_count),
-            *(form, tuple((leaf.shape, leaf.dtype) for leaf in state)),
-            *((kind, it.recipients.shape[1], it.values.shape[1:], it.values.dtype) for kind, it in streams),
-            *((name, _is_integer(value)) for name, value in exchange.downlink.scalars.items()),
+        hyperparameters = structure, tuple(np.asarray(number).tobytes() for number in numbers)
+        leaves, form = jax.tree.flatten(self.states)
+        states = form, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        streams = tuple(
+            (kind, sent.recipients.shape[1], sent.values.shape[1:], sent.values.dtype)
+            for kind, sent in exchange.downlink.streams.items()
         )
+        scalars = tuple((name, _is_integer(value)) for name, value in exchange.downlink.scalars.items())
+        return (
+            exchange.task, exchange.metrics, hyperparameters, self.model, self.row_count, states, streams, scalars
+        )  # fmt: skip
 
 
 class Devices:
     """The examples of one federation, or of several that take equal models, and the programs that run on them.
 
     Attributes:
-        pool: all examples, on every device; federation f's begin at the places start[f] [m, 3] of its rows.
+        pool: all examples, on every device.
+        start: for each federation, where in `pool.rows` the splits of its clients begin [m, 3].
         chunks: program -> clients trained at once on one device, where the free memory decides.
     """
 
     def __init__(self, federations: Sequence[Federation], dtype: str, settings: Settings) -> None:
         self.federations, self.dtype, self.settings = federations, dtype, settings
         self.mesh = settings.mesh()
-        self.everywhere, self.sharded = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
+        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        # What leads to all devices from shards on several processes.
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
         self._separate = jax.jit(_separate, static_argnames="requests", out_shardings=self.sharded)
         pool, self.start = build_pool(federations, dtype)
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
+        # The hyper-parameters of the last exchange on the devices, and the objects that they came from: nearly all
+        # exchanges have the same, which need not travel again.
         self._shipped_from: tuple[Any, ...] = (None, None, None)
         self._shipped: Any = None
-        self.chunks: dict[Any, int] = {}
+        self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def run(self, requests: Sequence[ExchangeRequest]) -> list[dict[str, Any]]:
-        """What the clients of each request yield, stacked by rows; "done" is [rows, 3] (see `run_one`).
+        """Run one program for the clients of all requests, which have equal `program`s.
 
-        All requests have equal `program`s: they become one cohort, in which the clients of all take turns.
+        They become one cohort, in which the clients of all requests alternate.
+
+        Returns:
+            For each request what its clients yield, stacked by rows; see `run_one`.
         """
         first = requests[0].exchange
         values, rows = self.inputs(requests)
-        stacked = jax.tree.map(self._shard_rows, rows[0] if len(requests) == 1 else _interleaved(rows))
+        cohort = rows[0] if len(requests) == 1 else _interleaved(rows)
+        stacked = jax.tree.map(self._shard_rows, cohort)
         arguments = (first.task, *self._numbers(first), requests[0].model, self.mesh)
         inputs = (self.pool, values, *stacked)
-        outputs = map_clients(*arguments, self._chunk(arguments, inputs, first.metrics), *inputs, first.metrics)
+        chunk = self._chunk(arguments, inputs, first.metrics)
+        outputs = map_clients(*arguments, chunk, *inputs, first.metrics)
         parts = [outputs] if len(requests) == 1 else self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
 
-    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Any], list[Any]]:
-        """The streams of all requests, on every device, and for each request its rows of inputs, states, scalars."""
+    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Any], list[Rows]]:
+        """What `map_clients` takes besides the pool.
+
+        Returns:
+            kind -> the streams of all requests one after another, on every device; and for each request the rows of
+            its clients.
+        """
         kinds = requests[0].exchange.downlink.streams
-        streams = {kind: [request.exchange.downlink.streams[kind].values for request in requests] for kind in kinds}
-        values = {kind: self._streams(parts) for kind, parts in streams.items()}
-        ahead = {kind: np.cumsum([0, *map(len, parts)]) for kind, parts in streams.items()}
-        return values, [
-            self._pack(request, {kind: int(ahead[kind][number]) for kind in kinds})
-            for number, request in enumerate(requests)
-        ]
+        values = {}
+        first_stream: list[dict[str, int]] = [{} for _ in requests]
+        for kind in kinds:
+            parts = [request.exchange.downlink.streams[kind].values for request in requests]
+            values[kind] = self._streams(parts)
+            offsets = np.cumsum([0, *map(len, parts)])
+            for number in range(len(requests)):
+                first_stream[number][kind] = int(offsets[number])
+        rows = [self._pack(request, first) for request, first in zip(requests, first_stream, strict=True)]
+        return values, rows
 
     def _streams(self, parts: Sequence[Any]) -> Any:
-        """The streams of one kind of all calls, on every device."""
+        """The streams of one kind of all requests, on every device."""
         placed = [place(part, self.everywhere) for part in parts]
         return placed[0] if len(parts) == 1 else jnp.concatenate(placed)
 
-    def _pack(self, request: ExchangeRequest, ahead: dict[str, int]) -> tuple[PackedInputs, Any, dict[str, NDArray]]:
-        """A request's rows for the program; `ahead`: how many streams of each kind other requests have put first."""
-        downlink, order = request.exchange.downlink, request.order
-        addresses = (self.start[request.federation][request.places], request.sizes, *request.keys)
-        recipients = {
-            kind: np.where(sent.recipients >= 0, sent.recipients + ahead[kind], -1)[order]
-            for kind, sent in downlink.streams.items()
-        }
+    def _pack(self, request: ExchangeRequest, first_stream: dict[str, int]) -> Rows:
+        """A request's rows for the program, whose streams of each kind begin at `first_stream`."""
+        downlink = request.exchange.downlink
+        addresses = (self.start[request.federation][request.clients], request.sizes, *request.keys)
+        recipients = {}
+        for kind, sent in downlink.streams.items():
+            streams = np.where(sent.recipients >= 0, sent.recipients + first_stream[kind], -1)
+            recipients[kind] = streams[request.order]
         round = request.exchange.cohort.round
         inputs = PackedInputs.pack(request.row_count, addresses, round, request.reporting, recipients)
-        return inputs, request.states, {name: self._scalar(value, request) for name, value in downlink.scalars.items()}
+        scalars = {name: self._scalar(value, request) for name, value in downlink.scalars.items()}
+        return inputs, request.states, scalars
 
     def _scalar(self, value: Any, request: ExchangeRequest) -> NDArray:
         """A number for each client, in the rows of a request; padding is zero."""
@@ -145,17 +173,18 @@ class Devices:
 
     def _shard_rows(self, values: Any) -> Any:
         """Rows of the cohort for the program, which shards host arrays over the devices of this process itself."""
-        here = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
-        return values if here else place(values, self.sharded)
+        program_shards = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
+        return values if program_shards else place(values, self.sharded)
 
     def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipelines]:
         """The algorithm and the pipelines with their numbers on every device, where they stay from round to round."""
         parts = exchange.algorithm, exchange.uplink, exchange.received_through
-        if any(part is not before for part, before in zip(parts, self._shipped_from, strict=True)):
+        changed = any(part is not before for part, before in zip(parts, self._shipped_from, strict=True))
+        if changed:
             self._shipped_from = parts
             numbers = (exchange.algorithm, (exchange.uplink, exchange.received_through))
-            here = self.everywhere.is_fully_addressable
-            self._shipped = jax.device_put(numbers, self.everywhere) if here else numbers
+            one_process = self.everywhere.is_fully_addressable
+            self._shipped = jax.device_put(numbers, self.everywhere) if one_process else numbers
         return self._shipped
 
     def _chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
@@ -163,8 +192,11 @@ class Devices:
 
         On CPUs one at a time: what one client touches stays in the cache, and its products fill the core.
         """
-        if self.settings.chunk is not None or not self._counts_memory:
-            return self.settings.chunk or (UNPLANNED_CHUNK if self.settings.several_at_once else 1)
+        if self.settings.chunk is not None:
+            return self.settings.chunk
+        if not self._counts_memory:
+            return UNPLANNED_CHUNK if self.settings.several_at_once else 1
+        # What decides on the compiled program: all arguments, arrays by their shapes and types.
         leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
@@ -179,21 +211,27 @@ class Devices:
                 needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
                 if needed <= MEMORY_SHARE * free:
                     break
-                most = min(max(int(chunk * MEMORY_SHARE * free / needed), 1), chunk - 1)
-                chunk = math.ceil(rows / math.ceil(rows / most))  # equal chunks: one for the rest needs its own program
+                # Memory grows about in proportion to the chunk. Chunks of one size: another one for the rest would be
+                # a program of its own.
+                fits = int(chunk * MEMORY_SHARE * free / needed)
+                largest = min(max(fits, 1), chunk - 1)
+                chunks = math.ceil(rows / largest)
+                chunk = math.ceil(rows / chunks)
             self.chunks[program] = chunk
         return self.chunks[program]
 
     def _to_server(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """The outputs where the server works on them."""
+        # Of several processes each runs the server's side, on all clients' answers.
         if not self.everywhere.is_fully_addressable:
             outputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), self._gather(outputs))
         return jax.device_put(outputs, jax.local_devices()[0]) if self.settings.canonical else outputs
 
 
 def place(values: Any, sharding: Sharding) -> Any:
-    """An array where it belongs, of one process or of several that all hold it."""
-    if getattr(values, "sharding", None) == sharding:  # JAX, too, would move nothing, but take its time
+    """Put an array on devices; of several processes, each holds all of it."""
+    # JAX, too, would move nothing then, but take its time.
+    if getattr(values, "sharding", None) == sharding:
         return values
     if sharding.is_fully_addressable:
         return jax.device_put(values, sharding)
@@ -202,28 +240,33 @@ def place(values: Any, sharding: Sharding) -> Any:
 
 
 def free_memory(devices: Sequence[Any]) -> float:
-    """Bytes that are free on the fullest of `devices`, of all processes; infinite where nobody counts them (CPUs)."""
+    """How much memory a program may use on each device.
+
+    Returns:
+        Bytes that are free on the fullest of `devices`, of all processes; infinite where nobody counts them (CPUs).
+    """
     counts = [device.memory_stats() or {} for device in devices]
     free = min(count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0) for count in counts)
     return float(process_allgather(np.asarray(free)).min()) if jax.process_count() > 1 else free
 
 
-def _interleaved(rows: Sequence[Any]) -> Any:
-    """Row r of every request next to each other: every device gets its share of each."""
+def _interleaved(rows: Sequence[Rows]) -> Rows:
+    """Row r of every request next to each other, so that every device gets an equal share of each request."""
 
-    def together(*leaves: Any) -> Any:
+    def interleave(*leaves: Any) -> Any:
         stack = np.stack if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.stack
         return stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
 
-    return jax.tree.map(together, *rows)
+    return jax.tree.map(interleave, *rows)
 
 
 def _separate(outputs: Any, requests: int) -> list[Any]:
     """The outputs of each of the interleaved requests."""
-    return [
-        jax.tree.map(lambda leaf, n=n: leaf.reshape(-1, requests, *leaf.shape[1:])[:, n], outputs)
-        for n in range(requests)
-    ]
+
+    def of_request(number: int, leaf: Any) -> Any:
+        return leaf.reshape(-1, requests, *leaf.shape[1:])[:, number]
+
+    return [jax.tree.map(partial(of_request, number), outputs) for number in range(requests)]
 
 
 def _is_integer(value: Any) -> bool:

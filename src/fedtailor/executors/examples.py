@@ -10,17 +10,24 @@ from fedtailor.protocol import Examples
 
 
 def examples_of(federation: Federation, seen: NDArray[np.integer[Any]]) -> Examples:
-    """Draws from the training data of the clients at places `seen` (in the order of the population)."""
+    """Draws from the seen clients' training data.
+
+    Args:
+        federation: who holds which examples.
+        seen: the seen clients' positions in it, in the order of the population.
+    """
     train = federation.train
 
     def draw(
         rng: np.random.Generator, count: int, clients: NDArray[np.integer[Any]] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        places = seen if clients is None else seen[clients]
-        ends = np.cumsum(train.sizes[places])
-        number = rng.integers(ends[-1], size=count)  # of an example of the union, one client after another
+        chosen = seen if clients is None else seen[clients]
+        # Examples of the union are numbered one client after another; a client's end where `ends` says.
+        ends = np.cumsum(train.sizes[chosen])
+        number = rng.integers(ends[-1], size=count)
         owner = np.searchsorted(ends, number, side="right")
-        rows = train.rows[train.offsets[places[owner] + 1] - (ends[owner] - number)]
+        before_end = ends[owner] - number
+        rows = train.rows[train.offsets[chosen[owner] + 1] - before_end]
         return federation.x[rows], federation.y[rows]
 
     return draw

@@ -22,10 +22,16 @@ def guest_executor(
     group: int | None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> DeviceExecutor:
-    """An executor whose only client holds the examples x [n, ...], y [n, ...] and never takes part in training.
+    """An executor whose only client never takes part in training.
 
     Args:
-        federation: the one that was trained: what its inputs and targets look like.
+        federation: the one that was trained: what inputs and targets look like, and how inputs are normalised.
+        model: what was trained.
+        x: the client's inputs [n, ...].
+        y: its targets [n, ...].
+        name: its name, new to the federation.
+        group: its true group, where the data have groups.
+        settings: devices and the like; one device is used.
 
     Raises:
         ValueError: the examples do not fit the federation, or it has a client of that name.

@@ -5,7 +5,7 @@ idle, and clients of unequal sizes leave one of several devices waiting; all see
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -53,19 +53,21 @@ class LockstepGroup:
         require(jax.process_count() == 1, "trainings at once need one process; with several, train one after another")
         self.running = 0
         members = list(zip(federations, models, directories, strict=True))
-        alike: dict[Any, list[int]] = {}
+        # Examples of one form lie in one pool, so that one program can train clients of several runs.
+        of_one_form: dict[Hashable, list[int]] = {}
         for number, (federation, model, _) in enumerate(members):
-            alike.setdefault((model.dtype, *_form(federation)), []).append(number)
+            of_one_form.setdefault((model.dtype, *_form(federation)), []).append(number)
         self.executors: list[DeviceExecutor] = [None] * len(members)  # pyright: ignore[reportAttributeAccessIssue]
-        for (dtype, *_), numbers in alike.items():
+        for numbers in of_one_form.values():
+            dtype = models[numbers[0]].dtype
             devices = Devices([federations[number] for number in numbers], dtype, settings)
-            for place, number in enumerate(numbers):
+            for position, number in enumerate(numbers):
                 federation, model, directory = members[number]
                 if settings.debug:
                     self.executors[number] = DebugExecutor(federation, model, settings, directory=directory)
                 else:
                     self.executors[number] = LockstepExecutor(
-                        self, federation, model, settings, directory=directory, devices=devices, number=place
+                        self, federation, model, settings, directory=directory, devices=devices, number=position
                     )
 
     def drive(self, runs: Sequence[Exchanges[T]], stopped: threading.Event) -> list[T]:
@@ -81,27 +83,30 @@ class LockstepGroup:
             Exception: the first that ended a run, when all have ended.
         """
         members = [_Member(run, executor) for run, executor in zip(runs, self.executors, strict=True)]
+        waiting = members
         self.running = len(members)
         try:
             for member in members:
                 member.resume()
-            while waiting := [member for member in members if member.exchange is not None]:
+            waiting = [member for member in members if member.exchange is not None]
+            while waiting:
                 self.running = len(waiting)
                 _answer(waiting)
                 for member in waiting:
                     member.resume()
                 if any(member.error is not None for member in members):
                     stopped.set()
+                waiting = [member for member in members if member.exchange is not None]
         finally:
             self.running = 0
             for member in members:
                 member.exchanges.close()
-        for member in members:
-            if member.error is not None and not isinstance(member.error, KeyboardInterrupt):
-                raise member.error
-        for member in members:
-            if member.error is not None:
-                raise member.error
+
+        # An interruption is raised only if nothing else went wrong: it may be the consequence of an error (`stopped`).
+        errors = [member.error for member in members if member.error is not None]
+        causes = [error for error in errors if not isinstance(error, KeyboardInterrupt)]
+        if errors:
+            raise (causes or errors)[0]
         return [member.result for member in members]
 
 
@@ -136,15 +141,16 @@ class _Member(Generic[T]):
         except Exception as error:
             self.error = error
         except KeyboardInterrupt as stop:
-            # a run that was asked to stop saves and raises this; the others must have their turn to do the same
+            # A run that was asked to stop saves and raises a subclass of this: the others have their turn to do the
+            # same. A plain one ends all at once.
             if type(stop) is KeyboardInterrupt:
                 raise
             self.error = stop
 
 
 def _answer(members: Sequence[_Member]) -> None:
-    """Answer what they ask: requests of equal programs as one."""
-    groups: dict[Any, list[tuple[_Member, ExchangeRequest]]] = {}
+    """Answer what the members ask: requests of equal programs as one."""
+    groups: dict[Hashable, list[tuple[_Member, ExchangeRequest]]] = {}
     for member in members:
         exchange = member.exchange
         assert exchange is not None
@@ -153,7 +159,9 @@ def _answer(members: Sequence[_Member]) -> None:
             if len(requests) > 1 or isinstance(member.executor, DebugExecutor):
                 member.answer = member.executor.exchange(exchange)
             else:
-                groups.setdefault((id(member.executor.devices), requests[0].program), []).append((member, requests[0]))
+                (request,) = requests
+                key = id(member.executor.devices), request.program
+                groups.setdefault(key, []).append((member, request))
         except Exception as error:
             member.answer = error
     for group in groups.values():
@@ -168,7 +176,7 @@ def _answer(members: Sequence[_Member]) -> None:
             member.answer = member.executor.answers(request, output)
 
 
-def _form(federation: Federation) -> tuple[Any, ...]:
+def _form(federation: Federation) -> tuple[Hashable, ...]:
     """Equal for federations whose examples can lie in one pool."""
     x, y = federation.x, federation.y
     normalisation = (np.asarray(value, float).tobytes() for value in (federation.shift, federation.scale))

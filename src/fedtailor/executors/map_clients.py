@@ -16,7 +16,7 @@ from fedtailor.client.tasks import all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, Inbox, Pipeline, Task, receive
+from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, receive
 
 AXIS = "clients"
 
@@ -35,14 +35,31 @@ def map_clients(
     pool: Pool,
     values: dict[str, Array],
     inputs: PackedInputs,
-    states: Any,
+    states: ClientState,
     scalars: dict[str, Array],
     metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
-    """`client_task` for all clients of a cohort [c] (c a multiple of the mesh's devices), outputs stacked [c, ...].
+    """`client_task` for all clients of a cohort [c], where c is a multiple of the mesh's devices.
 
     Streams (`values`) exist once on every device; each client gathers its own rows. One program serves every round,
     seed, learning rate, number of epochs and distribution of client sizes of the same shapes.
+
+    Args:
+        task: what the clients do.
+        algorithm: whose functions they run.
+        pipelines: the transforms of messages.
+        model: what is trained.
+        mesh: the devices; its one axis is `AXIS`.
+        chunk: clients trained at once on one device.
+        pool: the examples of all clients.
+        values: kind -> streams [s, ...].
+        inputs: addresses, round and recipients, [c, w].
+        states: the clients' states; every leaf is [c, ...].
+        scalars: name -> a number for each client [c].
+        metrics: what "evaluate" measures.
+
+    Returns:
+        The outputs of `run_one`, stacked: every leaf is [c, ...] and sharded over the mesh.
     """
     everywhere, clients = PartitionSpec(), PartitionSpec(AXIS)
 
@@ -55,6 +72,7 @@ def map_clients(
     )
     def shard(algorithm: Algorithm, pipelines: Pipelines, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
         one = partial(run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics)
+        # A batch of one would be vmapped all the same, and cost what batching costs.
         return jax.lax.map(one, rows) if chunk == 1 else jax.lax.map(one, rows, batch_size=chunk)
 
     return shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
@@ -67,40 +85,66 @@ def run_one(
     model: Model,
     pool: Pool,
     values: dict[str, Array],
-    row: tuple[PackedInputs, Any, dict[str, Array]],
+    row: tuple[PackedInputs, ClientState, dict[str, Array]],
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
 ) -> dict[str, Any]:
-    """One client of `map_clients`: its outputs and done [3]: two numbers of work, whether all is finite."""
+    """One client of `map_clients`.
+
+    Args:
+        row: the client's inputs, state and scalars; all else is as for `map_clients`.
+        trainer: makes its `DeviceTrainer`.
+
+    Returns:
+        The outputs of `client_task`, and "done" [3]: gradients, forward passes, whether all outputs are finite.
+    """
     inputs, state, scalars = row
     local = trainer(model, pool, inputs.address, inputs.round)
-    received = {kind: places >= 0 for kind, places in inputs.recipients.items()}
-    received_values = {kind: _receive(values[kind], places) for kind, places in inputs.recipients.items()}
-    inbox = Inbox(received_values, received, scalars, inputs.reply)
+    inbox = Inbox(
+        values={kind: _gather(values[kind], streams) for kind, streams in inputs.recipients.items()},
+        received={kind: streams >= 0 for kind, streams in inputs.recipients.items()},
+        scalars=scalars,
+        reply=inputs.reply,
+    )
     uplink, received_through = pipelines
-    out = client_task(task, algorithm, uplink, state, receive(received_through, inbox), local, metrics)
-    return {**out, "done": jnp.append(local.work, all_finite(out).astype(jnp.int32))}
+    inbox = receive(received_through, inbox)
+    out = client_task(task, algorithm, uplink, state, inbox, local, metrics)
+    done = jnp.append(local.work, all_finite(out).astype(jnp.int32))
+    return {**out, "done": done}
 
 
-def _receive(values: Array, places: Int[Array, " k"]) -> Array:
-    rows = values[jnp.maximum(places, 0)]
-    return jnp.where((places >= 0).reshape(-1, *[1] * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
+def _gather(values: Array, streams: Int[Array, " k"]) -> Array:
+    """The streams [k, ...] that a client receives; zeros where the number is -1."""
+    rows = values[jnp.maximum(streams, 0)]
+    is_sent = (streams >= 0).reshape(-1, *[1] * (rows.ndim - 1))
+    return jnp.where(is_sent, rows, jnp.zeros((), rows.dtype))
 
 
 def balanced_order(work: NDArray[np.int64], devices: int, by_work: bool) -> NDArray[np.int64]:
-    """An order of clients [c] in which equal contiguous shards, one a device, hold about equal work.
+    """An order of clients in which equal contiguous shards, one a device, hold about equal work.
 
-    Longest first, dealt back and forth; padding (c rounded up to a multiple of `devices`) stays at the end. Inside a
-    shard clients keep their order, or stand longest first (`by_work`), so that chunks waste little.
+    Clients go to the devices longest first, from the first device to the last and back again (as teams are picked);
+    padding (c rounded up to a multiple of `devices`) stays at the end.
+
+    Args:
+        work: [c] what each client will do, in any unit.
+        devices: the number of shards.
+        by_work: whether clients stand longest first inside a shard, so that chunks waste little; else they keep
+            their order.
+
+    Returns:
+        [c] the client of each row.
     """
     clients = len(work)
+    longest_first = np.argsort(-work, kind="stable")
     if devices == 1 or clients == 0 or work.min() == work.max():
-        return np.argsort(-work, kind="stable") if by_work else np.arange(clients)
+        return longest_first if by_work else np.arange(clients)
     rows = -(-clients // devices)
+    # The last shards have fewer clients, the rest of their rows is padding.
     room = np.clip(clients - rows * np.arange(devices), 0, rows)
     turn = np.arange(rows)[:, None]
-    device = np.where(turn % 2 == 0, np.arange(devices), np.arange(devices)[::-1])
-    places = device[turn < room[device]]  # [c]: the device of the n-th longest client
-    longest = np.argsort(-work, kind="stable")
-    shards = [longest[places == d] for d in range(devices)]
+    forth, back = np.arange(devices), np.arange(devices)[::-1]
+    device = np.where(turn % 2 == 0, forth, back)  # [turn, position]: who picks
+    device_of = device[turn < room[device]]  # [c]: the device of the n-th longest client
+    shards = [longest_first[device_of == d] for d in range(devices)]
     return np.concatenate(shards if by_work else [np.sort(shard) for shard in shards])

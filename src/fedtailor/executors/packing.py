@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from fedtailor.client.pool import ClientAddress
 
+FIXED = 12
+"""Columns before the messages: start (3), size (3), key (2) and fixed key (2) of the address, round, reply."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -18,8 +21,8 @@ class PackedInputs:
     """All that clients are sent in integers, in one array: to ship an array costs 0.1 ms, whatever its size.
 
     Attributes:
-        numbers: [w] address (10), round, reply, then the rows of every kind of message; over a cohort [c, w].
-        kinds: the kinds of message, and how many rows of each a client receives.
+        numbers: [w] address (10), round, reply, then the streams of every kind of message; over a cohort [c, w].
+        kinds: the kinds of message, and how many streams of each a client receives.
     """
 
     numbers: Int[Array, "*c w"]
@@ -29,10 +32,23 @@ class PackedInputs:
     def pack(
         padded: int, addresses: Sequence[NDArray], round: int, reply: NDArray[np.bool_], recipients: dict[str, NDArray]
     ) -> "PackedInputs":
-        """The inputs [padded, w] of a cohort [c], from the fields of its `ClientAddress`; padding gets nothing."""
-        count, kinds = len(reply), tuple((kind, rows.shape[1]) for kind, rows in recipients.items())
-        numbers = np.zeros((padded, 12 + sum(width for _, width in kinds)), np.int32)
-        numbers[count:, 12:] = -1
+        """Pack the inputs of a cohort [c].
+
+        Args:
+            padded: rows of the result.
+            addresses: the fields of the cohort's `ClientAddress`.
+            round: the round (0-based).
+            reply: [c] who is to answer.
+            recipients: kind -> [c, k] the streams that each client receives, -1 = nothing.
+
+        Returns:
+            Host arrays [padded, w]; rows past the cohort have no examples and receive nothing.
+        """
+        count = len(reply)
+        kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())
+        width = FIXED + sum(columns for _, columns in kinds)
+        numbers = np.zeros((padded, width), np.int32)
+        numbers[count:, FIXED:] = -1
         columns = [
             *(part.view(np.int32) for part in addresses),
             np.full((count, 1), round),
@@ -60,6 +76,10 @@ class PackedInputs:
 
     @property
     def recipients(self) -> dict[str, Int[Array, " k"]]:
-        """kind -> the rows of the streams that the client receives, -1 = nothing."""
-        ends = np.cumsum([12, *(width for _, width in self.kinds)])
-        return {kind: self.numbers[end - width : end] for (kind, width), end in zip(self.kinds, ends[1:], strict=True)}
+        """kind -> the streams that the client receives, -1 = nothing."""
+        recipients = {}
+        start = FIXED
+        for kind, count in self.kinds:
+            recipients[kind] = self.numbers[start : start + count]
+            start += count
+        return recipients

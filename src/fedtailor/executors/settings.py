@@ -1,4 +1,4 @@
-"""How the engine runs; none of this changes results beyond rounding."""
+"""How clients are run; none of this changes results beyond rounding."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +39,16 @@ class Settings:
         require(self.state_limit >= 0, f"state_limit is {self.state_limit} bytes; it must be 0 or more")
 
     def mesh(self) -> Mesh:
-        """The mesh with the one axis "clients".
+        """The devices, as a mesh with the one axis "clients".
 
         Raises:
             ValueError: more devices asked for than JAX has.
         """
-        alone = self.debug or self.devices is not None
-        found = jax.local_devices() if alone else jax.devices()
-        wanted = 1 if self.debug else self.devices or len(found)
-        require(wanted <= len(found), f"{wanted} devices asked for, but JAX has {len(found)}")
-        return Mesh(np.array(found[:wanted]), (AXIS,))
+        own_only = self.debug or self.devices is not None
+        available = jax.local_devices() if own_only else jax.devices()
+        wanted = 1 if self.debug else self.devices or len(available)
+        require(wanted <= len(available), f"{wanted} devices asked for, but JAX has {len(available)}")
+        return Mesh(np.array(available[:wanted]), (AXIS,))
 
     @property
     def several_at_once(self) -> bool:

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import require
+from fedtailor.protocol import ClientState, require
 
 AT_ONCE = 2**28
 """Bytes of states in memory when all clients are gone through (evaluation)."""
 
-PLACES = 3
-"""Places of a client in the file: two that checkpoints may hold, and one to write to."""
+SLOTS = 3
+"""Slots of a client in the file: two that checkpoints may hold, and one to write to."""
 
 FIRST = -1
-"""The place of a client that still holds the state that all start from; it takes no room in the file."""
+"""The slot of a client that still holds the state that all start from; it takes no room in the file."""
 
 
 def states_path(directory: Path, phase: int) -> Path:
@@ -41,28 +41,37 @@ def remove_others(directory: Path, phases: set[int]) -> None:
 class FileStates:
     """`States` in a file.
 
-    The file has three places for every client. What the last two checkpoints hold is never overwritten: the first write
-    after one goes to a client's free place, later ones replace that. So a checkpoint is the list of places in force
+    The file has three slots for every client. What the last two checkpoints hold is never overwritten: the first write
+    after one goes to a client's free slot, later ones replace that. So a checkpoint is the list of slots in force
     (and of checksums), no state is written for it, and whenever the process dies the last two can be resumed.
 
     Plain reads and writes at offsets, no memory map: there a full disk kills the process.
     """
 
-    def __init__(self, state: Any, clients: int, path: Path | None, directory: Path | str | None = None) -> None:
-        """All m clients start from `state`. Without a `path` the file is a nameless one in `directory`, or where
-        temporary files go. It is made by the first write."""
+    def __init__(
+        self, state: ClientState, clients: int, path: Path | None, directory: Path | str | None = None
+    ) -> None:
+        """All clients start from one state.
+
+        Args:
+            state: one client's pytree of arrays.
+            clients: how many, m.
+            path: the file, which the first write makes; None = a nameless one, which goes with the process.
+            directory: where a nameless file is; None = where temporary files go.
+        """
         self._tree = jax.tree.structure(state)
         self._path, self._directory = path, directory
         self._file: int | None = None
         self._begin([np.asarray(leaf) for leaf in jax.tree.leaves(state)], clients)
 
     def _begin(self, first: list[NDArray], clients: int) -> None:
-        self._type = np.dtype([(str(place), leaf.dtype, leaf.shape) for place, leaf in enumerate(first)])
+        # one record holds all leaves of a client's state
+        self._type = np.dtype([(str(number), leaf.dtype, leaf.shape) for number, leaf in enumerate(first)])
         self._first = np.zeros((), self._type)
         for name, leaf in zip(self._type.names or (), first, strict=True):
             self._first[name] = leaf
-        self._place = np.full(clients, FIRST, np.int8)
-        self._saved = self._saved_before = self._place.copy()
+        self._slot = np.full(clients, FIRST, np.int8)
+        self._saved = self._saved_before = self._slot.copy()
         self._checksum = np.zeros(clients, np.uint32)
 
     @property
@@ -71,14 +80,14 @@ class FileStates:
         return max(AT_ONCE // self._type.itemsize, 1)
 
     @property
-    def rows(self) -> Any:
-        return self.read(np.arange(len(self._place)), len(self._place))
+    def rows(self) -> ClientState:
+        return self.read(np.arange(len(self._slot)), len(self._slot))
 
     @rows.setter
-    def rows(self, rows: Any) -> None:
-        self.write(np.arange(len(self._place)), rows)
+    def rows(self, rows: ClientState) -> None:
+        self.write(np.arange(len(self._slot)), rows)
 
-    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
         """Rows `index` [c], and copies of the first state up to `padded` rows.
 
         Raises:
@@ -87,14 +96,15 @@ class FileStates:
         records = np.full(padded, self._first)
         rows = _bytes(records)
         with self._one_line():
-            for row in np.flatnonzero(self._place[index] != FIRST):
+            for row in np.flatnonzero(self._slot[index] != FIRST):
                 client = int(index[row])
-                read = os.preadv(self._opened(), [rows[row]], self._offset(client, int(self._place[client])))
+                offset = self._offset(client, int(self._slot[client]))
+                read = os.preadv(self._opened(), [rows[row]], offset)
                 whole = read == self._type.itemsize and zlib.crc32(rows[row]) == self._checksum[client]
                 require(whole, f"the states of clients in {self._where()} are damaged; start the run again")
         return self._unpacked(records)
 
-    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         """Store the first len(index) of `rows` at `index`.
 
         Raises:
@@ -105,38 +115,41 @@ class FileStates:
             records[name] = np.asarray(leaf)[: len(index)]
         with self._one_line():
             for client, record in zip(index.tolist(), _bytes(records), strict=True):
-                kept = self._saved[client], self._saved_before[client]
-                place = next(free for free in range(PLACES) if free not in kept)
-                _write(self._opened(), record.data, self._offset(client, place))
-                self._place[client], self._checksum[client] = place, zlib.crc32(record)
+                in_checkpoints = self._saved[client], self._saved_before[client]
+                free = next(slot for slot in range(SLOTS) if slot not in in_checkpoints)
+                _write(self._opened(), record.data, self._offset(client, free))
+                self._slot[client] = free
+                self._checksum[client] = zlib.crc32(record)
 
     def snapshot(self) -> Any:
-        """The places in force, after all states are safely on the disk; of a nameless file, all states."""
+        """The slots in force, after all states are safely on the disk; of a nameless file, all states."""
         if self._path is None:
             return jax.tree.leaves(self.rows)
         with self._one_line():
             os.fsync(self._opened())
         first = [np.asarray(self._first[name]) for name in self._type.names or ()]
-        return {"first": first, "place": self._place.copy(), "checksum": self._checksum.copy()}
+        # "place" is the name in checkpoints of fedtailor 0.1
+        return {"first": first, "place": self._slot.copy(), "checksum": self._checksum.copy()}
 
     def saved(self) -> None:
         """A checkpoint holds the last snapshot: what it names stays until the next but one."""
-        self._saved, self._saved_before = self._place.copy(), self._saved
+        self._saved, self._saved_before = self._slot.copy(), self._saved
 
     def restore(self, saved: Any) -> None:
         if isinstance(saved, list):
             self.rows = jax.tree.unflatten(self._tree, saved)
             return
         self._begin(saved["first"], len(saved["place"]))
-        self._place, self._checksum = saved["place"].copy(), saved["checksum"].copy()
-        self._saved = self._saved_before = self._place.copy()
+        self._slot, self._checksum = saved["place"].copy(), saved["checksum"].copy()
+        self._saved = self._saved_before = self._slot.copy()
         with self._one_line():
             self._keep(os.open(self._path or "", os.O_RDWR))
 
-    def _offset(self, client: int, place: int) -> int:
-        return (place * len(self._place) + client) * self._type.itemsize
+    def _offset(self, client: int, slot: int) -> int:
+        """Bytes before a record: the file holds the first slots of all clients, then the second ones, and the third."""
+        return (slot * len(self._slot) + client) * self._type.itemsize
 
-    def _unpacked(self, records: NDArray) -> Any:
+    def _unpacked(self, records: NDArray) -> ClientState:
         return jax.tree.unflatten(self._tree, [records[name] for name in self._type.names or ()])
 
     def _opened(self) -> int:
@@ -163,7 +176,7 @@ class FileStates:
             yield
         except OSError as error:
             raise ValueError(
-                f"cannot keep the states of {len(self._place)} clients in {self._where()}: {error.strerror}; make "
+                f"cannot keep the states of {len(self._slot)} clients in {self._where()}: {error.strerror}; make "
                 "room, or name another directory (Settings.state_dir)"
             ) from None
 

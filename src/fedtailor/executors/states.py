@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.protocol import ClientState
+
 
 class States(Protocol):
     """The states of m clients. Rows of clients that take no part in an exchange are never touched.
@@ -17,18 +19,26 @@ class States(Protocol):
         rows: all states, stacked: every leaf is [m, ...]. A copy, or (`DeviceStates`) gone after the next `write`.
     """
 
-    rows: Any
+    rows: ClientState
 
     @property
     def at_once(self) -> int:
         """How many clients' states to read at a time when all clients are gone through."""
         ...
 
-    def read(self, index: NDArray[np.int64], padded: int) -> Any:
-        """Rows `index` [c], and any others up to `padded` rows."""
+    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
+        """The states of some clients.
+
+        Args:
+            index: [c] the clients.
+            padded: how many rows to return, c or more; what stands in those past c does not matter.
+
+        Returns:
+            A tree whose leaves are [padded, ...].
+        """
         ...
 
-    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         """Store the first len(index) of `rows` at `index`."""
         ...
 
@@ -55,25 +65,25 @@ class _InMemory:
 class HostStates(_InMemory):
     """`States` in the host's memory: on CPUs the only copy, whatever the number of devices."""
 
-    def __init__(self, state: Any, clients: int) -> None:
+    def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
         first = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
         self._tree = jax.tree.structure(state)
         self._leaves = [np.repeat(leaf[None], clients, axis=0) for leaf in first]
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> ClientState:
         return jax.tree.unflatten(self._tree, [leaf.copy() for leaf in self._leaves])
 
     @rows.setter
-    def rows(self, rows: Any) -> None:
+    def rows(self, rows: ClientState) -> None:
         self._leaves = [np.array(leaf) for leaf in jax.tree.leaves(rows)]
 
-    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
         index = _padded(index, padded)
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
 
-    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         for leaf, new in zip(self._leaves, jax.tree.leaves(rows), strict=True):
             leaf[index] = np.asarray(new)[: len(index)]
 
@@ -87,16 +97,18 @@ class HostStates(_InMemory):
 class DeviceStates(_InMemory):
     """`States` on accelerators, so that they do not travel."""
 
-    def __init__(self, state: Any, clients: int) -> None:
+    def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
         self.rows = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), state)
 
-    def read(self, index: NDArray[np.int64], padded: int) -> Any:
+    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
+        # Most methods keep no state: nothing to compile then.
         if not jax.tree.leaves(self.rows):
             return self.rows
         return _take(self.rows, _padded(index, padded))
 
-    def write(self, index: NDArray[np.int64], rows: Any) -> None:
+    def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
+        # `_put` donates the old rows: they are updated where they are, not copied.
         if jax.tree.leaves(self.rows):
             self.rows = _put(self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows))
 
@@ -108,14 +120,15 @@ class DeviceStates(_InMemory):
 
 
 def _padded(index: NDArray[np.int64], padded: int) -> NDArray[np.int64]:
+    """Indices [padded], with those of the first client behind the given ones."""
     return np.concatenate([index, np.zeros(padded - len(index), np.int64)])
 
 
 @jax.jit
-def _take(rows: Any, index: NDArray[np.int64]) -> Any:
+def _take(rows: ClientState, index: NDArray[np.int64]) -> ClientState:
     return jax.tree.map(lambda leaf: leaf[index], rows)
 
 
 @partial(jax.jit, donate_argnums=0)
-def _put(rows: Any, index: NDArray[np.int64], new: Any) -> Any:
+def _put(rows: ClientState, index: NDArray[np.int64], new: ClientState) -> ClientState:
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, unique_indices=True), rows, new)

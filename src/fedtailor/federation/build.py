@@ -47,6 +47,9 @@ def from_arrays(
         name: what tables call the data.
         seed: of the splits and of the unseen clients.
 
+    Returns:
+        The federation; clients stand in the sorted order of their names.
+
     Raises:
         ValueError: the data do not fit together; the message names the client and the remedy.
     """
@@ -55,17 +58,17 @@ def from_arrays(
     require(not missing, f"{missing[0] if missing else 'x'} is None; give one entry for each example")
     arrays = {what: plain_array(column, what) for what, column in columns.items() if column is not None}
     _check_shapes(arrays)
-    x, client = arrays["x"], arrays["client"]
-    y, found, class_names = _labels(arrays["y"])
-    owners, names = _clients(client)
-    classes = _number_of_classes(y, found, class_names) if classes == "infer" else classes
+    y, label_count, class_names = _labels(arrays["y"])
+    owners, names = _clients(arrays["client"])
+    if classes == "infer":
+        classes = _number_of_classes(y, label_count, class_names)
     rows = _by_owner(owners, len(names))
     if split is None:
         splits = draw_splits(rows, y, names, test=test, val=val, seed=seed)
     else:
         splits = follow_splits(rows, arrays["split"], y, names, val=val, seed=seed)
     return Federation(
-        x,
+        arrays["x"],
         y,
         *splits,
         names,
@@ -89,7 +92,7 @@ def from_partition(
     name: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """A federation from a data set and a rule that deals its examples to clients.
+    """A federation from a data set and a rule that assigns its examples to clients.
 
     Args:
         data: the examples. What nobody gets is left out of the federation's pool.
@@ -97,11 +100,14 @@ def from_partition(
             data set and a seed that returns one array of rows for each client.
         test: a fraction of each client's rows, drawn from all examples of the data set, stratified by class;
             "published": a client tests on those of its rows that the publishers hold out;
-            "common": only the other examples are dealt, and every client tests on all that the publishers hold out.
+            "common": only the other examples are assigned, and every client tests on all that the publishers hold out.
         val: fraction of each client's rows (with "published" and "common", of its training rows).
         unseen: clients that never train: a count, a fraction or names.
         name: what tables call the federation; by default the data set's name.
         seed: of the partition, the splits and the unseen clients.
+
+    Returns:
+        The federation; clients stand in the partitioner's order.
 
     Raises:
         ValueError: the rule cannot be followed with these data; the message names the remedy.
@@ -131,8 +137,9 @@ def from_partition(
 
 def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] | None]:
     """Targets, number of classes and names of the classes, where there are any."""
+    # data frames may hold numbers as objects
     if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y.flat):
-        y = np.array(y.tolist())  # numbers that some table held as objects
+        y = np.array(y.tolist())
     if y.dtype.kind in "USO":
         codes, names = encode(plain_text(y, "label"))
         return codes, len(names), names
@@ -143,39 +150,51 @@ def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] 
     return y, None, None
 
 
-def _number_of_classes(y: NDArray[Any], found: int | None, names: tuple[str, ...] | None) -> int | None:
-    """What the labels say; None where they are no labels.
+def _number_of_classes(y: NDArray[Any], count: int | None, names: tuple[str, ...] | None) -> int | None:
+    """The number of classes, checked.
+
+    Args:
+        y: labels or targets.
+        count: one more than the largest label; None where the targets are no labels.
+        names: of the classes, where labels were text.
+
+    Returns:
+        `count`.
 
     Raises:
         ValueError: one class only, labels below 0, or a label that no row has: most often a mistyped one, which would
             make a model with an output for every number below it.
     """
-    if found is None or not y.size:
-        return found
+    if count is None or not y.size:
+        return count
     if names is None:
         least = int(y.min())
         if least < 0:
             advice = "recode -1 as 0" if set(y.flat[:1000]) == {-1, 1} else "recode the labels as 0, 1, ..."
             row = int(np.argwhere(y == least)[0][0])
             raise ValueError(f"row {row} has label {least}, and labels count from 0; {advice}, or give them as text")
-        if y.ndim == 1:  # in sequences a symbol of the alphabet may well be missing
-            _refuse_gaps(y, found)
-    if found == 1:
+        # In sequences a symbol of the alphabet may well be missing.
+        if y.ndim == 1:
+            _refuse_gaps(y, count)
+    if count == 1:
         what = repr(names[0]) if names else 0
         raise ValueError(f"every row has the label {what}; with one class there is nothing to learn: check the labels")
-    return found
+    return count
 
 
-def _refuse_gaps(y: NDArray[Any], found: int) -> None:
+def _refuse_gaps(y: NDArray[Any], count: int) -> None:
+    """Refuse labels of which one in 0..count-1 does not occur."""
     labels = np.unique(y)
-    if len(labels) == found:
+    if len(labels) == count:
         return
     if int(labels[-1] - labels[0]) + 1 == len(labels):
         raise ValueError(f"the labels are {labels[0]} to {labels[-1]}; labels count from 0: subtract {labels[0]}")
+    # The first gap; the label that follows it is the one that may be mistyped.
     present = np.concatenate([[-1], labels])
-    at = int(np.argmax(np.diff(present) > 1))
-    missing, after = int(present[at]) + 1, labels[at]
-    rare = f"; if {missing} is only rare, give classes={found}" if found <= MAX_CLASSES else ""
+    gap = int(np.argmax(np.diff(present) > 1))
+    missing = int(present[gap]) + 1
+    after = labels[gap]
+    rare = f"; if {missing} is only rare, give classes={count}" if count <= MAX_CLASSES else ""
     raise ValueError(
         f"no row has label {missing}, and row {int(np.argmax(y == after))} has {after}: is it mistyped? If labels are "
         f"numbers to predict, convert y to floats; if they are names, to text{rare}"
@@ -186,7 +205,8 @@ def _check_shapes(arrays: dict[str, NDArray[Any]]) -> None:
     x = arrays["x"]
     require(x.ndim >= 1, "x has no rows; give one for each example")
     for what, column in arrays.items():
-        fits = column.shape[:1] == x.shape[:1] and (what in ("x", "y") or column.ndim == 1)
+        is_column = what in ("x", "y") or column.ndim == 1
+        fits = is_column and column.shape[:1] == x.shape[:1]
         require(fits, f"x has {len(x)} rows and {what} has shape {column.shape}; give one entry for each row of x")
 
 
@@ -198,6 +218,7 @@ def _clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 
 def _by_owner(owners: NDArray[np.int64], clients: int) -> Ragged:
+    """The rows of each client, from the client of each row [N]."""
     sizes = np.bincount(owners, minlength=clients)
     return Ragged.cut(np.argsort(owners, kind="stable"), sizes)
 
@@ -210,11 +231,11 @@ def _groups(group: NDArray[Any], rows: Ragged, names: tuple[str, ...]) -> NDArra
     first = codes[rows.rows[rows.offsets[:-1]]]
     differs = codes[rows.rows] != first[rows.owners]
     if differs.any():
-        at = int(np.argmax(differs))
-        client = int(rows.owners[at])
+        entry = int(np.argmax(differs))
+        client, row = int(rows.owners[entry]), rows.rows[entry]
         raise ValueError(
-            f"client {names[client]!r} is in group {values[first[client]]!r} and, in row {rows.rows[at]}, in "
-            f"{values[codes[rows.rows[at]]]!r}; a client has one group"
+            f"client {names[client]!r} is in group {values[first[client]]!r} and, in row {row}, in "
+            f"{values[codes[row]]!r}; a client has one group"
         )
     return first
 
@@ -244,16 +265,19 @@ def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
 def _published_splits(
     data: Dataset, partitioner: Partitioner, test: str, val: float, seed: int
 ) -> tuple[tuple[str, ...], tuple[Ragged, Ragged, Ragged]]:
+    """Names of the clients, and their (train, val, test) rows, where the publishers have chosen the test examples."""
     if data.test is None:
         raise ValueError(f"{data.name} has no published test examples; give test as a fraction")
     if test == "common":
-        dealt = np.flatnonzero(~data.test)
-        names, parts = _parts(data.take(dealt), partitioner, seed)
-        rows = Ragged.of([dealt[part] for part in parts])
+        # The partitioner sees training examples only; its row numbers count these.
+        training = np.flatnonzero(~data.test)
+        names, parts = _parts(data.take(training), partitioner, seed)
+        rows = Ragged.of([training[part] for part in parts])
     else:
         names, parts = _parts(data, partitioner, seed)
         rows = Ragged.of(parts)
-    train, vals, tests = follow_splits(rows, np.where(data.test, "test", "train"), data.y, names, val=val, seed=seed)
+    split = np.where(data.test, "test", "train")
+    train, vals, tests = follow_splits(rows, split, data.y, names, val=val, seed=seed)
     if test == "common":
         tests = Ragged.of([np.flatnonzero(data.test)] * len(names))
     return names, (train, vals, tests)
@@ -266,5 +290,5 @@ def _compact(data: Dataset, *splits: Ragged) -> tuple[NDArray[Any], NDArray[Any]
         used[part.rows] = True
     if used.all():
         return data.x, data.y, list(splits)
-    place = np.cumsum(used) - 1
-    return data.x[used], data.y[used], [part.renumber(place[part.rows]) for part in splits]
+    new_number = np.cumsum(used) - 1
+    return data.x[used], data.y[used], [part.renumber(new_number[part.rows]) for part in splits]

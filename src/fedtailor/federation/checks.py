@@ -21,7 +21,10 @@ MAX_SEED = 2**32 - 1
 
 
 def check_seed(seed: Any) -> int:
-    """The seed as an int.
+    """Check a random seed.
+
+    Returns:
+        The seed as an int.
 
     Raises:
         ValueError: it is no whole number in 0..2^32 - 1.
@@ -69,12 +72,18 @@ def check_memory(numbers: float, itemsize: int, what: str) -> None:
     Raises:
         ValueError: they need more bytes than the machine has.
     """
-    size, there = numbers * itemsize, _memory()
-    require(size <= there, f"{what} needs {size / 2**30:,.0f} GiB of memory, and this machine has {there / 2**30:.0f}")
+    needed = numbers * itemsize
+    installed = _memory()
+    gib, installed_gib = needed / 2**30, installed / 2**30
+    require(needed <= installed, f"{what} needs {gib:,.0f} GiB of memory, and this machine has {installed_gib:.0f}")
 
 
 def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
-    """An ordinary array.
+    """What a user gave, as an ordinary array.
+
+    Args:
+        values: an array, or anything that NumPy makes one of.
+        what: its name, for messages.
 
     Raises:
         ValueError: rows of different lengths, something that is no array, or masked entries.
@@ -95,7 +104,14 @@ def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
 
 
 def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
-    """A column of labels or names [N] as text.
+    """A column of labels or names as text.
+
+    Args:
+        values: [N] text, bytes in UTF-8, numbers or objects.
+        what: what one of them is, for messages: "label", "client".
+
+    Returns:
+        An array of text, shaped as `values`.
 
     Raises:
         ValueError: a row has none, or bytes that are no UTF-8.

@@ -14,7 +14,7 @@ from fedtailor.protocol import require, server_rng
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A pool of examples that a partitioner deals to clients.
+    """A pool of examples that a partitioner assigns to clients.
 
     Attributes:
         x: [N, ...] inputs, as in `Federation`.
@@ -89,15 +89,23 @@ class Dataset:
         return self.take(np.sort(server_rng(seed, "sample", 0).permutation(len(self))[:size]))
 
     def only(self, labels: Sequence[int]) -> "Dataset":
-        """The examples of some classes, which become classes 0, 1, ... in the order given.
+        """The examples of some classes.
+
+        Args:
+            labels: the classes, which become classes 0, 1, ... in this order.
+
+        Returns:
+            A data set with as many classes as there are labels.
 
         Raises:
             ValueError: a label that is no class, or is given twice.
         """
         if self.classes is None:
             raise ValueError(f"{self.name} has no classes to choose from")
-        if len(set(labels)) < len(labels) or not all(0 <= label < self.classes for label in labels):
+        repeated = len(set(labels)) < len(labels)
+        if repeated or not all(0 <= label < self.classes for label in labels):
             raise ValueError(f"labels {list(labels)} are not different classes of 0..{self.classes - 1}")
+        # old class -> new class, -1 for those that are left out
         codes = np.full(self.classes, -1)
         codes[list(labels)] = np.arange(len(labels))
         chosen = self.take(codes[self.y] >= 0)
@@ -109,6 +117,10 @@ class Dataset:
 
 
 def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Integer codes of labels of any kind, and what the codes stand for, in sorted order."""
+    """Number labels of any kind.
+
+    Returns:
+        The codes, shaped as the labels, and what each code stands for; in sorted order.
+    """
     values, codes = np.unique(labels, return_inverse=True)
     return codes.reshape(np.shape(labels)).astype(np.int64), tuple(str(value) for value in values)

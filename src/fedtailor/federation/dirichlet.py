@@ -10,7 +10,7 @@ from fedtailor.federation.checks import check_finite, check_integer
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.deprecated import renamed
 from fedtailor.federation.partition import Rows, require_examples, rng_of, rows_by_class
-from fedtailor.federation.sizes import SizeLaw, deal
+from fedtailor.federation.sizes import SizeLaw, client_sizes
 from fedtailor.protocol import check_choice, require
 
 _TRIES = 100
@@ -55,7 +55,7 @@ class DirichletByClass:
         for _ in range(_TRIES):
             counts = self._counts([len(rows) for rows in stock], rng)
             if counts.sum(axis=0).min() >= self.min_samples:
-                return _dealt(stock, counts)
+                return _rows_of_clients(stock, counts)
         raise ValueError(
             f"{data.name}: in {_TRIES} draws of Dirichlet({self.alpha:g}) some of {self.clients} clients always had "
             f"fewer than {self.min_samples} samples; use fewer clients, a larger alpha or more data"
@@ -70,8 +70,10 @@ class DirichletByClass:
             if self.capped:
                 proportions = np.where(counts.sum(axis=0) < share, proportions, 0.0)
             total = proportions.sum()
-            if total == 0:  # every uncapped client drew (numerically) nothing
+            # Every client that is below its share may have drawn (numerically) nothing.
+            if total == 0:
                 proportions, total = np.ones(self.clients), float(self.clients)
+            # Cumulative shares rounded down, so that parts sum to the whole; 1e-9 against sums just below an integer.
             ends = np.floor(np.cumsum(proportions / total) * size + 1e-9).astype(np.int64)
             ends[-1] = size
             counts[label] = np.diff(np.minimum(ends, size), prepend=0)
@@ -111,29 +113,43 @@ class DirichletByClient:
         rng = rng_of(seed)
         stock = rows_by_class(data, rng)
         left = np.array([len(rows) for rows in stock])
-        prior = np.full(len(stock), 1 / len(stock)) if self.prior == "uniform" else left / left.sum()
-        wanted = np.ones(self.clients) if self.sizes is None else self.sizes.draw(self.clients, rng)
-        sizes = deal(len(data), wanted, min_samples=self.min_samples, use_all=self.use_all or self.sizes is None)
-        labels = rng.dirichlet(self.alpha * len(stock) * prior, self.clients)
-        counts = np.zeros((len(stock), self.clients), np.int64)
+        classes = len(stock)
+        prior = np.full(classes, 1 / classes) if self.prior == "uniform" else left / left.sum()
+        sizes = client_sizes(len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng)
+        labels = rng.dirichlet(self.alpha * classes * prior, self.clients)
+        counts = np.zeros((classes, self.clients), np.int64)
+        # In random order, since those that are served last take what is left.
         for client in rng.permutation(self.clients):
             counts[:, client] = _draw(int(sizes[client]), labels[client], left, rng)
             left = left - counts[:, client]
-        return _dealt(stock, counts)
+        return _rows_of_clients(stock, counts)
 
 
 def _draw(size: int, labels: NDArray[np.float64], left: NDArray[np.int64], rng: np.random.Generator) -> Rows:
-    """How many of each class: a multinomial draw that never takes more than is left."""
+    """A multinomial draw that never takes more than is left.
+
+    Args:
+        size: samples to draw.
+        labels: the client's distribution over classes.
+        left: samples left of each class.
+
+    Returns:
+        How many of each class.
+    """
     counts = np.zeros_like(left)
-    while (missing := size - counts.sum()) > 0:
-        open_ = np.where(counts < left, labels, 0.0)
-        if open_.sum() < 1e-12:  # the client's classes are gone: take from the others as they are left
-            open_ = (left - counts).astype(np.float64)
-        counts = np.minimum(counts + rng.multinomial(missing, open_ / open_.sum()), left)
+    missing = size
+    while missing > 0:
+        weights = np.where(counts < left, labels, 0.0)
+        if weights.sum() < 1e-12:
+            # The client's classes are used up: take from the others in proportion to what is left.
+            weights = (left - counts).astype(np.float64)
+        drawn = rng.multinomial(missing, weights / weights.sum())
+        counts = np.minimum(counts + drawn, left)
+        missing = size - counts.sum()
     return counts
 
 
-def _dealt(stock: list[Rows], counts: NDArray[np.int64]) -> list[Rows]:
+def _rows_of_clients(stock: list[Rows], counts: NDArray[np.int64]) -> list[Rows]:
     """The rows of each client from the counts [classes, clients]."""
     by_class = [np.split(rows, np.cumsum(taken)) for rows, taken in zip(stock, counts, strict=True)]
     return [np.concatenate([parts[client] for parts in by_class]) for client in range(counts.shape[1])]

@@ -36,7 +36,8 @@ class Ragged:
         for what, numbers in (("row numbers", rows), ("offsets", offsets)):
             if len(numbers) and not np.issubdtype(numbers.dtype, np.integer):
                 raise ValueError(f"{what} are {numbers.dtype}; they must be integers")
-        if offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
+        covers_rows = offsets[0] == 0 and offsets[-1] == len(rows)
+        if not covers_rows or np.any(np.diff(offsets) < 0):
             raise ValueError(f"offsets must rise from 0 to the number of rows, {len(rows)}; build with Ragged.of")
         if len(rows) and (rows.min() < 0 or rows.max() > np.iinfo(np.int32).max):
             raise ValueError(f"row numbers run from {rows.min()} to {rows.max()}; they must be in 0..2^31 - 1")
@@ -53,7 +54,7 @@ class Ragged:
 
     @classmethod
     def cut(cls, rows: NDArray[Any], sizes: NDArray[np.integer[Any]]) -> "Ragged":
-        """From all row numbers, client after client, and the number of each client's [m]."""
+        """From the row numbers of all clients, one client after another, and how many each has [m]."""
         return cls(rows, np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]))
 
     @classmethod
@@ -83,15 +84,17 @@ class Ragged:
     def take(self, clients: NDArray[np.integer]) -> "Ragged":
         """The rows of some clients, in that order."""
         sizes = self.sizes[clients]
-        skip = self.offsets[clients] - (np.cumsum(sizes) - sizes)
-        return Ragged.cut(self.rows[np.arange(sizes.sum()) + np.repeat(skip, sizes)], sizes)
+        new_offsets = np.cumsum(sizes) - sizes
+        # All rows of a client move by as much as its first one does.
+        moved_by = np.repeat(self.offsets[clients] - new_offsets, sizes)
+        return Ragged.cut(self.rows[np.arange(sizes.sum()) + moved_by], sizes)
 
     def where(self, kept: NDArray[np.bool_]) -> "Ragged":
         """Only the entries of `rows` [total] that a mask keeps."""
         return Ragged.cut(self.rows[kept], np.bincount(self.owners[kept], minlength=len(self)))
 
     def renumber(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
-        """Other row numbers [total] in the same places."""
+        """Other row numbers [total], of the same clients."""
         return Ragged.cut(rows, self.sizes)
 
 
@@ -246,10 +249,11 @@ class Federation:
 
     def describe(self) -> str:
         """Sizes of clients and splits in a few lines."""
-        labels = "targets of shape " + str(self.y.shape[1:]) if self.classes is None else f"{self.classes} classes"
+        targets = f"targets of shape {self.y.shape[1:]}" if self.classes is None else f"{self.classes} classes"
         groups = "" if self.groups is None else f", {len(np.unique(self.groups))} groups"
+        unseen = int(self.unseen.sum())
         lines = [
-            f"{self.name}: {len(self)} clients ({int(self.unseen.sum())} unseen{groups}), {labels}",
+            f"{self.name}: {len(self)} clients ({unseen} unseen{groups}), {targets}",
             f"  examples: {len(self.x)} of shape {self.input_shape}, {self.x.dtype}",
         ]
         for split in SPLITS:

@@ -31,6 +31,9 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
         path: the file. Pickled objects in it are refused.
         options: as `from_arrays` takes them.
 
+    Returns:
+        The federation, named after the file.
+
     Raises:
         ValueError: the file is missing, damaged or lacks an array; or the data do not fit together.
     """
@@ -42,16 +45,17 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
             size = sum(member.file_size for member in archive.infolist())
     except _NO_NPZ:
         raise _no_npz(path) from None
-    check_memory(size, 1, str(path))  # compressed, a small file may hold terabytes
+    # Compressed, a small file may hold terabytes.
+    check_memory(size, 1, str(path))
     try:
         with np.load(path, allow_pickle=False) as archive:
-            found = sorted(archive.files)
-            arrays = {key: archive[key] for key in ("x", "y", "client", "split", "group") if key in found}
+            names = sorted(archive.files)
+            arrays = {key: archive[key] for key in ("x", "y", "client", "split", "group") if key in names}
     except _NO_NPZ:
         raise _no_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]
     if missing:
-        raise ValueError(f"{path} has no array {missing[0]!r}, only {', '.join(found)}; it needs x, y and client")
+        raise ValueError(f"{path} has no array {missing[0]!r}, only {', '.join(names)}; it needs x, y and client")
     return from_arrays(**{"name": path.stem, **arrays, **options})
 
 
@@ -82,14 +86,17 @@ def from_frame(
         group: column with the true group of the client.
         options: as `from_arrays` takes them.
 
+    Returns:
+        The federation; of a file, with its name.
+
     Raises:
         ValueError: the file is missing or unreadable; a column is missing, has gaps or is no number; or the data do
             not fit together.
     """
-    frame, where = (
-        (source, "the frame") if isinstance(source, pl.DataFrame) else (_read(_existing(source)), str(source))
-    )
-    if not isinstance(source, pl.DataFrame):
+    if isinstance(source, pl.DataFrame):
+        frame, where = source, "the frame"
+    else:
+        frame, where = _read(_existing(source)), str(source)
         options.setdefault("name", Path(source).name.split(".")[0])
     roles = {"client": client, "label": label, "split": split, "group": group}
     special = [column for column in roles.values() if column is not None]
@@ -98,7 +105,7 @@ def from_frame(
     chosen = [features] if isinstance(features, str) else list(features)
     if not chosen:
         raise ValueError(f"{where} has no feature columns besides {', '.join(special)}; name them with features")
-    _complete(frame, [*special, *chosen], client, where)
+    _require_complete(frame, [*special, *chosen], client, where)
     columns = {role: _column(frame[column]) for role, column in roles.items() if column is not None}
     columns["y"] = columns.pop("label")
     return from_arrays(_features(frame, chosen, where), **{**columns, **options})
@@ -124,7 +131,8 @@ def _read(path: Path) -> pl.DataFrame:
     raise ValueError(f"{path} is of no known kind; give a .parquet, .csv or .tsv file, or .npz to from_npz")
 
 
-def _complete(frame: pl.DataFrame, columns: list[str], client: str, where: str) -> None:
+def _require_complete(frame: pl.DataFrame, columns: list[str], client: str, where: str) -> None:
+    """Refuse a frame that lacks a column, or has gaps in one."""
     for column in columns:
         if column not in frame.columns:
             raise ValueError(f"{where} has no column {column!r}; its columns are {', '.join(frame.columns)}")
@@ -159,6 +167,7 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
 
 
 def _arrays(series: pl.Series, where: str) -> NDArray[Any]:
+    """[N, ...]: a column whose entries are arrays of a common length."""
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().unique()
         if len(lengths) != 1:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from fedtailor.federation.checks import check_integer, check_seed, plain_text
 from fedtailor.federation.dataset import Dataset, encode
 from fedtailor.federation.deprecated import renamed
-from fedtailor.federation.sizes import SizeLaw, deal
+from fedtailor.federation.sizes import SizeLaw, allocate, client_sizes
 from fedtailor.protocol import require, server_rng
 
 Rows = NDArray[np.integer[Any]]
 
 
 class Partitioner(Protocol):
-    """Deals the examples of a data set to clients."""
+    """Assigns the examples of a data set to clients."""
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         """One array of row numbers for each client."""
@@ -29,12 +29,15 @@ class Partitioner(Protocol):
 
 
 def rng_of(seed: int) -> np.random.Generator:
-    """The random numbers of a partition."""
+    """The random generator of a partition."""
     return server_rng(check_seed(seed), "partition", 0)
 
 
 def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
-    """Shuffled rows of every class that occurs, in the order of the classes.
+    """Shuffle the examples of every class.
+
+    Returns:
+        One array of row numbers for each class that occurs, in the order of the classes.
 
     Raises:
         ValueError: the targets are no labels.
@@ -82,9 +85,9 @@ class IID:
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
-        wanted = np.ones(self.clients) if self.sizes is None else self.sizes.draw(self.clients, rng)
-        counts = deal(len(data), wanted, min_samples=self.min_samples, use_all=self.use_all or self.sizes is None)
-        return np.split(rng.permutation(len(data))[: counts.sum()], np.cumsum(counts)[:-1])
+        counts = client_sizes(len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng)
+        shuffled = rng.permutation(len(data))[: counts.sum()]
+        return np.split(shuffled, np.cumsum(counts)[:-1])
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,9 @@ class Stratified:
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
-        line = np.concatenate(rows_by_class(data, rng_of(seed)))
-        return [line[client :: self.clients] for client in range(self.clients)]
+        # Sorted by class, every m-th example from another start: classes differ by at most one between clients.
+        by_class = np.concatenate(rows_by_class(data, rng_of(seed)))
+        return [by_class[client :: self.clients] for client in range(self.clients)]
 
 
 @renamed(least="min_samples")
@@ -148,14 +152,16 @@ class ClassesPerClient:
         stock = rows_by_class(data, rng)
         if self.classes > len(stock):
             raise ValueError(f"{data.name} has {len(stock)} classes; {self.classes} classes per client is too many")
-        held, wanted = self._held(len(stock), rng), self._wanted(rng)
+        held = self._held(len(stock), rng)
+        wanted = self._wanted(rng)
+        use_all = self.use_all or self.sizes is None
         parts: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label, rows in enumerate(stock):
-            clients, slots = np.nonzero(held == label)
+            # who holds this class, and as which of its classes
+            clients, numbers = np.nonzero(held == label)
             if not len(clients):
                 continue
-            use_all = self.use_all or self.sizes is None
-            counts = deal(len(rows), wanted[clients, slots], min_samples=self.min_samples, use_all=use_all)
+            counts = allocate(len(rows), wanted[clients, numbers], min_samples=self.min_samples, use_all=use_all)
             for client, part in zip(clients, np.split(rows, np.cumsum(counts)), strict=False):
                 parts[client].append(part)
         return [np.concatenate(part) for part in parts]
@@ -163,10 +169,14 @@ class ClassesPerClient:
     def _held(self, total: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The classes of every client [clients, classes]: the least used ones first, ties at random."""
         if self.stride is not None:
-            return (self.stride % total * np.arange(self.clients)[:, None] + np.arange(self.classes)) % total
-        used, held = np.zeros(total), np.empty((self.clients, self.classes), np.int64)
+            # The stride modulo the number of classes first: the product of large numbers would overflow.
+            first = self.stride % total * np.arange(self.clients)[:, None]
+            return (first + np.arange(self.classes)) % total
+        used = np.zeros(total)
+        held = np.empty((self.clients, self.classes), np.int64)
         for client in range(self.clients):
-            held[client] = np.lexsort((rng.random(total), used))[: self.classes]
+            least_used_first = np.lexsort((rng.random(total), used))
+            held[client] = least_used_first[: self.classes]
             used[held[client]] += 1
         return held
 
@@ -177,12 +187,13 @@ class ClassesPerClient:
             return np.ones(shape)
         if self.each_class:
             return self.sizes.draw(shape[0] * shape[1], rng).reshape(shape)
-        return np.tile(self.sizes.draw(self.clients, rng)[:, None] / self.classes, self.classes)
+        of_client = self.sizes.draw(self.clients, rng)[:, None]
+        return np.tile(of_client / self.classes, self.classes)
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort by class, cut into equal shards, deal each client some (McMahan et al. 2017, section 3).
+    """Sort by class, cut into equal shards, give each client some (McMahan et al. 2017, section 3).
 
     Attributes:
         clients: how many.
@@ -197,12 +208,14 @@ class Shards:
         check_integer(self.shards, "shards", 1)
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
-        rng, total = rng_of(seed), self.clients * self.shards
+        rng = rng_of(seed)
+        total = self.clients * self.shards
         if total > len(data):
             raise ValueError(f"{data.name}: {len(data)} samples cannot be cut into {total} shards; use fewer clients")
-        shards = np.array_split(np.concatenate(rows_by_class(data, rng)), total)
-        dealt = rng.permutation(total).reshape(self.clients, self.shards)
-        return [np.concatenate([shards[shard] for shard in mine]) for mine in dealt]
+        by_class = np.concatenate(rows_by_class(data, rng))
+        shards = np.array_split(by_class, total)
+        shards_of_client = rng.permutation(total).reshape(self.clients, self.shards)
+        return [np.concatenate([shards[number] for number in numbers]) for numbers in shards_of_client]
 
 
 @renamed(least="min_samples")
@@ -232,7 +245,9 @@ class Natural:
             raise ValueError(f"{data.name} has no clients of its own; use another partitioner")
         clients = data.client if data.client.dtype.kind in "iu" else plain_text(data.client, "client")
         owners, names = encode(clients)
-        parts = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners, minlength=len(names)))[:-1])
+        sizes = np.bincount(owners, minlength=len(names))
+        by_owner = np.argsort(owners, kind="stable")
+        parts = np.split(by_owner, np.cumsum(sizes)[:-1])
         kept = {name: part for name, part in zip(names, parts, strict=True) if len(part) >= self.min_samples}
         if not kept:
             raise ValueError(f"{data.name}: no client has {self.min_samples} samples; lower min_samples")

@@ -1,4 +1,4 @@
-"""How many samples clients hold: laws for their sizes, and dealing a stock by them."""
+"""How many samples clients hold: laws for their sizes, and the division of a data set by them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,7 +70,9 @@ class PowerLaw:
         require(0 < self.low <= self.high, f"sizes from {self.low} to {self.high}; need 0 < low <= high")
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        u, power = rng.uniform(size=count), 1 - self.exponent
+        # The inverse of the distribution function, at uniform numbers.
+        u = rng.uniform(size=count)
+        power = 1 - self.exponent
         if power == 0:
             return self.low * (self.high / self.low) ** u
         low, high = self.low**power, self.high**power
@@ -82,15 +84,45 @@ def _check_finite(law: SizeLaw, *names: str) -> None:
         check_finite(getattr(law, name), name)
 
 
-def deal(stock: int, wanted: NDArray[np.float64], *, min_samples: int, use_all: bool) -> NDArray[np.int64]:
-    """Whole numbers of samples for each holder, in sum at most the stock.
+def client_sizes(
+    stock: int, clients: int, law: SizeLaw | None, min_samples: int, use_all: bool, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw the sizes of clients.
 
-    Everybody gets `min_samples`. With `use_all` the whole stock goes, the rest of it in proportion to `wanted`;
-    without, each gets what it wanted, all scaled down alike where the stock is too small.
+    Args:
+        stock: samples that there are.
+        clients: how many clients, m.
+        law: what sizes are drawn from; None = equal sizes that use all samples.
+        min_samples: the least size.
+        use_all: scale the sizes so that all samples are used.
+        rng: the source of randomness.
+
+    Returns:
+        Samples of each client [m].
 
     Raises:
-        ValueError: the stock does not even hold `min_samples` for everybody, or their sum is no
-            finite number above 0.
+        ValueError: as `allocate`.
+    """
+    wanted = np.ones(clients) if law is None else law.draw(clients, rng)
+    return allocate(stock, wanted, min_samples=min_samples, use_all=use_all or law is None)
+
+
+def allocate(stock: int, wanted: NDArray[np.float64], *, min_samples: int, use_all: bool) -> NDArray[np.int64]:
+    """Divide samples in whole numbers.
+
+    Args:
+        stock: samples that there are.
+        wanted: what each holder would like to have.
+        min_samples: what each gets at least.
+        use_all: use the whole stock, in proportion to `wanted` beyond the minimum; else each gets what it wanted,
+            all scaled down by one factor where the stock is too small.
+
+    Returns:
+        Samples of each holder, in sum at most the stock.
+
+    Raises:
+        ValueError: the stock does not even hold `min_samples` for everybody, or the sum of `wanted` is no finite
+            number above 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         total = wanted.sum()
@@ -103,6 +135,8 @@ def deal(stock: int, wanted: NDArray[np.float64], *, min_samples: int, use_all: 
     rest = stock - min_samples * len(wanted)
     if not use_all:
         more = np.maximum(wanted - min_samples, 0)
-        return min_samples + np.floor(more * min(1.0, rest / max(more.sum(), 1.0))).astype(np.int64)
+        factor = min(1.0, rest / max(more.sum(), 1.0))
+        return min_samples + np.floor(more * factor).astype(np.int64)
+    # Cumulative shares rounded down, so that parts sum to the whole; 1e-9 against sums just below an integer.
     ends = np.floor(np.cumsum(wanted) / total * rest + 1e-9).astype(np.int64)
     return min_samples + np.diff(np.minimum(ends, rest), prepend=0)

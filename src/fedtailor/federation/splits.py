@@ -1,7 +1,7 @@
 """Each client's train, validation and test rows; who is held out of training.
 
-Every choice is keyed by (seed, client name, place among the client's rows), so neither the order in which clients are
-listed nor the presence of others changes what a client trains and tests on.
+Every choice is keyed by (seed, client name, position among the client's rows), so neither the order in which clients
+are listed nor the presence of others changes what a client trains and tests on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,23 +44,38 @@ def draw_splits(
         val: the same.
         seed: of the splits.
 
+    Returns:
+        Each client's training, validation and test rows.
+
     Raises:
         ValueError: fractions that leave nothing for training.
     """
     check_fractions(test, val)
     check_seed(seed)
-    ids, strata = client_ids(names), _strata(y)
-    rest, test_rows = divide(rows, _share(rows.sizes, test, rows.sizes), strata, ids, seed, "test split")
-    train_rows, val_rows = divide(rest, _share(rows.sizes, val, rest.sizes), strata, ids, seed, "val split")
+    ids = client_ids(names)
+    strata = _strata(y)
+    test_sizes = _share(rows.sizes, test, rows.sizes)
+    rest, test_rows = divide(rows, test_sizes, strata, ids, seed, "test split")
+    val_sizes = _share(rows.sizes, val, rest.sizes)
+    train_rows, val_rows = divide(rest, val_sizes, strata, ids, seed, "val split")
     return train_rows, val_rows, test_rows
 
 
 def follow_splits(
     rows: Ragged, given: NDArray[Any], y: NDArray[Any], names: Sequence[str], *, val: float, seed: int
 ) -> tuple[Ragged, Ragged, Ragged]:
-    """(train, val, test) as `given` says for every row of the pool [N]: "train", "val" or "test".
+    """Divide each client's rows as marked.
 
-    Where no row is marked "val", the fraction `val` of each client's rows is taken from its training rows.
+    Args:
+        rows: each client's rows of the pool.
+        given: [N] "train", "val" or "test", for every row of the pool.
+        y: the pool's labels [N] or targets [N, ...].
+        names: of the clients [m].
+        val: fraction of each client's rows that is taken from its training rows, where no row is marked "val".
+        seed: of the validation rows.
+
+    Returns:
+        Each client's training, validation and test rows.
 
     Raises:
         ValueError: another word, or validation rows both given and asked for.
@@ -85,38 +100,62 @@ def follow_splits(
 def divide(
     rows: Ragged, counts: NDArray[np.int64], strata: NDArray[np.int64], ids: NDArray[np.uint64], seed: int, purpose: str
 ) -> tuple[Ragged, Ragged]:
-    """Take `counts[i]` rows from each client, in proportion from every stratum: (what is left, what was taken).
+    """Take some rows from each client, in proportion from every stratum.
 
-    Systematic sampling: the client's rows stand in a line, stratum after stratum and in random order within each;
-    every (n / count)-th is taken, from a random start. So the total is exact and each stratum within one of its share.
+    Systematic sampling: the client's rows are ordered by stratum and at random within each; every (n / count)-th is
+    taken, from a random start. So the total is exact and each stratum within one of its share.
+
+    Args:
+        rows: each client's rows of the pool.
+        counts: [m] how many to take.
+        strata: [N] the stratum of every row of the pool, from 0 on.
+        ids: [m] of the clients.
+        seed: of the choice.
+        purpose: names the choice: others of the same seed are independent of it.
+
+    Returns:
+        The rows that are left, and those that were taken.
     """
     if not counts.any():
         return rows, Ragged.empty(len(rows))
     owners, sizes = rows.owners, rows.sizes
-    place = np.arange(len(rows.rows)) - np.repeat(rows.offsets[:-1], sizes)
+    # [total] the position of each entry among its client's rows
+    position = np.arange(len(rows.rows)) - np.repeat(rows.offsets[:-1], sizes)
     start = draw_bits(seed, purpose, 0, ids)
-    shuffle = draw_bits(seed, purpose, 1, np.repeat(start, sizes) + place.astype(np.uint64))
-    line = _order(owners * (strata.max(initial=0) + 1) + strata[rows.rows], shuffle)
+    shuffle = draw_bits(seed, purpose, 1, np.repeat(start, sizes) + position.astype(np.uint64))
+    client_and_stratum = owners * (strata.max(initial=0) + 1) + strata[rows.rows]
+    order = _order(client_and_stratum, shuffle)
+    # The p-th of n rows is taken where floor((p count + phase) / n) rises by one: `count` times in all.
     count, size = counts[owners], sizes[owners]
     phase = (start % np.maximum(sizes, 1).astype(np.uint64)).astype(np.int64)[owners]
+    before = (position * count + phase) // size
+    after = ((position + 1) * count + phase) // size
     taken = np.zeros(len(rows.rows), np.bool_)
-    taken[line] = ((place + 1) * count + phase) // size > (place * count + phase) // size
+    taken[order] = after > before
     return rows.where(~taken), rows.where(taken)
 
 
 def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np.bool_]:
-    """Which clients [m] never train.
+    """Choose the clients that never train.
+
+    Args:
+        unseen: how many, which fraction, or their names.
+        names: of all clients [m].
+        seed: of a random choice.
+
+    Returns:
+        [m] who never trains.
 
     Raises:
         ValueError: an unknown name, or nobody would be left to train.
     """
     check_seed(seed)
     if isinstance(unseen, Iterable) and not (isinstance(unseen, np.ndarray) and unseen.ndim == 0):
-        held = {unseen} if isinstance(unseen, str) else {str(name) for name in unseen}
-        missing = held - set(names)
+        chosen_names = {unseen} if isinstance(unseen, str) else {str(name) for name in unseen}
+        missing = chosen_names - set(names)
         if missing:
             raise ValueError(f"unseen names client {min(missing)!r}, which is not there; the first is {names[0]!r}")
-        return np.array([name in held for name in names])
+        return np.array([name in chosen_names for name in names])
     check_finite(unseen, "unseen")
     count = int(unseen) if isinstance(unseen, Integral) else round(float(unseen) * len(names))
     if unseen < 0 or count >= max(len(names), 1):
@@ -138,8 +177,12 @@ def _strata(y: NDArray[Any]) -> NDArray[np.int64]:
 def _order(first: NDArray[np.int64], then: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Sort by `first`, then by the random `then`: one 64-bit key of both sorts several times faster than lexsort."""
     bits = int(first.max(initial=0)).bit_length()
-    key = (first.astype(np.uint64) << np.uint64(64 - bits)) | (then >> np.uint64(bits)) if bits else then
-    return np.argsort(key, kind="stable")
+    if bits == 0:
+        return np.argsort(then, kind="stable")
+    # `first` in the upper bits; of the random numbers as many upper bits as there is room for
+    upper = first.astype(np.uint64) << np.uint64(64 - bits)
+    lower = then >> np.uint64(bits)
+    return np.argsort(upper | lower, kind="stable")
 
 
 def _share(sizes: NDArray[np.int64], fraction: float, left: NDArray[np.int64]) -> NDArray[np.int64]:

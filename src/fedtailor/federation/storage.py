@@ -52,17 +52,18 @@ def load(path: AnyPath) -> Federation:
     Raises:
         ValueError: the file is missing, cannot be read, is damaged or something else.
     """
-    found = existing_file(path)
+    path = existing_file(path)
     try:
-        with reading(found):
-            found.open("rb").close()  # safetensors calls a file damaged that it may not read
-            header, arrays = _content(found)
+        with reading(path):
+            # safetensors calls a file damaged that it may not read: open it first, for the right message
+            path.open("rb").close()
+            header, arrays = _content(path)
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header.items()}
         splits = {split: Ragged(arrays.pop(f"{split}.rows"), arrays.pop(f"{split}.offsets")) for split in SPLITS}
         pool: Any = {"groups": None, **arrays, **splits, **plain}
         return Federation(**pool)
     except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{found} is damaged or holds no federation ({reason(error)}); save it again") from None
+        raise ValueError(f"{path} is damaged or holds no federation ({reason(error)}); save it again") from None
 
 
 def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

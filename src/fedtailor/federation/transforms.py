@@ -1,8 +1,8 @@
 """Shifts between groups of clients: each group sees the world in its own way.
 
 A transform is a small record of its settings; called with a federation (and a seed) it returns a new one whose pool
-holds the examples as each group sees them. Groups are dealt evenly and at random, by the clients' names, over seen and
-over unseen clients; a federation that already has groups gets the pairs (old group, new group).
+holds the examples as each group sees them. Groups are assigned evenly and at random, by the clients' names, over seen
+and over unseen clients; a federation that already has groups gets the pairs (old group, new group).
 """
 
 from collections.abc import Callable
@@ -17,10 +17,14 @@ from fedtailor.federation.checks import SPLITS, check_integer, check_seed
 from fedtailor.federation.federation import Federation
 from fedtailor.protocol import draw_bits, require, server_rng
 
-_ROUNDING = 1e-12  # relative to a feature's values
+_ROUNDING = 1e-12
+"""A feature whose values differ by less than this part of the largest is constant."""
 
 Groups = NDArray[np.integer[Any]]
+"""The group of each client [m]."""
+
 Change = Callable[[NDArray[Any], NDArray[Any], int], tuple[NDArray[Any], NDArray[Any]]]
+"""(inputs [n, ...], targets [n, ...], group) -> both as the group sees them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,15 @@ class Rotations:
         require(all(isinstance(turn, int) for turn in self.turns), f"turns is {self.turns}; give whole quarter turns")
 
     def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
-        """The rotated federation; `groups` [m] assigns clients to entries of `turns` (default: at random, evenly).
+        """Rotate the images of each group.
+
+        Args:
+            federation: what is rotated; it stays as it is.
+            seed: of the random groups.
+            groups: [m] the entry of `turns` of each client; None = evenly at random.
+
+        Returns:
+            A federation with the rotated images, whose groups are these.
 
         Raises:
             ValueError: inputs that are no square images, [h, h], [h, h, c] or flat with h^2 entries.
@@ -67,7 +79,15 @@ class LabelPermutations:
         check_integer(self.groups, "groups", 1)
 
     def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
-        """The federation with permuted labels; `groups` [m] assigns the clients (default: at random, evenly).
+        """Permute the labels of each group.
+
+        Args:
+            federation: what is changed; it stays as it is.
+            seed: of the permutations and of the random groups.
+            groups: [m] the group of each client; None = evenly at random.
+
+        Returns:
+            A federation with the permuted labels, whose groups are these.
 
         Raises:
             ValueError: targets that are no labels, or more groups than permutations.
@@ -89,18 +109,23 @@ class LabelPermutations:
             self.groups <= clients,
             f"groups is {self.groups}, and there are {clients} clients; use at most one group for each client",
         )
-        rng, found = server_rng(seed, "label permutations", 0), {}
-        while len(found) < self.groups:
+        rng = server_rng(seed, "label permutations", 0)
+        # keyed by their entries, so that a permutation that is drawn twice counts once
+        permutations: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        while len(permutations) < self.groups:
             permutation = rng.permutation(classes)
-            found.setdefault(tuple(permutation), permutation)
-        return list(found.values())
+            permutations.setdefault(tuple(permutation), permutation)
+        return list(permutations.values())
 
 
 def standardize(federation: Federation) -> Federation:
-    """Shift and scale every feature (the last axis) to mean 0 and deviation 1 over the seen clients' training rows.
+    """Standardize every feature (the last axis) by the seen clients' training rows.
 
     Constant features, and those that vary by rounding only, are shifted and not scaled. The statistics are of all
     clients together; a real federation would obtain them by secure aggregation.
+
+    Returns:
+        The same examples with the `shift` and `scale` that give each feature mean 0 and deviation 1.
 
     Raises:
         ValueError: token ids.
@@ -110,18 +135,24 @@ def standardize(federation: Federation) -> Federation:
     used = np.zeros(len(federation.x), np.bool_)
     used[federation.train.take(federation.seen).rows] = True
     values = federation.x[used].reshape(-1, federation.x.shape[-1]).astype(np.float64)
-    mean, deviation = values.mean(axis=0), values.std(axis=0)
-    # the mean of equal numbers is a rounding error away from them, so that their deviation is not exactly 0: a division
-    # by it would blow the error up
+    mean = values.mean(axis=0)
+    deviation = values.std(axis=0)
+    # The mean of equal numbers is a rounding error away from them, so that their deviation is not exactly 0: a division
+    # by it would enlarge the error.
     varies = np.ptp(values, axis=0) > _ROUNDING * np.abs(values).max(axis=0)
     scale = 1 / np.where(varies, deviation, 1.0)
     return replace(federation, shift=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 
 
 def _side(shape: tuple[int, ...]) -> int:
-    side = isqrt(shape[0]) if len(shape) == 1 else shape[0]
-    square = side * side == shape[0] if len(shape) == 1 else len(shape) in (2, 3) and shape[0] == shape[1]
-    if not square or not side:
+    """The side of square images of a shape: [h, h], [h, h, channels], or flat."""
+    if len(shape) == 1:
+        side = isqrt(shape[0])
+        is_square = side * side == shape[0]
+    else:
+        side = shape[0]
+        is_square = len(shape) in (2, 3) and shape[0] == shape[1]
+    if not is_square or not side:
         raise ValueError(f"inputs of shape {shape} are no square images; reshape x to [N, h, h] or [N, h, h, channels]")
     return side
 
@@ -145,21 +176,26 @@ def _assign(federation: Federation, count: int, seed: int, groups: Groups | None
 def _by_group(federation: Federation, groups: Groups, change: Change) -> Federation:
     """A new pool with the examples as each group sees them; rows that groups share are kept once for each."""
     splits = {split: getattr(federation, split) for split in SPLITS}
-    rows = {split: np.empty(len(part.rows), np.int64) for split, part in splits.items()}
-    xs, ys, start = [], [], 0
+    new_rows = {split: np.empty(len(part.rows), np.int64) for split, part in splits.items()}
+    xs, ys = [], []
+    start = 0
     for group in np.unique(groups):
-        mine = {split: (groups == group)[part.owners] for split, part in splits.items()}
+        # which entries of the splits belong to clients of this group, and which examples these use
+        in_group = {split: (groups == group)[part.owners] for split, part in splits.items()}
         used = np.zeros(len(federation.x), np.bool_)
         for split, part in splits.items():
-            used[part.rows[mine[split]]] = True
-        place = start - 1 + np.cumsum(used)
+            used[part.rows[in_group[split]]] = True
+        # The used examples stand in the new pool behind those of the groups before.
+        new_number = start - 1 + np.cumsum(used)
         for split, part in splits.items():
-            rows[split][mine[split]] = place[part.rows[mine[split]]]
+            new_rows[split][in_group[split]] = new_number[part.rows[in_group[split]]]
         x, y = change(federation.x[used], federation.y[used], int(group))
         xs.append(x)
         ys.append(y)
         start += len(x)
     if federation.groups is not None:
-        groups = np.unique(np.stack([federation.groups, groups]), axis=1, return_inverse=True)[1].reshape(-1)
-    moved = {split: part.renumber(rows[split]) for split, part in splits.items()}
-    return replace(federation, x=np.concatenate(xs), y=np.concatenate(ys), groups=groups, **moved)
+        pairs = np.stack([federation.groups, groups])
+        _, groups = np.unique(pairs, axis=1, return_inverse=True)
+        groups = groups.reshape(-1)
+    renumbered = {split: part.renumber(new_rows[split]) for split, part in splits.items()}
+    return replace(federation, x=np.concatenate(xs), y=np.concatenate(ys), groups=groups, **renumbered)

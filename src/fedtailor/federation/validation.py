@@ -96,10 +96,10 @@ def _rows(federation: "Federation") -> None:
     for split in SPLITS:
         ragged = getattr(federation, split)
         if len(ragged.rows) and ragged.rows.max() >= len(federation.x):
-            at = int(np.argmax(ragged.rows))
-            client = federation.names[int(ragged.owners[at])]
+            entry = int(np.argmax(ragged.rows))
+            client = federation.names[int(ragged.owners[entry])]
             raise ValueError(
-                f"client {client!r}: {split} row {ragged.rows[at]} is outside the {len(federation.x)} examples; "
+                f"client {client!r}: {split} row {ragged.rows[entry]} is outside the {len(federation.x)} examples; "
                 f"row numbers count from 0"
             )
 
@@ -158,15 +158,18 @@ def _overlaps(federation: "Federation") -> None:
 
 def _in_both(federation: "Federation", first: str, second: str) -> int | None:
     """One `client * N + row` that is in two splits of the client."""
-    size, parts = len(federation.x), (getattr(federation, first), getattr(federation, second))
+    size = len(federation.x)
+    parts = (getattr(federation, first), getattr(federation, second))
+    # Rows in both splits of whatever clients are few or none (nobody trains on a common test set): only these are
+    # sorted.
     used = [np.bincount(part.rows, minlength=size) > 0 for part in parts]
-    shared = used[0] & used[1]  # usually few or none (a common test set trains nobody), so that little is sorted
+    shared = used[0] & used[1]
     if not shared.any():
         return None
-    pairs = [(part.owners * size + part.rows)[shared[part.rows]] for part in parts]
-    known = np.sort(pairs[0])
-    at = np.minimum(np.searchsorted(known, pairs[1]), len(known) - 1)
-    both = pairs[1][known[at] == pairs[1]]
+    keys = [(part.owners * size + part.rows)[shared[part.rows]] for part in parts]
+    in_first = np.sort(keys[0])
+    nearest = np.minimum(np.searchsorted(in_first, keys[1]), len(in_first) - 1)
+    both = keys[1][in_first[nearest] == keys[1]]
     return int(both[0]) if len(both) else None
 
 
@@ -186,12 +189,14 @@ def _normalisation(federation: "Federation") -> None:
 
 
 def _not_finite(array: NDArray[Any]) -> int | None:
-    """The first row with NaN or inf; minimum and maximum find whether there is one without a temporary array."""
+    """The first row with NaN or inf; None where there is none."""
     if not np.issubdtype(array.dtype, np.floating) or not array.size:
         return None
+    # Minimum and maximum tell whether there is one without a temporary array.
     if np.isfinite(array.min()) and np.isfinite(array.max()):
         return None
-    return int(np.argmax(~np.isfinite(array.reshape(len(array), -1)).all(axis=1)))
+    finite_rows = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+    return int(np.argmin(finite_rows))
 
 
 def _owner(federation: "Federation", row: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Functions(Architecture):
     init: Callable[[Array], Any]
     function: Callable[[Any, Array], Array]
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         return self.init(key)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
         return self.function(network, x)
 
 

@@ -9,7 +9,7 @@ again (Hessian-vector products as `jax.jvp` of `jax.grad`), but the functions ha
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,11 @@ from fedtailor.models.no_fuse import no_fuse
 
 PoolKind = Literal["average", "max"]
 
-KEEP = (0, 0, 0)
-"""No padding of an axis, in the form of `lax.pad`."""
+Padding = tuple[int, int, int]
+"""Of one axis, in the form of `lax.pad`: before, after, between."""
+
+KEEP: Padding = (0, 0, 0)
+"""No padding of an axis."""
 SPARE = 16
 """Numbers between the images of a batch: 32x32x3 floats apart, all would compete for the same lines of the cache."""
 
@@ -41,7 +44,7 @@ def convolve(x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]) -> Flo
     return _convolve(x, kernel)[0]
 
 
-def _convolve(x: Array, kernel: Array) -> tuple[Array, Any]:
+def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
     k, _, c, o = kernel.shape
     _, height, width, b = x.shape
     columns = _columns(x.reshape(c, height, -1), k, b).reshape(k * k * c, -1)
@@ -49,13 +52,15 @@ def _convolve(x: Array, kernel: Array) -> tuple[Array, Any]:
     return y.reshape(o, height - k + 1, width - k + 1, b), (columns, kernel)
 
 
-def _convolve_back(saved: Any, g: Array) -> tuple[Array, Array]:
+def _convolve_back(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     columns, kernel = saved
     k, _, c, o = kernel.shape
     _, h, w, b = g.shape
     g = g.reshape(o, -1)
     patches = (kernel.reshape(-1, o) @ g).reshape(k, k, c, h, w * b)
-    return _sum_columns(_sum_rows(patches), b).reshape(c, h + k - 1, -1, b), (columns @ g.T).reshape(kernel.shape)
+    to_x = _sum_columns(_sum_rows(patches), b).reshape(c, h + k - 1, -1, b)
+    to_kernel = (columns @ g.T).reshape(kernel.shape)
+    return to_x, to_kernel
 
 
 convolve.defvjp(_convolve, _convolve_back)
@@ -63,7 +68,13 @@ convolve.defvjp(_convolve, _convolve_back)
 
 def pad(x: Float[Array, "c h w b"], by: int) -> Float[Array, "c h2 w2 b"]:
     """Planes with so many zeros on every side."""
-    return x if by == 0 else lax.pad(x, jnp.zeros((), x.dtype), (KEEP, (by, by, 0), (by, by, 0), KEEP))
+    if by == 0:
+        return x
+    return _pad_zeros(x, KEEP, (by, by, 0), (by, by, 0), KEEP)
+
+
+def _pad_zeros(x: Array, *axes: Padding) -> Array:
+    return lax.pad(x, jnp.zeros((), x.dtype), axes)
 
 
 def halve(
@@ -76,15 +87,25 @@ def halve(
     """
     c, height, width, b = x.shape
     k, _, _, o = kernel.shape
-    rows, columns, size = height // 2 * 2, width // 2 * 2, -(-k // 2)
-    # Rows and columns that only the kernel's padding would read: one block more where the last step needs it.
-    rows, columns = (max(even, (side - k) // 2 * 2 + 2 * size) for even, side in ((rows, height), (columns, width)))
-    x = lax.pad(x, jnp.zeros((), x.dtype), (KEEP, (0, rows - height, 0), (0, columns - width, 0), KEEP))
-    blocks = x.reshape(c, rows // 2, 2, columns // 2, 2, b).transpose(2, 4, 0, 1, 3, 5)
-    even = lax.pad(kernel, jnp.zeros((), kernel.dtype), ((0, 2 * size - k, 0), (0, 2 * size - k, 0), KEEP, KEEP))
-    small = even.reshape(size, 2, size, 2, c, o).transpose(0, 2, 1, 3, 4, 5).reshape(size, size, 4 * c, o)
-    blocks = blocks.reshape(4 * c, rows // 2, columns // 2, b)
-    h, w = (height - k) // 2 + size, (width - k) // 2 + size
+    size = -(-k // 2)
+
+    def even(side: int) -> int:
+        # Without an odd last pixel; or one block more, of zeros that only the kernel's padding reads, where the last
+        # step needs it.
+        last_step = (side - k) // 2 * 2
+        return max(side // 2 * 2, last_step + 2 * size)
+
+    rows, columns = even(height), even(width)
+    x = _pad_zeros(x, KEEP, (0, rows - height, 0), (0, columns - width, 0), KEEP)
+    blocks = x.reshape(c, rows // 2, 2, columns // 2, 2, b)
+    blocks = blocks.transpose(2, 4, 0, 1, 3, 5).reshape(4 * c, rows // 2, columns // 2, b)
+
+    even_kernel = _pad_zeros(kernel, (0, 2 * size - k, 0), (0, 2 * size - k, 0), KEEP, KEEP)
+    small = even_kernel.reshape(size, 2, size, 2, c, o)
+    small = small.transpose(0, 2, 1, 3, 4, 5).reshape(size, size, 4 * c, o)
+
+    h = (height - k) // 2 + size
+    w = (width - k) // 2 + size
     return blocks[:, :h, :w], small
 
 
@@ -98,28 +119,32 @@ def _turned(spaced: Array, shape: tuple[int, int, int]) -> Array:
 def _columns(x: Array, k: int, b: int) -> Array:
     """[c, h, w b] -> [k k c, h2, w2 b], copied in runs of w2 b numbers."""
     _, height, row = x.shape
-    h, run = height - k + 1, row - (k - 1) * b
-    return lax.concatenate([x[:, i : i + h, j * b : j * b + run] for i in range(k) for j in range(k)], 0)
+    h = height - k + 1
+    run = row - (k - 1) * b
+    shifted = [x[:, i : i + h, j * b : j * b + run] for i in range(k) for j in range(k)]
+    return lax.concatenate(shifted, 0)
 
 
 @no_fuse
 def _sum_rows(patches: Array) -> Array:
     """The first half of the transpose of `_columns`: [k, k, c, h2, w2 b] -> [k, c, h, w2 b]."""
-    k, zero = len(patches), jnp.zeros((), patches.dtype)
-    return reduce(jnp.add, (lax.pad(patches[i], zero, (KEEP, KEEP, (i, k - 1 - i, 0), KEEP)) for i in range(k)))
+    k = len(patches)
+    shifted = [_pad_zeros(patches[i], KEEP, KEEP, (i, k - 1 - i, 0), KEEP) for i in range(k)]
+    return reduce(jnp.add, shifted)
 
 
 @partial(no_fuse, static=("b",))
 def _sum_columns(patches: Array, b: int) -> Array:
     """The second half: [k, c, h, w2 b] -> [c, h, w b]."""
-    k, zero = len(patches), jnp.zeros((), patches.dtype)
-    return reduce(jnp.add, (lax.pad(patches[j], zero, (KEEP, KEEP, (j * b, (k - 1 - j) * b, 0))) for j in range(k)))
+    k = len(patches)
+    shifted = [_pad_zeros(patches[j], KEEP, KEEP, (j * b, (k - 1 - j) * b, 0)) for j in range(k)]
+    return reduce(jnp.add, shifted)
 
 
 @no_fuse
 def _spaced(images: Array) -> Array:
     """[b, h, w, c] -> [b, h w c + SPARE]."""
-    return lax.pad(images.reshape(len(images), -1), jnp.zeros((), images.dtype), (KEEP, (0, SPARE, 0)))
+    return _pad_zeros(images.reshape(len(images), -1), KEEP, (0, SPARE, 0))
 
 
 def _images(spaced: Array, shape: tuple[int, int, int]) -> Array:
@@ -133,8 +158,9 @@ def _images(spaced: Array, shape: tuple[int, int, int]) -> Array:
 def windows(y: Float[Array, "o h w b"]) -> Float[Array, "4 o n"]:
     """The four members of every 2x2 pooling window, n = h/2 w/2 b windows; an odd last row or column is dropped."""
     o, h, w, b = y.shape
-    even = y[:, : h // 2 * 2, : w // 2 * 2].reshape(o, h // 2, 2, w // 2, 2, b)
-    return even.transpose(2, 4, 0, 1, 3, 5).reshape(4, o, -1)
+    even = y[:, : h // 2 * 2, : w // 2 * 2]
+    pairs = even.reshape(o, h // 2, 2, w // 2, 2, b)
+    return pairs.transpose(2, 4, 0, 1, 3, 5).reshape(4, o, -1)
 
 
 @jax.custom_vjp
@@ -147,27 +173,41 @@ def convolve_windows(images: Float[Array, "b h w c"], kernel: Float[Array, "k k 
     return _convolve_windows(images, kernel)[0]
 
 
-def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, Any]:
+def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
     b, height, width, c = images.shape
     k, o = kernel.shape[1], kernel.shape[3]
-    columns = _window_columns(_parities(_spaced(images), (height, width, c), k), k, b).reshape((k + 1) ** 2 * c, -1)
+    parities = _parities(_spaced(images), (height, width, c), k)
+    columns = _window_columns(parities, k, b).reshape((k + 1) ** 2 * c, -1)
     wide = _at_four_offsets(kernel)
     return (wide.T @ columns).reshape(4, o, -1), (columns, wide, images, kernel)
 
 
-def _convolve_windows_back(saved: Any, g: Array) -> tuple[Array, Array]:
+def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -> tuple[Array, Array]:
     columns, wide, images, kernel = saved
     b, height, width, c = images.shape
     k, o = kernel.shape[1], kernel.shape[3]
-    h, w, q = (height - k + 1) // 2, (width - k + 1) // 2, (k + 1) // 2
+    h = (height - k + 1) // 2
+    w = (width - k + 1) // 2
+    half = (k + 1) // 2
     g = g.reshape(4 * o, -1)
+
+    # The kernel stands in the wide one at four offsets: its derivative is the sum over them.
     to_wide = (columns @ g.T).reshape(k + 1, k + 1, c, 4, o)
-    to_kernel = to_wide[:k, :k, :, 0] + to_wide[:k, 1:, :, 1] + to_wide[1:, :k, :, 2] + to_wide[1:, 1:, :, 3]
+    upper_left = to_wide[:k, :k, :, 0]
+    upper_right = to_wide[:k, 1:, :, 1]
+    lower_left = to_wide[1:, :k, :, 2]
+    lower_right = to_wide[1:, 1:, :, 3]
+    to_kernel = upper_left + upper_right + lower_left + lower_right
+
     # What follows is removed by the compiler where nobody asks for the derivative of the images, as in training.
-    patches = (wide @ g).reshape(q, 2, q, 2, c, h, w * b).transpose(0, 2, 1, 3, 4, 5, 6).reshape(q, q, 4 * c, h, w * b)
+    patches = (wide @ g).reshape(half, 2, half, 2, c, h, w * b)
+    patches = patches.transpose(0, 2, 1, 3, 4, 5, 6).reshape(half, half, 4 * c, h, w * b)
     parities = _sum_columns(_sum_rows(patches), b).reshape(2, 2, c, h + k // 2, w + k // 2, b)
-    even = parities.transpose(5, 3, 0, 4, 1, 2).reshape(b, 2 * h + k - 1, 2 * w + k - 1, c)
-    return jnp.pad(even, ((0, 0), (0, height - even.shape[1]), (0, width - even.shape[2]), (0, 0))), to_kernel
+    to_images = parities.transpose(5, 3, 0, 4, 1, 2).reshape(b, 2 * h + k - 1, 2 * w + k - 1, c)
+    # an odd last row or column, which no window has read
+    dropped_rows = height - to_images.shape[1]
+    dropped_columns = width - to_images.shape[2]
+    return jnp.pad(to_images, ((0, 0), (0, dropped_rows), (0, dropped_columns), (0, 0))), to_kernel
 
 
 convolve_windows.defvjp(_convolve_windows, _convolve_windows_back)
@@ -176,27 +216,36 @@ convolve_windows.defvjp(_convolve_windows, _convolve_windows_back)
 @partial(no_fuse, static=("shape", "k"))
 def _parities(spaced: Array, shape: tuple[int, int, int], k: int) -> Array:
     """Pixels by the parity of their row and column: [b, h w c + SPARE] -> [2, 2, c, rows / 2, columns / 2 * b]."""
-    rows, columns = (side - (side - k + 1) % 2 for side in shape[:2])
-    even = _images(spaced, shape)[:, :rows, :columns].reshape(-1, rows // 2, 2, columns // 2, 2, shape[2])
-    return even.transpose(2, 4, 5, 1, 3, 0).reshape(2, 2, shape[2], rows // 2, -1)
+    height, width, channels = shape
+    # without a last row or column that no window reads
+    rows = height - (height - k + 1) % 2
+    columns = width - (width - k + 1) % 2
+    pixels = _images(spaced, shape)[:, :rows, :columns]
+    pixels = pixels.reshape(-1, rows // 2, 2, columns // 2, 2, channels)
+    return pixels.transpose(2, 4, 5, 1, 3, 0).reshape(2, 2, channels, rows // 2, -1)
 
 
 @partial(no_fuse, static=("k", "b"))
 def _window_columns(parities: Array, k: int, b: int) -> Array:
     """[2, 2, c, rows / 2, columns / 2 * b] -> [(k + 1)^2 c, h, w b] for h x w windows."""
     rows, row = parities.shape[3:]
-    h, run = rows - k // 2, row - k // 2 * b
-    pixels = [(i, j) for i in range(k + 1) for j in range(k + 1)]
-    return lax.concatenate(
-        [parities[i % 2, j % 2, :, i // 2 : i // 2 + h, j // 2 * b : j // 2 * b + run] for i, j in pixels], 0
-    )
+    h = rows - k // 2
+    run = row - k // 2 * b
+    columns = []
+    for i in range(k + 1):
+        for j in range(k + 1):
+            # pixel (i, j) of every window: of its parity, shifted by half as many windows
+            row_start = i // 2
+            start = j // 2 * b
+            columns.append(parities[i % 2, j % 2, :, row_start : row_start + h, start : start + run])
+    return lax.concatenate(columns, 0)
 
 
 @no_fuse
 def _at_four_offsets(kernel: Array) -> Array:
     """[k, k, c, o] -> [(k + 1)^2 c, 4 o]."""
-    o, zero = kernel.shape[3], jnp.zeros((), kernel.dtype)
-    moved = [lax.pad(kernel, zero, ((i, 1 - i, 0), (j, 1 - j, 0), KEEP, KEEP)) for i in (0, 1) for j in (0, 1)]
+    o = kernel.shape[3]
+    moved = [_pad_zeros(kernel, (i, 1 - i, 0), (j, 1 - j, 0), KEEP, KEEP) for i in (0, 1) for j in (0, 1)]
     return lax.concatenate(moved, 3).reshape(-1, 4 * o)
 
 
@@ -226,11 +275,13 @@ def _max(y: Array, bias: Array) -> Array:
 
 @no_fuse
 def _max_back(y: Array, bias: Array, g: Array) -> Array:
-    largest, parts = _largest(y), []
-    free = largest > -bias[:, None]
+    largest = _largest(y)
+    parts = []
+    # where the derivative has yet to be given to a member: of equal maxima to the first one, below the ReLU to none
+    is_open = largest > -bias[:, None]
     for is_largest in y == largest:
-        parts.append(lax.select(free & is_largest, g, jnp.zeros_like(g)))
-        free = free & ~is_largest
+        parts.append(lax.select(is_open & is_largest, g, jnp.zeros_like(g)))
+        is_open = is_open & ~is_largest
     return jnp.stack(parts)
 
 

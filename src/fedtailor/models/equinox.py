@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.equinox_norm import WeightedBatchNorm
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 from fedtailor.models.parts import Anatomy, map_nodes, path_of, paths_of
 
 NO_STATE = "what changes during training must be running statistics; use a layer without state"
@@ -26,7 +26,7 @@ class EquinoxModule(Architecture):
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         module = self.make(*self.args, **dict(self.kwargs), key=key)
         kinds = eqx.nn.State | eqx.nn.StateIndex | eqx.nn.BatchNorm
         nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
@@ -38,19 +38,18 @@ class EquinoxModule(Architecture):
             raise ValueError(f"the Equinox module keeps state other than BatchNorm's: {NO_STATE}")
         return map_nodes(module, eqx.nn.BatchNorm, lambda path, norm: WeightedBatchNorm(norm))
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
         return self._each(_called, network, x, key)
 
-    def statistics(self, network: Any) -> tuple[str, ...]:
+    def statistics(self, network: Network) -> tuple[str, ...]:
         norms = paths_of(network, WeightedBatchNorm)
-        return tuple(
-            path for path in map(path_of, _array_paths(network))
-            if any(path.startswith((f"{norm}.batch_", f"{norm}.ema_")) for norm in norms)
-        )  # fmt: skip
+        prefixes = tuple(f"{norm}.{kind}_" for norm in norms for kind in ("batch", "ema"))
+        paths = [path_of(keys) for keys in _array_paths(network)]
+        return tuple(path for path in paths if path.startswith(prefixes))
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Network]:
         network = eqx.nn.inference_mode(network, value=False)
         axis = _axis_name(network)
 
@@ -60,19 +59,21 @@ class EquinoxModule(Architecture):
             return weighted(example, eqx.nn.State(network), **options)
 
         keys = None if key is None else jax.random.split(key, len(x))
-        one_to_many = jax.vmap(one, in_axes=(0, 0, None if key is None else 0), out_axes=(0, None), axis_name=axis)
-        outputs, state = one_to_many(x, weight, keys)
+        key_axis = None if key is None else 0
+        # BatchNorm takes means over the named axis; so all examples end with one state, which is not stacked.
+        batched = jax.vmap(one, in_axes=(0, 0, key_axis), out_axes=(0, None), axis_name=axis)
+        outputs, state = batched(x, weight, keys)
         return outputs, map_nodes(network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state))
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         dtype, called = _dense_calls(network, input_shape)
         norms = paths_of(network, (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm))
         return Anatomy(called[-1] if called else None, norms, tuple(called[-1:]), dtype)
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
-        def body(network: Any, example: Array, **options: Any) -> Array:
+        def body(network: Network, example: Array, **options: Any) -> Array:
             tap = _Tap()
             _called(_tapped(network, anatomy.head, tap), example, **options)
             return tap.seen
@@ -80,30 +81,37 @@ class EquinoxModule(Architecture):
         return self._each(body, network, x, key)
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
         # The module runs on zeros up to its head, which is given the features instead; what leads up to it is never
         # read, so that the compiler removes it.
-        def rest(network: Any, one: Array) -> Array:
+        def rest(network: Network, one: Array) -> Array:
             return _called(_tapped(network, anatomy.head, _Tap(one)), jnp.zeros(input_shape, anatomy.input_dtype))
 
         return self._each(rest, network, features, None)
 
-    def _each(self, call: Callable[..., Array], network: Any, x: Array, key: Array | None) -> Array:
+    def _each(self, call: Callable[..., Array], network: Network, x: Array, key: Array | None) -> Array:
         """`call(network, example)` for each example, in evaluation mode without a key."""
         network = eqx.nn.inference_mode(network, value=key is None)
         if key is None:
             return jax.vmap(partial(call, network))(x)
-        return jax.vmap(lambda one, key: call(network, one, key=key))(x, jax.random.split(key, len(x)))
+        keys = jax.random.split(key, len(x))
+        return jax.vmap(lambda example, key: call(network, example, key=key))(x, keys)
 
-    def is_stochastic(self, network: Any) -> bool:
+    def is_stochastic(self, network: Network) -> bool:
         has_mode = lambda node: hasattr(node, "inference")  # noqa: E731
         nodes = jax.tree.leaves(network, is_leaf=has_mode)
         return any(has_mode(node) and not isinstance(node, eqx.nn.BatchNorm) for node in nodes)
 
 
 class _Tap:
-    """Looks at what a dense layer is given, or gives it something else."""
+    """Records what a dense layer is given, or gives it something else.
+
+    Attributes:
+        instead: what the layer is given; None = what it would be given without the tap.
+        note: called with every call of the layer.
+        seen: the last input.
+    """
 
     def __init__(self, instead: Array | None = None, note: Callable[[], None] | None = None) -> None:
         self.instead, self.note, self.seen = instead, note, jnp.zeros(0)
@@ -128,12 +136,12 @@ class _Tapped(eqx.Module):
         return getattr(self.dense, name)
 
 
-def _tapped(network: Any, path: str | None, tap: _Tap) -> Any:
+def _tapped(network: Network, path: str | None, tap: _Tap) -> Any:
     """The network with its dense layer of that path tapped."""
     return map_nodes(network, eqx.nn.Linear, lambda where, dense: _Tapped(dense, tap) if where == path else dense)
 
 
-def _called(network: Any, example: Array, **options: Any) -> Array:
+def _called(network: Network, example: Array, **options: Any) -> Array:
     """The module's output for one example, with its state where it keeps some (which evaluation leaves as it is)."""
     if not paths_of(network, eqx.nn.StateIndex):
         return network(example, **options)
@@ -144,7 +152,7 @@ def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex
     return eqx.tree_at(lambda index: index.init, index, state.get(index))
 
 
-def _axis_name(network: Any) -> Any:
+def _axis_name(network: Network) -> Any:
     """The name that all of the module's BatchNorms give to the batch."""
     is_norm = lambda node: isinstance(node, WeightedBatchNorm)  # noqa: E731
     names = {node.axis_name for node in jax.tree.leaves(network, is_leaf=is_norm) if is_norm(node)}
@@ -153,11 +161,11 @@ def _axis_name(network: Any) -> Any:
     return names.pop()
 
 
-def _array_paths(network: Any) -> list[Any]:
+def _array_paths(network: Network) -> list[Any]:
     return [keys for keys, leaf in jax.tree_util.tree_leaves_with_path(network) if hasattr(leaf, "shape")]
 
 
-def _dense_calls(network: Any, input_shape: tuple[int, ...]) -> tuple[str, list[str]]:
+def _dense_calls(network: Network, input_shape: tuple[int, ...]) -> tuple[str, list[str]]:
     """The type of the inputs, and the paths of the dense layers in the order in which they are called."""
     paths = paths_of(network, eqx.nn.Linear)
     for dtype in ("float32", "int32"):

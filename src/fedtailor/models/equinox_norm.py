@@ -45,27 +45,30 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         return out, state
 
     def _running(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+        """Mean and variance that evaluation uses."""
         if self.mode == "ema":
-            mean, variance = state.get(_there(self.ema_state_index))
+            mean, variance = state.get(_present(self.ema_state_index))
             return mean, variance, state
-        counter = state.get(_there(self.batch_counter))
-        mean, variance = state.get(_there(self.batch_state_index))
+        counter = state.get(_present(self.batch_counter))
+        mean, variance = state.get(_present(self.batch_state_index))
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
         return mean / scale, variance / scale, state
 
     def _trained(self, x: Array, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+        """Mean and variance that a training step uses, and the state with new running statistics."""
         batch = self._batch(x)
         if self.mode == "ema":
-            first = state.get(_there(self.ema_first_time_index)) > 0
-            old = state.get(_there(self.ema_state_index))
+            first = state.get(_present(self.ema_first_time_index)) > 0
+            old = state.get(_present(self.ema_state_index))
             new = jax.tree.map(lambda b, r: jnp.where(first, b, self._step(r, b)), batch, old)
-            state = state.set(_there(self.ema_first_time_index), jnp.zeros_like(first, x.dtype))
-            return *new, state.set(_there(self.ema_state_index), new)
-        counter, old = state.get(_there(self.batch_counter)), state.get(_there(self.batch_state_index))
-        state = state.set(_there(self.batch_counter), counter + 1)
-        return *batch, state.set(
-            _there(self.batch_state_index), jax.tree.map(lambda b, r: self._step(r, b), batch, old)
-        )
+            state = state.set(_present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype))
+            # Equinox normalises by the running averages in this mode, in training as well.
+            return *new, state.set(_present(self.ema_state_index), new)
+        counter = state.get(_present(self.batch_counter))
+        old = state.get(_present(self.batch_state_index))
+        new = jax.tree.map(lambda b, r: self._step(r, b), batch, old)
+        state = state.set(_present(self.batch_counter), counter + 1)
+        return *batch, state.set(_present(self.batch_state_index), new)
 
     def _step(self, running: Array, batch: Array) -> Array:
         return self.momentum * running + (1 - self.momentum) * batch
@@ -80,6 +83,6 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         return mean, lax.psum(share * squares.mean(pixels), self.axis_name)
 
 
-def _there(index: Any) -> eqx.nn.StateIndex:
+def _present(index: Any) -> eqx.nn.StateIndex:
     assert index is not None
     return index

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 from fedtailor.models.parts import Anatomy, path_of
 
 
@@ -20,7 +20,7 @@ class LinenModule(Architecture):
     module: Any
     input_dtype: str
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         example = jnp.zeros((1, *input_shape), self.input_dtype)
         params, dropout = jax.random.split(key)
         variables = self.module.init({"params": params, "dropout": dropout}, example, **self._mode(training=False))
@@ -32,22 +32,24 @@ class LinenModule(Architecture):
             )
         return _merged(variables)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
         rngs = None if key is None else {"dropout": key}
         return self.module.apply(_split(network), x, rngs=rngs, **self._mode(training=key is not None))
 
-    def statistics(self, network: Any) -> tuple[str, ...]:
+    def statistics(self, network: Network) -> tuple[str, ...]:
         keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(network)]
         return tuple(path_of(path) for path in keys if str(path[-1].key).startswith(RUNNING))
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Network]:
         from flax import linen
 
         def weigh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
             if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
-                kwargs = {**kwargs, "mask": (weight > 0).reshape(-1, *[1] * (args[0].ndim - 1))}
+                x = args[0]
+                is_example = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
+                kwargs = {**kwargs, "mask": is_example}
             return call(*args, **kwargs)
 
         rngs = None if key is None else {"dropout": key}
@@ -58,7 +60,7 @@ class LinenModule(Architecture):
             )
         return outputs, _merged({**variables, **renewed})
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         from flax import linen
 
         called: list[tuple[str, Any]] = []
@@ -77,7 +79,7 @@ class LinenModule(Architecture):
         return Anatomy(dense[-1] if dense else None, tuple(dict.fromkeys(norms)), tuple(order), self.input_dtype)
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
         seen: list[Array] = []
 
@@ -90,7 +92,7 @@ class LinenModule(Architecture):
         return seen[-1]
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
         # As for Equinox modules: the body runs on zeros, unread.
         def replace(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -99,13 +101,13 @@ class LinenModule(Architecture):
 
         return self._intercepted(replace, network, jnp.zeros((len(features), *input_shape), self.input_dtype), None)
 
-    def _intercepted(self, interceptor: Any, network: Any, x: Array, key: Array | None) -> Array:
+    def _intercepted(self, interceptor: Any, network: Network, x: Array, key: Array | None) -> Array:
         from flax import linen
 
         with linen.intercept_methods(interceptor):
             return self.apply(network, x, key)
 
-    def is_stochastic(self, network: Any) -> bool:
+    def is_stochastic(self, network: Network) -> bool:
         return bool(self._mode(training=True))
 
     def _mode(self, training: bool) -> dict[str, bool]:
@@ -131,11 +133,14 @@ def _merged(variables: Any) -> Any:
         return variables["params"]
     if any(str(path[-1]).startswith(RUNNING) for path in flat):
         raise ValueError(f"a parameter of the linen module is named {RUNNING}...; that is for statistics: rename it")
-    renamed = {(*path[:-1], RUNNING + path[-1]): value for path, value in statistics.items()}
+    # A layer's statistics may have the names of its parameters: the prefix keeps them apart.
+    renamed = {}
+    for (*layer, name), value in statistics.items():
+        renamed[*layer, RUNNING + name] = value
     return traverse_util.unflatten_dict({**flat, **renamed})
 
 
-def _split(network: Any) -> dict[str, Any]:
+def _split(network: Network) -> dict[str, Any]:
     """The inverse of `_merged`."""
     from flax import traverse_util
 
@@ -144,7 +149,9 @@ def _split(network: Any) -> dict[str, Any]:
     if not statistics:
         return {"params": network}
     params = {path: value for path, value in flat.items() if path not in statistics}
-    renamed = {(*path[:-1], path[-1].removeprefix(RUNNING)): value for path, value in statistics.items()}
+    renamed = {}
+    for (*layer, name), value in statistics.items():
+        renamed[*layer, name.removeprefix(RUNNING)] = value
     return {"params": traverse_util.unflatten_dict(params), STATISTICS: traverse_util.unflatten_dict(renamed)}
 
 

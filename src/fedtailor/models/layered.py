@@ -3,12 +3,11 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.layers import Dense, Dropout, InitStream, Layer, Relu, Stack
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import BatchNorm, GroupNorm
 from fedtailor.models.parts import Anatomy, paths_of
 
@@ -17,10 +16,10 @@ class Drawn(Architecture):
     """An architecture whose parameters are drawn in one call."""
 
     @abstractmethod
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Any:
+    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Network:
         """The network, with parameters from `stream`."""
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         counting = InitStream()
         self.network(input_shape, outputs, counting)
         return self.network(input_shape, outputs, counting.filled(key))
@@ -29,31 +28,31 @@ class Drawn(Architecture):
 class Layered(Drawn):
     """An architecture whose network is a `Stack` of layers."""
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
         return network(x, key)
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
-    ) -> tuple[Float[Array, "b outputs"], Any]:
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b outputs"], Network]:
         return network.train(x, key, weight)
 
-    def is_stochastic(self, network: Any) -> bool:
+    def is_stochastic(self, network: Network) -> bool:
         return any(isinstance(layer, Dropout) for layer in network.layers)
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         return Anatomy(f"layers.{len(network.layers) - 1}", paths_of(network, (GroupNorm, BatchNorm)))
 
-    def statistics(self, network: Any) -> tuple[str, ...]:
+    def statistics(self, network: Network) -> tuple[str, ...]:
         norms = paths_of(network, BatchNorm)
         return tuple(f"{norm}.running_{what}" for norm in norms for what in ("mean", "variance"))
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
         return Stack(network.layers[:-1])(x, key)
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b outputs"]:
         return network.layers[-1](features)
 

@@ -21,8 +21,8 @@ Layer = Callable[[Array, Array | None], Array]
 class InitStream:
     """The random numbers of a network, from one call of the generator (each call takes XLA a third of a second).
 
-    A network is built twice: first with `InitStream()`, which counts, then with `counting.filled(key)`, which deals
-    out.
+    A network is built twice: first with `InitStream()`, which counts, then with `counting.filled(key)`, which holds
+    the numbers.
     """
 
     def __init__(self, numbers: Float[Array, " n"] | None = None) -> None:
@@ -42,8 +42,11 @@ class InitStream:
         return math.sqrt(2) * jax.scipy.special.erfinv(self._next(shape))
 
     def _next(self, shape: tuple[int, ...]) -> Array:
-        first, self._used = self._used, self._used + math.prod(shape)
-        return jnp.zeros(shape) if self._numbers is None else self._numbers[first : self._used].reshape(shape)
+        first = self._used
+        self._used += math.prod(shape)
+        if self._numbers is None:
+            return jnp.zeros(shape)
+        return self._numbers[first : self._used].reshape(shape)
 
 
 NARROW = 16
@@ -118,8 +121,8 @@ class ImageConvPool(eqx.Module):
     def __call__(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
         k, _, _, o = self.weight.shape
         b, h, w, _ = x.shape
-        y = convolve_windows(x, self.weight)
-        return pool_relu(y, self.bias, self.pool).reshape(o, (h - k + 1) // 2, (w - k + 1) // 2, b)
+        y = pool_relu(convolve_windows(x, self.weight), self.bias, self.pool)
+        return y.reshape(o, (h - k + 1) // 2, (w - k + 1) // 2, b)
 
 
 class Planes(eqx.Module):
@@ -160,7 +163,8 @@ class Dropout(eqx.Module):
     def __call__(self, x: Float[Array, "..."], key: Array | None = None) -> Float[Array, "..."]:
         if key is None:
             return x
-        return jnp.where(jax.random.bernoulli(key, 1 - self.rate, x.shape), x / (1 - self.rate), 0)
+        is_kept = jax.random.bernoulli(key, 1 - self.rate, x.shape)
+        return jnp.where(is_kept, x / (1 - self.rate), 0)
 
 
 class Embedding(eqx.Module):
@@ -197,9 +201,11 @@ class LSTM(eqx.Module):
             i, f, g, o = jnp.split(projected + hidden @ self.state_weight, 4, axis=-1)
             new_cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             new_hidden = jax.nn.sigmoid(o) * jnp.tanh(new_cell)
-            hidden, cell = jnp.where(keep, new_hidden, hidden), jnp.where(keep, new_cell, cell)
+            hidden = jnp.where(keep, new_hidden, hidden)
+            cell = jnp.where(keep, new_cell, cell)
             return (hidden, cell), hidden
 
+        # The inputs' part of all gates at once: one large product instead of one in every step.
         projected = (x @ self.input_weight + self.bias).swapaxes(0, 1)
         zero = jnp.zeros((len(x), self.state_weight.shape[0]), x.dtype)
         _, states = jax.lax.scan(step, (zero, zero), (projected, keep.T[..., None]))
@@ -234,7 +240,8 @@ class ReluPool(eqx.Module):
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h2 w2 b"]:
         c, h, w, b = x.shape
-        return pool_relu(windows(x), jnp.zeros(c, x.dtype), self.pool).reshape(c, h // 2, w // 2, b)
+        no_bias = jnp.zeros(c, x.dtype)
+        return pool_relu(windows(x), no_bias, self.pool).reshape(c, h // 2, w // 2, b)
 
 
 class Stack(StatefulLayer):
@@ -247,7 +254,8 @@ class Stack(StatefulLayer):
 
     def __call__(self, x: Shaped[Array, "b ..."], key: Array | None = None) -> Shaped[Array, "..."]:
         for index, layer in enumerate(self.layers):
-            x = layer(x, None if key is None else jax.random.fold_in(key, index))
+            layer_key = None if key is None else jax.random.fold_in(key, index)
+            x = layer(x, layer_key)
         return x
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Stack"]:
@@ -260,5 +268,17 @@ class Stack(StatefulLayer):
 
 
 def train_layer(layer: Any, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, Any]:
-    """A training step through any layer, and the layer with new statistics where it keeps some."""
-    return layer.train(x, key, weight) if isinstance(layer, StatefulLayer) else (layer(x, key), layer)
+    """A training step through any layer.
+
+    Args:
+        layer: a layer of this package.
+        x: its inputs.
+        key: randomness of the step, for dropout.
+        weight: 0 for examples that only fill the batch.
+
+    Returns:
+        The outputs, and the layer with new statistics where it keeps some.
+    """
+    if isinstance(layer, StatefulLayer):
+        return layer.train(x, key, weight)
+    return layer(x, key), layer

@@ -27,7 +27,7 @@ class Classification:
         return self.function(outputs, y)
 
 
-def _cross_entropy(outputs: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
+def _cross_entropy(outputs: Float[Array, "*many classes"], y: Int[Array, "*many"]) -> Float[Array, "*many"]:
     # A comparison instead of an index: its derivative is a subtraction, that of an index is a scatter.
     chosen = y[..., None] == jnp.arange(outputs.shape[-1], dtype=y.dtype)
     return jax.nn.logsumexp(outputs, axis=-1) - jnp.where(chosen, outputs, 0).sum(-1)
@@ -71,4 +71,5 @@ def squared_error(outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> 
         raise ValueError(
             f"outputs {outputs.shape} do not match targets {y.shape}; bind the model with matching outputs"
         )
-    return jnp.square(outputs - y.reshape(outputs.shape).astype(outputs.dtype)).reshape(len(outputs), -1).sum(-1)
+    targets = y.reshape(outputs.shape).astype(outputs.dtype)
+    return jnp.square(outputs - targets).reshape(len(outputs), -1).sum(-1)

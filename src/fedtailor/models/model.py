@@ -10,10 +10,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from fedtailor.models.losses import Classification, Loss, cross_entropy
 from fedtailor.models.parts import Anatomy, Outline, Parameter, Part, path_of
+from fedtailor.protocol import Params
+
+Network = PyTree
+"""A network: any pytree whose floating-point arrays are its parameters (an Equinox module, a dict of arrays, ...)."""
 
 
 class Architecture(ABC):
@@ -27,26 +31,26 @@ class Architecture(ABC):
     micro_batch: int | None = None
 
     @abstractmethod
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Any:
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         """A randomly initialised network: a pytree whose floating-point arrays are the parameters."""
 
     @abstractmethod
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
         """Outputs for a batch; without a key in evaluation mode (dropout off)."""
 
-    def is_stochastic(self, network: Any) -> bool:
-        """Whether training the network (as `build` makes it) needs random numbers."""
+    def is_stochastic(self, network: Network) -> bool:
+        """Whether training the network (as `build` makes it) needs random numbers (dropout)."""
         return False
 
     # running statistics, such as batch normalisation keeps ------------------------------------------------------
 
-    def statistics(self, network: Any) -> tuple[str, ...]:
+    def statistics(self, network: Network) -> tuple[str, ...]:
         """Paths of the arrays that hold running statistics (as `fedtailor.models.parts.path_of` writes them)."""
         return ()
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Network]:
         """Outputs in a training step, and the network with new statistics; examples of weight 0 must not enter them.
 
         Called only where there are `statistics`. The key is None where `is_stochastic` is False.
@@ -55,7 +59,7 @@ class Architecture(ABC):
 
     # parts of the network: see `Model.part` ---------------------------------------------------------------------
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         """Which layers are the head and the normalisation layers, and in which order layers are computed.
 
         Args:
@@ -65,15 +69,15 @@ class Architecture(ABC):
         return Anatomy()
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
         """What the head is given; called only where `anatomy` names a head."""
         raise NotImplementedError(f"{type(self).__name__} names a head and has no method `features`")
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
-        """Outputs from features in evaluation mode; called only where `anatomy` names a head."""
+        """Outputs from features [b, ...] in evaluation mode; called only where `anatomy` names a head."""
         raise NotImplementedError(f"{type(self).__name__} names a head and has no method `head_outputs`")
 
     def bind(
@@ -129,8 +133,11 @@ class Model:
         self._require_precision()
         return _initial(self, key)
 
-    def params(self, theta: Float[Array, " d"]) -> Any:
-        """The parameters as a tree, each reshaped out of theta; do this once, before a loop.
+    def params(self, theta: Float[Array, " d"]) -> Params:
+        """The parameters as a tree; do this once, before a loop.
+
+        Returns:
+            A pytree of arrays in the model's precision, each a reshaped piece of theta.
 
         Raises:
             ValueError: theta has not d entries, or float64 is asked for and not enabled.
@@ -141,13 +148,14 @@ class Model:
             raise ValueError(f"theta has shape {theta.shape}; this model takes [{self.size}]")
         theta = jnp.asarray(theta, self.dtype)
         starts = (0, *layout.ends)
+        # Static slices, which XLA fuses into what reads them.
         leaves = [
             theta[start:end].reshape(shape)
             for start, end, shape in zip(starts, layout.ends, layout.shapes, strict=False)
         ]
         return jax.tree.unflatten(layout.structure, leaves)
 
-    def vector(self, params: Any) -> Float[Array, " d"]:
+    def vector(self, params: Params) -> Float[Array, " d"]:
         """Back to theta [d]: the exact inverse of `params`."""
         leaves = jax.tree.leaves(params)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if leaves else jnp.zeros(0, self.dtype)
@@ -169,6 +177,9 @@ class Model:
                 "re:"), several of these with commas between them, "not " and one of these, "everything" or "nothing";
                 or a part that this method has made.
 
+        Returns:
+            The part; it takes and puts its entries of vectors [..., d].
+
         Raises:
             ValueError: the model has no such part, or a pattern matches nothing or everything.
         """
@@ -178,7 +189,7 @@ class Model:
             return name
         return _outline(self).find(name)
 
-    def part_mask(self, part: str | Part) -> Any:
+    def part_mask(self, part: str | Part) -> PyTree[bool]:
         """A part as a tree of bools with the structure of `params`."""
         return self.part(part).tree_mask(_shapes(self))
 
@@ -196,13 +207,16 @@ class Model:
         """
         return _feature_shape(self)
 
-    def features(self, params: Any, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
-        """The output of the body, which is the input of the head [b, *feature_shape].
+    def features(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+        """The output of the body, which is the input of the head.
 
         Args:
             params: the tree that `params` made, or theta [d].
-            x: a batch of inputs.
+            x: a batch of inputs [b, *input_shape].
             key: randomness of a training step; None = evaluation mode.
+
+        Returns:
+            [b, *feature_shape].
 
         Raises:
             ValueError: the model has no head.
@@ -211,8 +225,16 @@ class Model:
         self._require_inputs(x)
         return self.architecture.features(self._network(params), anatomy, x, key)
 
-    def head_outputs(self, params: Any, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
-        """What the head makes of features: `logits` = `head_outputs` of `features`. Arguments as for `features`."""
+    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
+        """What the head makes of features: `logits` = `head_outputs` of `features`.
+
+        Args:
+            params: the tree that `params` made, or theta [d].
+            features: [b, *feature_shape], as `features` gives them.
+
+        Returns:
+            Outputs, as `logits` gives them.
+        """
         return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
 
     def _anatomy(self) -> Anatomy:
@@ -253,13 +275,16 @@ class Model:
         """What clients are compared by. Without inputs every example gets the same class: only the loss says much."""
         return "accuracy" if self.classification and math.prod(self.input_shape) > 0 else "loss"
 
-    def logits(self, params: Any, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
-        """Outputs for inputs x [b, *input_shape], floats in the model's precision or integer tokens.
+    def logits(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+        """The network's outputs.
 
         Args:
             params: the tree that `params` made.
-            x: a batch of inputs.
+            x: a batch of inputs [b, *input_shape], floats in the model's precision or integer tokens.
             key: randomness of a training step; None = evaluation mode.
+
+        Returns:
+            [b, outputs] class scores; of regressions and sequences what the loss takes.
 
         Raises:
             ValueError: the inputs have another shape, or the network does not give `outputs` class scores.
@@ -274,8 +299,8 @@ class Model:
         return outputs
 
     def train_outputs(
-        self, params: Any, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
-    ) -> tuple[Float[Array, "b ..."], Any]:
+        self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+    ) -> tuple[Float[Array, "b ..."], Params]:
         """Outputs in a training step, and the parameters with new running statistics.
 
         Without statistics the outputs are those of `logits`, and the parameters those given.
@@ -285,6 +310,9 @@ class Model:
             x: a batch of inputs.
             weight: 0 for examples that only fill the batch and must not enter the statistics.
             key: randomness of the step, for models that are `stochastic`.
+
+        Returns:
+            Outputs [b, ...], and a tree as `params`.
         """
         if not self.has_statistics:
             return self.logits(params, x, key), params
@@ -292,12 +320,24 @@ class Model:
         outputs, network = self.architecture.train(self._network(params), x, key, weight)
         return outputs, self.with_statistics(params, eqx.filter(network, _is_parameter))
 
-    def with_statistics(self, params: Any, source: Any) -> Any:
-        """`params` with the running statistics of `source`; both are trees."""
-        held = _layout(self).holds_statistics
+    def with_statistics(self, params: Params, source: Params) -> Params:
+        """Put running statistics in place of others.
+
+        Args:
+            params: the tree that `params` made.
+            source: another one.
+
+        Returns:
+            A tree with the running statistics of `source`, and all other arrays of `params`.
+        """
         leaves, structure = jax.tree.flatten(params)
-        pairs = zip(leaves, jax.tree.leaves(source), held, strict=True)
-        return jax.tree.unflatten(structure, [b.astype(a.dtype) if kept else a for a, b, kept in pairs])
+        mixed = [
+            new.astype(old.dtype) if is_statistic else old
+            for old, new, is_statistic in zip(
+                leaves, jax.tree.leaves(source), _layout(self).holds_statistics, strict=True
+            )
+        ]
+        return jax.tree.unflatten(structure, mixed)
 
     def losses(self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
         """Loss of each example."""
@@ -311,11 +351,14 @@ class Model:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
 
-    def _network(self, params: Any) -> Any:
+    def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""
-        layout, whole = _layout(self), (self.size,)
-        if getattr(params, "shape", None) == whole and layout.shapes != (whole,):
+        layout = _layout(self)
+        # A tree of a single array of d entries is a vector, too, and stays as it is.
+        is_vector = getattr(params, "shape", None) == (self.size,) and layout.shapes != ((self.size,),)
+        if is_vector:
             params = self.params(params)
+        # Running statistics are read and never trained: no gradient reaches them.
         if self.has_statistics:
             params = self.with_statistics(params, jax.lax.stop_gradient(params))
         return eqx.combine(params, layout.static)
@@ -337,7 +380,7 @@ class _Layout:
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
-    static: Any
+    static: Network
     stochastic: bool
     statistics: tuple[str, ...]
 
@@ -347,12 +390,14 @@ class _Layout:
         return tuple(path in self.statistics for path in self.paths)
 
 
+# Cached by the model's value and not kept on it: equal models share a layout, and a model stays a frozen dataclass.
 @lru_cache(maxsize=256)
 def _layout(model: Model) -> _Layout:
-    def build() -> Any:
+    def build() -> Network:
         return model.architecture.build(model.input_shape, model.outputs, jax.random.key(0))
 
-    network = eqx.filter_eval_shape(build)  # no array is made
+    # Shapes only: nothing is computed or allocated.
+    network = eqx.filter_eval_shape(build)
     params, static = eqx.partition(network, _is_parameter)
     for path, leaf in jax.tree_util.tree_leaves_with_path(static):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -362,11 +407,18 @@ def _layout(model: Model) -> _Layout:
     paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
-    stochastic, statistics = model.architecture.is_stochastic(network), model.architecture.statistics(network)
-    return _Layout(structure, paths, shapes, ends or (0,), static, stochastic, statistics)
+    return _Layout(
+        structure,
+        paths,
+        shapes,
+        ends or (0,),
+        static,
+        stochastic=model.architecture.is_stochastic(network),
+        statistics=model.architecture.statistics(network),
+    )
 
 
-def _shapes(model: Model) -> Any:
+def _shapes(model: Model) -> Params:
     """The tree that `Model.params` makes, of shapes."""
     layout = _layout(model)
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
@@ -377,6 +429,7 @@ def _shapes(model: Model) -> Any:
 def _outline(model: Model) -> Outline:
     layout = _layout(model)
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
+    # Shapes in place of parameters: an architecture looks at its layers, not at their values.
     network = eqx.combine(_shapes(model), layout.static)
     return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
 

@@ -88,6 +88,9 @@ def batch_statistics(
         running: mean and unbiased variance until now.
         momentum: share of this batch.
         channels_first: see x.
+
+    Returns:
+        The batch's mean and biased variance [c], which a training step normalises by, and the new running ones.
     """
     batch_axis, channel_axis = (0, 1) if channels_first or x.ndim == 2 else (x.ndim - 1, 0)
     axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
@@ -101,9 +104,14 @@ def batch_statistics(
     count = (weight > 0).sum().astype(x.dtype) * pixels
     unbiased = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running
-    new = (old_mean + momentum * (mean - old_mean), old_variance + momentum * (unbiased - old_variance))
-    kept = jax.tree.map(lambda new, old: jax.lax.stop_gradient(jnp.where(count > 0, new, old)), new, running)
-    return mean, variance, kept
+    new_mean = old_mean + momentum * (mean - old_mean)
+    new_variance = old_variance + momentum * (unbiased - old_variance)
+
+    def renewed(new: Array, old: Array) -> Array:
+        # A batch of padding alone says nothing.
+        return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
+
+    return mean, variance, (renewed(new_mean, old_mean), renewed(new_variance, old_variance))
 
 
 def _per_channel(values: Float[Array, " c"], x: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 from numpy.typing import NDArray
 
 Vector = TypeVar("Vector", Array, NDArray[Any])
@@ -22,7 +22,7 @@ class Part:
     """Some entries of theta [d], in the order in which they stand there. Hashable, and static inside a program.
 
     Attributes:
-        name: what it was asked for by, such as "head".
+        name: the name or pattern that it was asked for by, such as "head".
         slices: where it lies: (start, end) of runs of entries, ascending and apart.
         d: the number of entries of the whole theta.
     """
@@ -52,18 +52,34 @@ class Part:
     @property
     def complement(self) -> "Part":
         """All other entries of theta."""
-        ends = [0, *(edge for run in self.slices for edge in run), self.d]
-        others = zip(ends[::2], ends[1::2], strict=True)
+        # What lies between the part's runs: from the end of one to the start of the next.
+        starts = [0, *(end for _, end in self.slices)]
+        ends = [*(start for start, _ in self.slices), self.d]
+        others = tuple((start, end) for start, end in zip(starts, ends, strict=True) if start < end)
         name = self.name.removeprefix(NOT) if self.name.startswith(NOT) else NOT + self.name
-        return Part(name, tuple((start, end) for start, end in others if start < end), self.d)
+        return Part(name, others, self.d)
 
     def take(self, theta: Vector) -> Vector:
-        """The part of one model [d] or of stacked ones [..., d]: [..., d_part]."""
+        """The part's entries of one model [d], or of stacked ones [..., d].
+
+        Returns:
+            [..., d_part].
+
+        Raises:
+            ValueError: theta has another number of entries.
+        """
         self._require("theta", theta, self.d)
         return _joined([theta[..., start:end] for start, end in self.slices], theta)
 
     def put(self, theta: Vector, values: Vector) -> Vector:
-        """`theta` [..., d] with this part replaced by `values` [..., d_part]; leading axes broadcast.
+        """Replace the part's entries.
+
+        Args:
+            theta: one model [d], or stacked ones [..., d].
+            values: the new entries [..., d_part]; leading axes broadcast.
+
+        Returns:
+            New models [..., d]: NumPy arrays if both arguments are, else JAX arrays.
 
         Raises:
             ValueError: theta or values have another number of entries.
@@ -74,20 +90,27 @@ class Part:
         space: Any = np if isinstance(theta, np.ndarray) and isinstance(values, np.ndarray) else jnp
         theta = space.broadcast_to(theta, (*lead, self.d))
         values = space.broadcast_to(values, (*lead, self.size)).astype(theta.dtype)
-        pieces, done, used = [], 0, 0
+        # Slices and a concatenation, which XLA compiles to copies; indices would be a scatter.
+        pieces = []
+        theta_done = values_done = 0
         for start, end in self.slices:
-            pieces += [theta[..., done:start], values[..., used : used + end - start]]
-            done, used = end, used + end - start
-        return _joined([*pieces, theta[..., done:]], theta)
+            size = end - start
+            pieces.append(theta[..., theta_done:start])
+            pieces.append(values[..., values_done : values_done + size])
+            theta_done = end
+            values_done += size
+        pieces.append(theta[..., theta_done:])
+        return _joined(pieces, theta)
 
-    def tree_mask(self, params: Any) -> Any:
+    def tree_mask(self, params: PyTree) -> PyTree[bool]:
         """The part as a tree of bools, one for each array of `params` (what `Model.params` gives, or its shapes).
 
         A part that `Model.part` makes holds an array wholly or not at all.
         """
         leaves, structure = jax.tree.flatten(params)
         ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-        inside = [bool(self.mask[end - 1]) if leaf.size else False for leaf, end in zip(leaves, ends, strict=True)]
+        # An array's last entry speaks for all of it.
+        inside = [leaf.size > 0 and bool(self.mask[end - 1]) for leaf, end in zip(leaves, ends, strict=True)]
         return jax.tree.unflatten(structure, inside)
 
     def _require(self, what: str, vector: Any, size: int) -> None:
@@ -157,15 +180,17 @@ class Outline:
     def parts(self) -> dict[str, Part]:
         """Every named part that is neither all of the model nor nothing of it."""
         head, norms = self.anatomy.head, self.anatomy.norms
-        found = {}
+        # part's name -> which of the parameters belong to it
+        members: dict[str, list[bool]] = {}
         if head is not None:
-            found["head"] = self._part("head", [p.inside(head) for p in self.parameters])
-            found["body"] = self._part("body", [not p.inside(head) for p in self.parameters])
-        found["norm"] = self._part("norm", [any(p.inside(norm) for norm in norms) for p in self.parameters])
-        found["bias"] = self._part("bias", ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters])
+            members["head"] = [p.inside(head) for p in self.parameters]
+            members["body"] = [not p.inside(head) for p in self.parameters]
+        members["norm"] = [any(p.inside(norm) for norm in norms) for p in self.parameters]
+        members["bias"] = ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters]
         for count, layers in enumerate(self._last_layers(), 1):
-            found[f"last{count}"] = self._part(f"last{count}", [_layer(p.path) in layers for p in self.parameters])
-        return {name: part for name, part in found.items() if 0 < part.size < self.d}
+            members[f"last{count}"] = [_layer(p.path) in layers for p in self.parameters]
+        parts = {name: self._part(name, inside) for name, inside in members.items()}
+        return {name: part for name, part in parts.items() if 0 < part.size < self.d}
 
     def find(self, name: str) -> Part:
         """The part of this name: see `Model.part`.
@@ -176,15 +201,16 @@ class Outline:
         if name in (EVERYTHING, NOTHING):
             return self._part(name, [name == EVERYTHING for _ in self.parameters])
         if name.startswith(NOT):
-            found = self.find(name.removeprefix(NOT).strip()).complement
-            return Part(name, found.slices, found.d)
+            others = self.find(name.removeprefix(NOT).strip()).complement
+            return Part(name, others.slices, others.d)
         if name in self.parts:
             return self.parts[name]
         if "," in name and not name.startswith(REGEX):
             masks = [self.find(one.strip()).mask for one in name.split(",") if one.strip()]
-            return self._proper(self._part(name, [any(mask[p.start : p.end].any() for mask in masks)
-                                                  for p in self.parameters]))  # fmt: skip
-        return self._proper(self._part(name, [self._matches(name, p) for p in self.parameters]))
+            inside = [any(mask[p.start : p.end].any() for mask in masks) for p in self.parameters]
+        else:
+            inside = [self._matches(name, p) for p in self.parameters]
+        return self._proper(self._part(name, inside))
 
     def _matches(self, pattern: str, parameter: Parameter) -> bool:
         if pattern.startswith(REGEX):
@@ -195,11 +221,14 @@ class Outline:
         return pattern != "" and (parameter.inside(pattern) or fnmatch.fnmatchcase(parameter.path, pattern))
 
     def _proper(self, part: Part) -> Part:
+        """Refuse a part that is all of the model, or nothing of it: a mistyped pattern should not pass silently."""
         if 0 < part.size < self.d:
             return part
         how = "is nothing" if part.size == 0 else "is all"
         paths = [p.path or "(one array)" for p in self.parameters]
-        shown = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+        shown = ", ".join(paths[:SHOWN])
+        if len(paths) > SHOWN:
+            shown += f" and {len(paths) - SHOWN} more"
         parts = ", ".join(_shortened(list(self.parts))) or "none"
         raise ValueError(
             f"part {part.name!r} {how} of this model; the parts it has are: {parts}; "
@@ -215,6 +244,7 @@ class Outline:
         return [set(layers[start:]) for start in reversed(starts)]
 
     def _part(self, name: str, inside: Sequence[bool]) -> Part:
+        """The part of these parameters, with neighbours in one run."""
         slices: list[tuple[int, int]] = []
         for parameter, wanted in zip(self.parameters, inside, strict=True):
             if not wanted or parameter.start == parameter.end:
@@ -238,7 +268,9 @@ def _shortened(names: list[str]) -> list[str]:
     """Names with last1, last2, ..., last9 as "last1 to last9"."""
     last = [name for name in names if re.fullmatch(r"last\d+", name)]
     others = [name for name in names if name not in last]
-    return [*others, f"{last[0]} to {last[-1]}"] if len(last) > 2 else [*others, *last]
+    if len(last) > 2:
+        last = [f"{last[0]} to {last[-1]}"]
+    return [*others, *last]
 
 
 def path_of(keys: Sequence[Any]) -> str:
@@ -246,15 +278,32 @@ def path_of(keys: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(keys), simple=True, separator=".")
 
 
-def paths_of(tree: Any, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
-    """The paths of the modules of some types inside a network, as they stand in it."""
+def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
+    """Find modules inside a network.
+
+    Args:
+        tree: the network.
+        kinds: the modules' types.
+
+    Returns:
+        The paths of the modules of these types, in the order of the tree.
+    """
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
     return tuple(path_of(path) for path, node in nodes if is_one(node))
 
 
-def map_nodes(tree: Any, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> Any:
-    """A network with `function(path, module)` in place of each module of some types."""
+def map_nodes(tree: PyTree, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> PyTree:
+    """Replace modules inside a network.
+
+    Args:
+        tree: the network.
+        kinds: the types of the modules to replace.
+        function: (path, module) -> what takes the module's place.
+
+    Returns:
+        The new network; the given one stays as it is.
+    """
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     change = lambda keys, node: function(path_of(keys), node) if is_one(node) else node  # noqa: E731
     return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_one)

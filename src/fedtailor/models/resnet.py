@@ -60,13 +60,16 @@ class ResNet(Layered):
 
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the ResNet", smallest=8)
-        layers: list[Layer] = [Reshape((h, w, c)), Planes(), *self._convolved(c, WIDTHS[0], stream), Relu()]
-        before = WIDTHS[0]
+        layers: list[Layer] = [Reshape((h, w, c)), Planes()]
+        layers += [*self._convolved(c, WIDTHS[0], stream), Relu()]
+        channels = WIDTHS[0]
         for width in WIDTHS:
             for _ in range((self.depth - 2) // 6):
-                first = self._convolved(before, width, stream, halved=width != before)
-                layers.append(Residual(Stack([*first, Relu(), *self._convolved(width, width, stream)])))
-                before = width
+                # The first block of a stage halves the image.
+                first = self._convolved(channels, width, stream, halved=width != channels)
+                second = self._convolved(width, width, stream)
+                layers.append(Residual(Stack([*first, Relu(), *second])))
+                channels = width
         return Stack([*layers, PlaneMeans(), Dense(WIDTHS[-1], outputs, stream)])
 
     def _convolved(self, inputs: int, outputs: int, stream: InitStream, halved: bool = False) -> list[Layer]:
@@ -83,6 +86,9 @@ def resnet(depth: int = 8, norm: NormKind = "batch", image_shape: Sequence[int] 
         depth: 6 n + 2 layers, for n residual blocks in each of three stages of 16, 32 and 64 channels.
         norm: "batch", or "group" (of two groups).
         image_shape: as for `lenet5`.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: the depth is no 6 n + 2, the normalisation is unknown, or (when bound) the inputs are no images of

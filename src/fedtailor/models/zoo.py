@@ -28,7 +28,7 @@ from fedtailor.models.layers import (
     Reshape,
     Stack,
 )
-from fedtailor.models.model import Architecture
+from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.parts import Anatomy
 from fedtailor.models.registry import register
@@ -77,17 +77,17 @@ class LeNet5(Layered):
 
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
-        flat = ((h - 4) // 2 - 4) // 2 * (((w - 4) // 2 - 4) // 2) * 16
-        convolutions: list[Layer] = [
-            ImageConvPool(c, 6, 5, self.pool, stream),
-            ConvPool(6, 16, 5, self.pool, stream),
-        ] if self.norm is None else [
-            Planes(),
-            *self._normalized(c, 6, self.norm, stream),
-            *self._normalized(6, 16, self.norm, stream),
-        ]  # fmt: skip
-        dense = dense_layers(flat, (120, 84, outputs), stream)
-        return Stack([Reshape((h, w, c)), *convolutions, FlattenPlanes(), *dense])
+        layers: list[Layer] = [Reshape((h, w, c))]
+        if self.norm is None:
+            layers += [ImageConvPool(c, 6, 5, self.pool, stream), ConvPool(6, 16, 5, self.pool, stream)]
+        else:
+            layers += [Planes()]
+            layers += self._normalized(c, 6, self.norm, stream)
+            layers += self._normalized(6, 16, self.norm, stream)
+        # Each 5x5 convolution without padding takes 4 pixels off a side, each pooling halves it.
+        final_h, final_w = (((side - 4) // 2 - 4) // 2 for side in (h, w))
+        layers += [FlattenPlanes(), *dense_layers(final_h * final_w * 16, (120, 84, outputs), stream)]
+        return Stack(layers)
 
     def _normalized(self, inputs: int, outputs: int, norm: NormKind, stream: InitStream) -> list[Layer]:
         return [Convolution(inputs, outputs, 5, stream), norm_layer(norm, outputs), ReluPool(self.pool)]
@@ -107,6 +107,9 @@ def lenet5(
         image_shape: (height, width) or (height, width, channels) of inputs that are stored flat; a flat input of
             square length is taken for a square gray image.
         norm: "group" or "batch" normalisation between each convolution and its ReLU (in place of its bias), or None.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: the pooling or the normalisation is unknown, or (when bound) the inputs are no images of 16x16 or
@@ -138,6 +141,7 @@ class CNN(Layered):
 
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the CNN", smallest=6)
+        # Two 3x3 convolutions without padding take 4 pixels off a side, the pooling halves it.
         flat = (h - 4) // 2 * ((w - 4) // 2) * 64
         layers: list[Layer] = [
             Reshape((h, w, c)),
@@ -189,30 +193,32 @@ class SequenceLSTM(Drawn):
             "classifier": Dense(self.hidden, outputs, stream),
         }
 
-    def apply(self, network: Any, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(self, network: Network, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"the LSTM takes token ids (int32), not inputs of type {x.dtype}")
         return network["classifier"](self._states(network, x))
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         recurrent = [f"recurrent.{index}" for index in range(self.layers)]
         return Anatomy("classifier", order=("embedding", *recurrent, "classifier"), input_dtype="int32")
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
+        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
     ) -> Float[Array, "b hidden"]:
         return self._states(network, x)
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
+        self, network: Network, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
     ) -> Float[Array, "b outputs"]:
         return network["classifier"](features)
 
-    def _states(self, network: Any, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
+    def _states(self, network: Network, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
         """The last layer's last state."""
+        is_token = x != 0
         states = network["embedding"](x)
         for layer in network["recurrent"]:
-            states = layer(states, x != 0)
+            states = layer(states, is_token)
+        # Padding leaves the state as it is, so that the last one is that of the last token.
         return states[:, -1]
 
 
@@ -244,7 +250,7 @@ class Density(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Float[Array, " outputs"]:
         return jnp.zeros(outputs, jnp.float32)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
         return jnp.broadcast_to(network, (len(x), len(network)))
 
 

@@ -31,7 +31,7 @@ from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline, receive, send
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
-from fedtailor.protocol.state import ServerState, server_state, state_name
+from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
 
 __all__ = [
     "MODEL_KINDS",
@@ -42,6 +42,7 @@ __all__ = [
     "Batch",
     "BatchMetric",
     "ClientRows",
+    "ClientState",
     "ClientUpdate",
     "Clients",
     "Cohort",

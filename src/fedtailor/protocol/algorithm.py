@@ -13,7 +13,7 @@ from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelParts
 from fedtailor.protocol.predictor import Predictor
-from fedtailor.protocol.state import ServerState, server_state
+from fedtailor.protocol.state import ClientState, ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
 """init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of all methods."""
@@ -85,7 +85,17 @@ class Algorithm:
         raise NotImplementedError
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
-        """The state after a round. What clients sent that do not report (`cohort.reporting`) must not be used."""
+        """Aggregate what the clients of a round sent.
+
+        Args:
+            server: the state before the round.
+            downlink: what was sent to the clients.
+            answers: what they sent back. What clients sent that do not report (`cohort.reporting`) must not be used.
+            cohort: the clients of the round.
+
+        Returns:
+            The state after the round.
+        """
         raise NotImplementedError
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
@@ -94,23 +104,38 @@ class Algorithm:
 
     # on the client ----------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         """The state that never leaves the client; theta is the common initial model."""
         return ()
 
-    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         """`init_client` for methods whose state depends on the model's parts (what executors call)."""
         return self.init_client(theta)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        """One client's part of a round: its new state and what it sends."""
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        """One client's part of a round.
+
+        Args:
+            state: what the client keeps (`init_client`).
+            inbox: what the server sent to it.
+            local: its data and trainer.
+
+        Returns:
+            Its new state, and what it sends to the server.
+        """
         raise NotImplementedError
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        """What this client would predict with now, given what `serve` sent; may train on train and val."""
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        """What this client would predict with now; may train on train and val.
+
+        Args:
+            state: what the client keeps; it stays as it is.
+            inbox: what `serve` sent to it.
+            local: its data and trainer.
+        """
         return inbox["model"][0]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         """The state of a client that never took part, from what `serve` sent it."""
         return self.init_client(inbox["model"][0])
 
@@ -137,7 +162,11 @@ class Algorithm:
     # schedules --------------------------------------------------------------------------------------------------
 
     def phases(self) -> Sequence[tuple["Algorithm", int | None]]:
-        """(method, rounds) to run one after another; None = the rounds that are left."""
+        """The methods of a schedule, which run one after another.
+
+        Returns:
+            (method, rounds) for each; None = the rounds that are left.
+        """
         return [(self, None)]
 
     def global_model(self, server: Any) -> Float[Array, " d"]:

@@ -1,4 +1,4 @@
-"""Names that a user chooses from, and what a mistyped one is told."""
+"""Names that a user chooses from, and the error message for a mistyped one."""
 
 import difflib
 from collections.abc import Iterable

@@ -19,8 +19,16 @@ class Examples(Protocol):
     def __call__(
         self, rng: np.random.Generator, count: int, clients: NDArray[np.integer[Any]] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """`count` examples x [n, ...], y [n, ...] as stored, with replacement, from the union of all clients' training
-        data, or of some (positions in the population)."""
+        """Draw with replacement from the union of the clients' training data.
+
+        Args:
+            rng: the source of randomness.
+            count: how many examples, n.
+            clients: positions in the population of those whose data to draw from; None = all.
+
+        Returns:
+            Inputs x [n, ...] and targets y [n, ...], as stored.
+        """
         ...
 
 
@@ -33,7 +41,7 @@ class Clients:
         names: their names [m].
         sizes: training samples [m].
         groups: true group of each client [m] where the data have groups, else None.
-        listed: [m] their places in the list that the user gave, for tables that people read.
+        listed: [m] their positions in the list that the user gave, for tables that people read.
     """
 
     ids: NDArray[np.uint64]
@@ -92,7 +100,10 @@ class Cohort:
 
     @property
     def position(self) -> NDArray[np.int64]:
-        """[c] positions in the population: the rows of these clients in any table over it.
+        """The rows of these clients in any table over the population.
+
+        Returns:
+            [c] positions, ascending.
 
         Raises:
             ValueError: the clients never took part, so that they have no such row.
@@ -122,5 +133,5 @@ class Cohort:
         return None if self.clients.groups is None else self.clients.groups[self.rows]
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """The server's random numbers for one purpose in this round."""
+        """The server's random generator for one purpose in this round."""
         return server_rng(self.seed, purpose, self.round)

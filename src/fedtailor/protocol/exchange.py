@@ -4,18 +4,19 @@ A round is a generator of exchanges: it yields an `Exchange` and is handed `Answ
 it owns the examples and the clients' states. Neither side knows how the other works.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.protocol.cohort import Clients, Cohort, Examples
 from fedtailor.protocol.messages import Downlink
+from fedtailor.protocol.state import ClientState
 
 if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
@@ -32,7 +33,7 @@ class BatchMetric(Protocol):
 
     name: ClassVar[str]
 
-    def statistic(self, model: Any, outputs: Any, y: Any, weight: Any) -> dict[str, Array]:
+    def statistic(self, model: Any, outputs: Array, y: Array, weight: Array) -> dict[str, Array]:
         """The sums of one batch."""
         ...
 
@@ -57,7 +58,7 @@ class Exchange:
     algorithm: "Algorithm"
     cohort: Cohort
     downlink: Downlink
-    states: Any = None
+    states: ClientState = None
     uplink: "Pipeline" = ()
     received_through: "Pipeline" = ()
     metrics: tuple[BatchMetric, ...] = ()
@@ -69,7 +70,7 @@ class ClientRows:
     """One array of every client of a cohort, in the rows in which the executor left them, padding included.
 
     `mix` takes it as it is, so that models stay where they were trained. Everything else asks for clients by their
-    place in the cohort.
+    position in the cohort.
 
     Attributes:
         values: [r, ...], r >= c, on the host or sharded over devices.
@@ -88,23 +89,38 @@ class ClientRows:
         return (len(self.row), *self.values.shape[1:])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         return self.values.dtype
 
     def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
-        """What one client (its place in the cohort) or several (places, or a mask) sent, where it is."""
+        """What some clients sent, without moving it to the host.
+
+        Args:
+            clients: a position in the cohort, several positions, or a mask [c].
+
+        Returns:
+            One client's array [...], or those of several stacked.
+        """
         return cast(Array, self.values[self.row[clients]])
 
     def host(self) -> Shaped[np.ndarray, "c ..."]:
-        """What all clients of the cohort sent, on the host."""
+        """What all clients of the cohort sent, on the host, in the order of the cohort."""
         return np.asarray(self.values)[self.row]
 
     def item(self, number: int) -> "ClientRows":
-        """Of clients that each sent several things [r, k, ...]: the one of that number."""
+        """Of clients that each sent several arrays [r, k, ...]: the one of that number."""
         return replace(self, values=self.values[:, number])
 
-    def to_rows(self, values: NDArray[Any], fill: Any) -> Shaped[np.ndarray, "r ..."]:
-        """Numbers [c] of the cohort's clients in the order of the rows, with `fill` in the padding."""
+    def to_rows(self, values: NDArray[Any], fill: int | float) -> Shaped[np.ndarray, "r ..."]:
+        """Spread numbers of the cohort's clients over the executor's rows.
+
+        Args:
+            values: [c], in the order of the cohort.
+            fill: what padding rows get.
+
+        Returns:
+            [r], in the order of `self.values`.
+        """
         spread = np.full(len(self.values), fill, np.asarray(values).dtype)
         spread[self.row] = values
         return spread
@@ -132,13 +148,13 @@ class Answers(Mapping[str, ClientRows]):
     reporting: Bool[np.ndarray, " c"]
     update: Mapping[str, ClientRows] = field(default_factory=dict)
     output: Any = None
-    states: Any = None
+    states: ClientState = None
     wait: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def __getitem__(self, kind: str) -> ClientRows:
         return self.update[kind]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.update)
 
     def __len__(self) -> int:
@@ -194,7 +210,7 @@ class Executor(Protocol):
     @property
     def concurrency(self) -> int: ...
 
-    def begin(self, algorithm: "Algorithm", uplink: "Pipeline", theta: Any, phase: int) -> None:
+    def begin(self, algorithm: "Algorithm", uplink: "Pipeline", theta: Float[Array, " d"], phase: int) -> None:
         """Give every seen client the state that `algorithm` starts from at the common model theta [d]; `phase` counts
         the methods of a schedule."""
         ...
@@ -227,6 +243,10 @@ class Executor(Protocol):
 def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     """Let one executor answer all exchanges, one after another.
 
+    Args:
+        exchanges: a piece of a run, as a generator.
+        executor: who answers.
+
     Returns:
         What the generator returns.
     """
@@ -236,7 +256,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
             try:
                 answers = executor.exchange(exchange)
             except Exception as error:
-                # it belongs to the piece of the run that asked, which may save what it has
+                # raised inside the generator, so that the run that asked can save what it has
                 exchange = exchanges.throw(error)
             else:
                 exchange = exchanges.send(answers)

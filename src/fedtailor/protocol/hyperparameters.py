@@ -8,6 +8,7 @@ without a buffer.
 
 import dataclasses
 import typing
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
 
 import jax
@@ -25,6 +26,9 @@ ZeroIsStatic = Annotated[float, _SWITCH]
 
 T = TypeVar("T")
 
+Structure = tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]
+"""The static part of a pytree of hyper-parameters: the names of its leaves, and (name, value) of all other fields."""
+
 
 def is_off(value: object) -> TypeGuard[float]:
     """Whether a `ZeroIsStatic` is off; decided while tracing, so a switched-off term costs nothing."""
@@ -39,38 +43,52 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass_transform(frozen_default=True)
 def hyperparameters(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass and a pytree (class decorator; subclasses need it again)."""
+    """Make a class a frozen dataclass and a pytree (class decorator; subclasses need it again).
+
+    Returns:
+        `cls` itself; its instances have the leaves that the module's docstring says.
+    """
     hints = typing.get_type_hints(cls, include_extras=True)
     _accept_integers_as_floats(cls, hints)
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
-    floats, counts, switches = (
-        {name for name in names if _mentions(hints[name], wanted)} for wanted in (float, _TRACED, _SWITCH)
-    )
+    floats = {name for name in names if _mentions(hints[name], float)}
+    traced_ints = {name for name in names if _mentions(hints[name], _TRACED)}
+    switches = {name for name in names if _mentions(hints[name], _SWITCH)}
 
     def is_leaf(name: str, value: object) -> bool:
-        if isinstance(value, bool | str) or value is None or (name in switches and is_off(value)):
+        # bool before int, of which it is a subclass
+        if value is None or isinstance(value, bool | str):
+            return False
+        if name in switches and is_off(value):
             return False
         if isinstance(value, int):
-            return name in counts
+            return name in traced_ints
         if isinstance(value, float):
             return name in floats
-        return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) or is_hyperparameters(
-            value
-        )
+        if is_hyperparameters(value):
+            return True
+        return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
-    def flatten(value: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    def flatten(value: Any) -> tuple[list[tuple[Any, Any]], Structure]:
+        # Which fields are leaves is decided once: JAX also builds instances whose leaves are placeholders, and those
+        # do not show the type that `is_leaf` looks at.
         dynamic = vars(value).get(_LEAVES)
         if dynamic is None:
             dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
+        leaves = [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in dynamic]
         static = tuple((name, getattr(value, name)) for name in names if name not in dynamic)
-        return [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in dynamic], (dynamic, static)
+        return leaves, (dynamic, static)
 
-    def unflatten(structure: tuple[Any, ...], leaves: Any) -> T:
-        value = object.__new__(made)  # not __init__: leaves may be tracers, which no validation can read
-        for name, leaf in (*zip(structure[0], leaves, strict=True), *structure[1]):
+    def unflatten(structure: Structure, leaves: Iterable[Any]) -> T:
+        dynamic, static = structure
+        # not __init__: leaves may be tracers, which no validation can read
+        value = object.__new__(made)
+        for name, leaf in zip(dynamic, leaves, strict=True):
             object.__setattr__(value, name, leaf)
-        object.__setattr__(value, _LEAVES, structure[0])  # leaves may be placeholders, too, which tell no type
+        for name, setting in static:
+            object.__setattr__(value, name, setting)
+        object.__setattr__(value, _LEAVES, dynamic)
         return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
@@ -87,9 +105,11 @@ def _mentions(hint: Any, wanted: Any) -> bool:
     """Whether an annotation is `wanted`, or names it in a union or as `Annotated` metadata."""
     if hint is wanted or (isinstance(hint, str) and hint == wanted):
         return True
+    # The arguments of a Literal are values, not annotations.
     if typing.get_origin(hint) is typing.Literal:
         return False
-    return any(_mentions(part, wanted) for part in (*typing.get_args(hint), *getattr(hint, "__metadata__", ())))
+    parts = (*typing.get_args(hint), *getattr(hint, "__metadata__", ()))
+    return any(_mentions(part, wanted) for part in parts)
 
 
 def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:

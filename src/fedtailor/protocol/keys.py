@@ -6,51 +6,77 @@ and methods that are equal on paper draw equal batches.
 
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+UINT64_MAX = 0xFFFFFFFFFFFFFFFF
+
 
 def client_ids(names: Sequence[str]) -> NDArray[np.uint64]:
-    """Stable 64-bit ids [m] of client names [m] (a digest of the name, so that they survive reordering and subsets).
+    """Stable ids of clients: digests of their names, so that they survive reordering and subsets.
+
+    Args:
+        names: the clients' names [m].
+
+    Returns:
+        64-bit ids [m], in the order of the names.
 
     Raises:
         ValueError: two clients have one name.
     """
-    ids = np.array(
-        [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") for name in names], np.uint64
-    )
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    ids = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
     if len(np.unique(ids)) != len(ids):
-        seen: set[str] = set()
-        twice = next((name for name in names if name in seen or seen.add(name)), names[0])
-        raise ValueError(f"client {twice!r} is listed twice; give every client a name of its own")
+        repeated = [name for name, times in Counter(names).items() if times > 1]
+        name = repeated[0] if repeated else names[0]
+        raise ValueError(f"client {name!r} is listed twice; give every client a name of its own")
     return ids
 
 
 def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random bits [m] for every client id [m], keyed by (seed, purpose, round, id)."""
-    state = np.full(np.shape(ids), np.uint64(seed & 0xFFFFFFFFFFFFFFFF))
+    """Random bits keyed by (seed, purpose, round, client id).
+
+    Returns:
+        64 random bits [m] for every client id [m].
+    """
+    state = np.full(np.shape(ids), np.uint64(seed & UINT64_MAX))
+    words = (np.uint64(zlib.crc32(purpose.encode())), np.uint64(round), np.asarray(ids, np.uint64))
+    # Unsigned overflow is arithmetic modulo 2^64, which the hash is made of.
     with np.errstate(over="ignore"):
-        for word in (np.uint64(zlib.crc32(purpose.encode())), np.uint64(round), np.asarray(ids, np.uint64)):
+        for word in words:
             state = _splitmix64(state + word)
     return state
 
 
 def draw_uniform(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """A uniform number in [0, 1) [m] for every client id [m], keyed as `draw_bits`."""
-    return (draw_bits(seed, purpose, round, ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """Uniform random numbers keyed as `draw_bits`.
+
+    Returns:
+        A number in [0, 1) for every client id [m].
+    """
+    # the 53 bits that the mantissa of a double holds
+    bits = draw_bits(seed, purpose, round, ids) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 def client_keys(seed: int, round: int, ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Raw JAX key data [m, 2] for what clients [m] draw in a round; the purpose is folded in on the client."""
+    """Random keys for what clients [m] draw in a round; the purpose is folded in on the client.
+
+    Returns:
+        Raw JAX key data [m, 2] (threefry: the high and the low word of 64 bits).
+    """
     bits = draw_bits(seed, "client", round, ids)
-    return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
+    high = bits >> np.uint64(32)
+    low = bits & np.uint64(0xFFFFFFFF)
+    return np.stack([high, low], axis=-1).astype(np.uint32)
 
 
 def server_rng(seed: int, purpose: str, round: int) -> np.random.Generator:
-    """The server's generator for one purpose in one round (FedFomo's exploration, ...)."""
-    return np.random.default_rng([seed & 0xFFFFFFFFFFFFFFFF, zlib.crc32(purpose.encode()), round])
+    """The server's random generator for one purpose in one round (FedFomo's exploration, ...)."""
+    return np.random.default_rng([seed & UINT64_MAX, zlib.crc32(purpose.encode()), round])
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

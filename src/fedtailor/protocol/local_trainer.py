@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import jax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fedtailor.protocol.parts import ModelPart
 from fedtailor.protocol.predictor import Predictor
 from fedtailor.protocol.sgd import SGD
 
 Carry = TypeVar("Carry")
-Params = Any
+Params = PyTree
 """A model as its pytree of parameters (inside training loops; outside a model is a vector theta [d])."""
 StepGradient = Callable[[Params, "Batch", Int[Array, ""]], Params]
 """(parameters, batch, step) -> what a step of SGD descends along."""
@@ -34,7 +34,7 @@ class LocalTrainer(Protocol):
     Splits are "train", "val" and "test"; methods may use train and val only.
 
     Attributes:
-        round: the round (0-based); in `personal` and `enroll`, the number of rounds done.
+        round: the round (0-based); in `personal` and `init_unseen`, the number of rounds done.
         size: training samples.
     """
 
@@ -55,20 +55,37 @@ class LocalTrainer(Protocol):
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        """`sgd` from theta; `pull=(mu, anchor)` adds mu (w - anchor) and `drift=c` adds c to every gradient.
+        """Mini-batch SGD from theta.
 
-        `gradient` replaces `batch_gradient` (mixtures of models, several batches a step); it counts its work.
-        `steps` (traced, may differ from client to client) replaces the number of steps in `sgd`.
-        `train_only` freezes all other entries, running statistics among them: they keep their bits."""
+        Args:
+            theta: the model to start from.
+            sgd: learning rate, batch size, number of steps and the like.
+            pull: (mu, anchor); adds mu (w - anchor) to every gradient (a proximal term).
+            drift: c; adds c to every gradient (control variates).
+            gradient: replaces `batch_gradient` (mixtures of models, several batches a step); it counts its work.
+            steps: replaces the number of steps in `sgd`; traced, may differ from client to client.
+            split: whose examples to train on.
+            train_only: freezes all other entries, running statistics among them: they keep their bits.
+
+        Returns:
+            The trained model.
+        """
         ...
 
     def gradient(
         self, theta: Float[Array, " d"], first: Any = 0, end: Any = None, *, purpose: str | None = None
     ) -> Float[Array, " d"]:
-        """Gradient of the mean loss over training samples [first, end) (default all), in evaluation mode.
+        """Gradient of the mean loss over training samples, in evaluation mode.
 
-        The positions count in the order of the data, or in a random permutation of the client's own that
-        `purpose` names (disjoint ranges are then an exact random partition)."""
+        Args:
+            theta: the model.
+            first, end: the range of positions [first, end); all samples by default.
+            purpose: positions count in a random permutation of the client's own that this names (disjoint ranges
+                are then an exact random partition); None = in the order of the data.
+
+        Returns:
+            The gradient, a vector as theta is; zero for an empty range.
+        """
         ...
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
@@ -88,15 +105,26 @@ class LocalTrainer(Protocol):
         ...
 
     def part(self, first: Any, end: Any, purpose: str) -> "LocalTrainer":
-        """This client with fewer training samples: positions [first, end) of a random permutation that `purpose` names.
+        """This client with fewer training samples.
 
-        The permutation is the same in every round, so parts of one purpose are disjoint and stay so."""
+        Args:
+            first, end: the range of positions [first, end) in a random permutation of the samples; may be traced.
+            purpose: names the permutation. It is the same in every round, so that disjoint ranges stay disjoint.
+
+        Returns:
+            A view of this client; work done through it counts as this client's.
+        """
         ...
 
     def in_round(self, round: Any) -> "LocalTrainer":
-        """This client in another round: with that round's learning rates, and with random numbers of its own.
+        """This client in another round, for clients that arrive late and make up for rounds that others did.
 
-        For clients that arrive late and make up for rounds that others did; `round` may be traced."""
+        Args:
+            round: 0-based; may be traced.
+
+        Returns:
+            A view of this client with that round's learning rates and with random numbers of its own.
+        """
         ...
 
     # parts of the model ---------------------------------------------------------------------------------------------
@@ -143,9 +171,20 @@ class LocalTrainer(Protocol):
         purpose: str = "batches",
         split: str = "train",
     ) -> Carry:
-        """`carry = step(carry, batch, s)` for s = 0..steps-1 over the batches that `sgd` would draw.
+        """Steps of the method's own over the batches that `sgd` would draw.
 
-        A purpose of the method's own gives other, independent batches. No step is taken on an empty split."""
+        Args:
+            carry: what the first step is given; any pytree.
+            step: (carry, batch, s) -> carry, traced once; s = 0..steps-1.
+            steps: how many; may be traced. No step is taken on an empty split.
+            batch_size: samples in a batch.
+            drop_last: drop the last partial batch of an epoch.
+            purpose: another one than "batches" gives other, independent batches.
+            split: whose examples.
+
+        Returns:
+            What the last step returned.
+        """
         ...
 
     def count_work(self, gradients: int = 0, forwards: int = 0) -> None:
@@ -161,9 +200,17 @@ class LocalTrainer(Protocol):
         ...
 
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """`function` over the leading axis of `rows`, outputs stacked: for clients that train several models.
+        """Apply a function along the leading axis, for clients that train several models.
 
-        Use this instead of `jax.vmap` or `jax.lax.map`: work done inside is counted."""
+        Use this instead of `jax.vmap` or `jax.lax.map`: work done inside is counted.
+
+        Args:
+            function: takes one element of each of `rows`.
+            rows: trees of arrays [k, ...].
+
+        Returns:
+            The outputs, stacked: every leaf is [k, ...].
+        """
         ...
 
     def fori_loop(self, times: Int[Array, ""] | int, function: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:

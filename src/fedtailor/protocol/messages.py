@@ -12,13 +12,17 @@ ClientUpdate = dict[str, Array]
 """What one client sends: kind -> array. Vectors are models, gradients, controls; shape () counts as a scalar."""
 
 
+Scalars = float | NDArray[np.floating] | NDArray[np.integer] | Array
+"""One number for all clients of a cohort, or one for each [c]."""
+
+
 @dataclass(frozen=True)
 class Streams:
     """`s` distinct things of one kind, and who receives which.
 
     Attributes:
         values: the streams, [s, ...]: models [s, d], controls [s, d], examples [s, n, ...].
-        recipients: [c, k] rows of `values` that each client of the cohort receives; -1 = nothing in this place.
+        recipients: [c, k] rows of `values` that each client of the cohort receives; -1 = nothing at this position.
         already_held: whether the clients have these values already, so that the ledger charges nothing (UCFL's first
             round starts from the model of the probe).
     """
@@ -29,14 +33,21 @@ class Streams:
 
     @staticmethod
     def everyone(theta: Float[Array, "*one d"], clients: int, already_held: bool = False) -> "Streams":
-        """One stream for all clients of the cohort: a vector [d], or the only row of [1, d]."""
+        """One stream for all clients of the cohort.
+
+        Args:
+            theta: a vector [d], or a matrix [1, d] of one.
+            clients: the size of the cohort.
+            already_held: as in `Streams`.
+        """
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
 
     @staticmethod
     def all_to_all(values: Shaped[Array, "s ..."], clients: int, already_held: bool = False) -> "Streams":
-        """Every stream to every client of the cohort."""
-        return Streams(values, np.tile(np.arange(len(values), dtype=np.int32), (clients, 1)), already_held)
+        """Every stream to every client of the cohort (arguments as for `everyone`)."""
+        streams = np.arange(len(values), dtype=np.int32)
+        return Streams(values, np.tile(streams, (clients, 1)), already_held)
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class Downlink:
     """
 
     streams: Mapping[str, Streams] = field(default_factory=dict)
-    scalars: Mapping[str, float | NDArray[np.floating] | NDArray[np.integer] | Array] = field(default_factory=dict)
+    scalars: Mapping[str, Scalars] = field(default_factory=dict)
     reply: bool | NDArray[np.bool_] = True
 
 
@@ -63,7 +74,7 @@ class Inbox:
 
     Attributes:
         values: kind -> [k, ...].
-        received: kind -> [k] bool: which places hold something.
+        received: kind -> [k] bool: which of the k rows were sent.
         scalars: name -> number.
         reply: whether the server will use this client's answer.
     """

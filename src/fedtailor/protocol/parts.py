@@ -14,7 +14,7 @@ class ModelPart(Protocol):
 
     @property
     def name(self) -> str:
-        """What it was asked for by, such as "head"."""
+        """The name or pattern that it was asked for by, such as "head"."""
         ...
 
     @property
@@ -33,11 +33,23 @@ class ModelPart(Protocol):
         ...
 
     def take(self, theta: Vector) -> Vector:
-        """The part of one model [d] or of stacked ones [..., d]: [..., d_part]."""
+        """The part's entries of one model [d], or of stacked ones [..., d].
+
+        Returns:
+            [..., d_part].
+        """
         ...
 
     def put(self, theta: Vector, values: Vector) -> Vector:
-        """`theta` [..., d] with this part replaced by `values` [..., d_part]; leading axes broadcast."""
+        """Replace the part's entries.
+
+        Args:
+            theta: one model [d], or stacked ones [..., d].
+            values: the new entries [..., d_part]; leading axes broadcast.
+
+        Returns:
+            New models [..., d]; all other entries are as in `theta`.
+        """
         ...
 
     def tree_mask(self, params: Any) -> Any:

@@ -32,7 +32,17 @@ class Transform:
         return ()
 
     def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        """What travels in place of `update`, and what the client keeps."""
+        """What travels in place of `update` (traced).
+
+        Args:
+            update: what the client would send: kind -> array.
+            inbox: what it was sent in this exchange.
+            state: what it keeps for this transform (`init`).
+            local: its data and trainer.
+
+        Returns:
+            The messages that travel, and the new state.
+        """
         return update, state
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
@@ -63,16 +73,20 @@ def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[Any, .
 def encode(
     pipeline: Pipeline, update: ClientUpdate, inbox: Inbox, states: tuple[Any, ...], local: LocalTrainer
 ) -> tuple[ClientUpdate, tuple[Any, ...]]:
-    """What travels in place of `update`, and what the client keeps (traced)."""
-    kept = []
+    """Apply every transform's `encode` to what a client sends (traced).
+
+    Returns:
+        The messages that travel, and each transform's new state.
+    """
+    new_states = []
     for transform, state in zip(pipeline, states, strict=True):
-        update, state = transform.encode(update, inbox, state, local)
-        kept.append(state)
-    return update, tuple(kept)
+        update, new_state = transform.encode(update, inbox, state, local)
+        new_states.append(new_state)
+    return update, tuple(new_states)
 
 
 def send(pipeline: Pipeline, downlink: Downlink) -> Downlink:
-    """What travels down in place of `downlink`."""
+    """What travels down in place of `downlink` (on the host)."""
     for transform in pipeline:
         downlink = transform.send(downlink)
     return downlink

@@ -52,26 +52,50 @@ class NearestNeighbors:
     logits: bool = field(default=False, metadata={"static": True})
 
     def probabilities(self, features: Float[Array, "b ..."], classes: int) -> Float[Array, "b classes"]:
-        """What the neighbours alone predict for features."""
+        """What the neighbours alone predict.
+
+        Args:
+            features: what the model's head is given for b inputs.
+            classes: the number of classes.
+
+        Returns:
+            Class probabilities; all zero where the client holds no example.
+        """
         z = features.reshape(len(features), -1)
-        squares = jnp.square(z).sum(1)[:, None] - 2 * z @ self.features.T + jnp.square(self.features).sum(1)
-        chosen = jax.lax.top_k(-jnp.where(self.held, squares, jnp.inf), min(self.k, len(self.labels)))[1]
-        # distances anew: the difference of squares is rounded, which a root of nearly 0 makes much of
+        # |z - f|^2 = |z|^2 - 2 <z, f> + |f|^2 for all pairs is one matrix product.
+        products = z @ self.features.T
+        squares = jnp.square(z).sum(1)[:, None] - 2 * products + jnp.square(self.features).sum(1)
+        count = min(self.k, len(self.labels))
+        _, chosen = jax.lax.top_k(-jnp.where(self.held, squares, jnp.inf), count)
+        held = self.held[chosen]
+        # The few distances that count are computed anew: that difference of squares is rounded, and the root of a
+        # number near 0 enlarges the error.
         distance = jnp.sqrt(jnp.square(z[:, None] - self.features[chosen]).sum(-1))
-        nearest = jnp.where(self.held[chosen], distance, jnp.inf).min(axis=1, keepdims=True)
+        # Weights relative to the nearest neighbour's: exp(-distance) of all of them may underflow to 0.
+        nearest = jnp.where(held, distance, jnp.inf).min(axis=1, keepdims=True)
         nearest = jnp.where(jnp.isfinite(nearest), nearest, 0)
-        weight = jnp.where(self.held[chosen], jnp.exp((nearest - distance) / self.scale), 0)
-        votes = (weight[..., None] * jax.nn.one_hot(self.labels[chosen], classes, dtype=z.dtype)).sum(axis=1)
+        weight = jnp.where(held, jnp.exp((nearest - distance) / self.scale), 0)
+        one_hot = jax.nn.one_hot(self.labels[chosen], classes, dtype=z.dtype)
+        votes = (weight[..., None] * one_hot).sum(axis=1)
         return votes / jnp.maximum(votes.sum(axis=1, keepdims=True), jnp.finfo(z.dtype).tiny)
 
     def combine(
         self, neighbors: Float[Array, "b classes"], outputs: Float[Array, "b classes"], share: Float[Array, ""]
     ) -> Float[Array, "b classes"]:
-        """Outputs of both together, from the neighbours' probabilities and the model's logits: log-probabilities, or
-        logits."""
+        """The prediction of the neighbours and the model together.
+
+        Args:
+            neighbors: class probabilities of the neighbours.
+            outputs: logits of the model.
+            share: the neighbours' share of the prediction, in [0, 1].
+
+        Returns:
+            Log-probabilities; where `logits` is set, the combined logits.
+        """
         if self.logits:
             return share * neighbors + (1 - share) * outputs
         mixed = share * neighbors + (1 - share) * jax.nn.softmax(outputs, axis=-1)
+        # Both may give a class probability 0, whose logarithm would make the loss infinite.
         return jnp.log(jnp.maximum(mixed, jnp.finfo(mixed.dtype).tiny))
 
 

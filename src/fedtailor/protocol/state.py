@@ -4,8 +4,12 @@ import dataclasses
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
+from jaxtyping import PyTree
 
 T = TypeVar("T")
+
+ClientState = PyTree
+"""What a client keeps from round to round: any pytree of arrays, () for nothing."""
 
 
 class ServerState:

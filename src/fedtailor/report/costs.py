@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedtailor.accounting import SYSTEMS, time_to_reach
+from fedtailor.accounting import WIRELESS_PRESETS, time_to_reach
 from fedtailor.report.measures import best_on_test
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, mean_of
@@ -10,8 +10,10 @@ from fedtailor.report.tables import Cell, Number, mean_of
 REFERENCE = "fedavg"
 """The method whose best accuracy is the target."""
 
-TIME_HEADERS = [f"time\nrho={system.rho:g}" + (",\nrandom" if system.inverse_mu else "") for system in SYSTEMS.values()]
-"""One column for each of the `SYSTEMS`."""
+TIME_HEADERS = [
+    f"time\nrho={system.rho:g}" + (",\nrandom" if system.mean_delay else "") for system in WIRELESS_PRESETS.values()
+]
+"""One column for each of the `WIRELESS_PRESETS`."""
 
 TIME_NOTE = (
     "Times are in units of one model's downlink. rho: how much longer a model's uplink takes; random: computing takes "
@@ -44,10 +46,10 @@ def megabytes(runs: Sequence[StoredRun]) -> list[Cell]:
 
 
 def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
-    """Time to the best test mean of the reference's run with the same seed, in each of the `SYSTEMS`; means over
-    runs, "-" where a run does not get there or has no reference."""
+    """Time to the best test mean of the reference's run with the same seed, in each of the `WIRELESS_PRESETS`; means
+    over runs, "-" where a run does not get there or has no reference."""
     targets = {run.seed: best_on_test(run) for run in references}
-    return [_time(runs, targets, name) for name in SYSTEMS]
+    return [_time(runs, targets, name) for name in WIRELESS_PRESETS]
 
 
 def average(values: Sequence[float], digits: int = 0) -> Number:
@@ -66,4 +68,4 @@ def _reached(run: StoredRun, target: float | None, system: str) -> float | None:
         return None
     sign = 1 if run.unit.higher_is_better else -1
     curve = {done: sign * value for done, value in run.curve().items()}
-    return time_to_reach(sign * target, curve, run.ledger.frame(), SYSTEMS[system], samples=run.mean_samples)
+    return time_to_reach(sign * target, curve, run.ledger.frame(), WIRELESS_PRESETS[system], samples=run.mean_samples)

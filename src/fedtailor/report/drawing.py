@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.accounting import SYSTEMS
+from fedtailor.accounting import WIRELESS_PRESETS
 from fedtailor.protocol import require
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report import costs, figures
@@ -29,16 +29,17 @@ def by_bytes(runs: Runs, path: Path) -> list[Path]:
 
 
 def by_time(runs: Runs, path: Path) -> list[Path]:
-    """The same by time over each of the `SYSTEMS`, a row of panels for each scenario."""
+    """The same by time over each of the `WIRELESS_PRESETS`, a row of panels for each scenario."""
     panels = {
         f"{name}\n{system}: rho={network.rho:g}": (
             _talking(found),
             lambda run, network=network: run.by_time(network),
         )
         for name, found in runs.items()
-        for system, network in SYSTEMS.items()
+        for system, network in WIRELESS_PRESETS.items()
     }
-    return _lines(panels, runs, "time (in units of one model's downlink)", path, columns=len(SYSTEMS), x_scale="log")
+    x_label = "time (in units of one model's downlink)"
+    return _lines(panels, runs, x_label, path, columns=len(WIRELESS_PRESETS), x_scale="log")
 
 
 def histogram(runs: Runs, path: Path) -> list[Path]:

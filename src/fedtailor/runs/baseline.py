@@ -25,37 +25,51 @@ _MOST_COMPARED = 200_000
 def baseline(
     federation: Federation, model: Model, metrics: Iterable[Metric], splits: tuple[str, ...] = ("val", "test")
 ) -> "pl.DataFrame":
-    """What each client's majority class, or the mean of its targets, reaches: as `Metrics.frame`, of round 0.
+    """What each client's majority class, or the mean of its targets, reaches.
 
     Args:
         federation: whose clients.
         model: says what is predicted; of sequences there is no such baseline.
         metrics: which of them to give, as far as they follow from labels alone.
         splits: where.
+
+    Returns:
+        The columns of `Metrics.frame`, with round 0.
     """
-    found, measured = Metrics(), list(metrics)
+    metrics = list(metrics)
     _, scale = target_units(federation)
+    # (unseen, split, metric) -> (client, value) of all clients
     values: dict[tuple[bool, str, str], list[tuple[int, float]]] = {}
     for client, split, of_client in _baselines(federation, model, splits):
-        for metric in measured:
-            value = of_client.get(metric.name, np.nan) * (scale if metric.unit == "target" else 1.0)
-            if not np.isnan(value):
-                key = bool(federation.unseen[client]), split, metric.name
-                values.setdefault(key, []).append((client, value))
+        for metric in metrics:
+            value = of_client.get(metric.name, np.nan)
+            if np.isnan(value):
+                continue
+            if metric.unit == "target":
+                value *= scale
+            key = bool(federation.unseen[client]), split, metric.name
+            values.setdefault(key, []).append((client, value))
+    baselines = Metrics()
     for (unseen, split, name), pairs in values.items():
-        clients, numbers = (np.array(part) for part in zip(*pairs, strict=True))
-        found.evaluations.append(Evaluation(0, clients, unseen, split, name, numbers))
-    return found.frame(federation.names)
+        clients = np.array([client for client, _ in pairs])
+        numbers = np.array([value for _, value in pairs])
+        baselines.evaluations.append(Evaluation(0, clients, unseen, split, name, numbers))
+    return baselines.frame(federation.names)
 
 
 def data_warnings(federation: Federation, model: Model) -> list[str]:
-    """What must be known of the test rows before results on them are believed."""
+    """What must be known of the test rows before results on them are believed.
+
+    Returns:
+        One line for each problem; empty where there is none.
+    """
     labels = {client.name: client.test.y for client in federation}
-    found = warn_small_tests(labels, classification=is_classification(model))
+    warnings = warn_small_tests(labels, classification=is_classification(model))
     if 0 < len(federation.x) <= _MOST_COMPARED and federation.x[0].size:
         test = {client.name: client.test.x for client in federation}
-        found += warn_repeated_rows(test, {client.name: client.train.x for client in federation})
-    return found
+        train = {client.name: client.train.x for client in federation}
+        warnings += warn_repeated_rows(test, train)
+    return warnings
 
 
 def _baselines(

@@ -59,24 +59,23 @@ def _client_scores(
     model: Model, predictor: Predictor, federation: Federation, rows: NDArray[np.int32]
 ) -> dict[str, NDArray[Any]]:
     """`row_scores` of one client's rows [n], in blocks of equal shape."""
+    shift, scale = (np.asarray(part, model.dtype) for part in (federation.shift, federation.scale))
     blocks = []
-    for start in range(0, max(len(rows), 1), _BLOCK):  # one of padding where there are no rows: the columns' types
+    # Without any row one block of padding is scored all the same, for the types of the columns.
+    for start in range(0, max(len(rows), 1), _BLOCK):
         block = np.zeros(_BLOCK, np.int64)
         chosen = rows[start : start + _BLOCK]
         block[: len(chosen)] = chosen
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
-        pool = Pool(
-            federation.x[block], y, block, *(np.asarray(part, model.dtype) for part in (federation.shift,
-            federation.scale)), normalize=True
-        )  # fmt: skip
+        pool = Pool(federation.x[block], y, block, shift, scale, normalize=True)
         scored = _block_scores(model, predictor, pool)
         blocks.append({name: np.asarray(values)[: len(chosen)] for name, values in scored.items()})
     scores = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     if "squared_error" in scores:
-        shift, scale = target_units(federation)
-        scores["squared_error"] = scores["squared_error"] * scale**2
-        scores["prediction"] = scores["prediction"] * scale + shift
+        target_shift, target_scale = target_units(federation)
+        scores["squared_error"] = scores["squared_error"] * target_scale**2
+        scores["prediction"] = scores["prediction"] * target_scale + target_shift
     return scores
 
 

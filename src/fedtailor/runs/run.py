@@ -1,4 +1,4 @@
-"""`run`: train one algorithm on one federation, in memory or in a run directory."""
+"""`run`: train one algorithm on one federation, in memory or with a run directory."""
 
 import threading
 import warnings
@@ -70,6 +70,9 @@ def run(
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
         checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C or SIGTERM).
         keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
+
+    Returns:
+        The finished run: metrics, ledger, personal models.
 
     Raises:
         ValueError: something does not fit together, in one line.

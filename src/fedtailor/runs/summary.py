@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in numbers. What the run is judged by (`metric`: by default the accuracy, or
-    the loss where there are no classes) of personal models on their clients' own
-    test splits after the last round: over clients, the mean, the worst, the mean of the worst tenth, the deviation.
+    """One run in numbers.
 
     Attributes:
+        metric: what the run is judged by: by default the accuracy, or the loss where there are no classes.
+        mean: of `metric` over clients, of their personal models on their own test splits after the last round.
+        worst: the worst client's.
+        worst10: the mean of the worst tenth of the clients.
+        std: the standard deviation over clients.
         unseen_mean: mean over clients that never took part; None where there are none.
         streams: distinct models sent down in the last round.
         models_down: distinct models sent (multicast), probe and delivery included.
@@ -56,15 +59,23 @@ class Summary:
 
 
 def spread(values: NDArray[np.float64], higher_is_better: bool = True) -> dict[str, float]:
-    """Mean, worst, mean of the worst tenth (at least one client) and deviation over clients; NaN for no clients."""
+    """How a metric varies over clients.
+
+    Args:
+        values: [c], one for each client.
+        higher_is_better: direction of the metric.
+
+    Returns:
+        "mean", "worst", "worst10" (the mean of the worst tenth, at least one client) and "std"; NaN for no clients.
+    """
     if not len(values):
         return dict.fromkeys(("mean", "worst", "worst10", "std"), float("nan"))
-    ordered = np.sort(values) if higher_is_better else np.sort(values)[::-1]
-    tenth = ordered[: max(len(values) // 10, 1)]
+    worst_first = np.sort(values) if higher_is_better else np.sort(values)[::-1]
+    worst_tenth = worst_first[: max(len(values) // 10, 1)]
     return {
         "mean": float(values.mean()),
-        "worst": float(ordered[0]),
-        "worst10": float(tenth.mean()),
+        "worst": float(worst_first[0]),
+        "worst10": float(worst_tenth.mean()),
         "std": float(values.std()),
     }
 

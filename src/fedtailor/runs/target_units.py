@@ -1,11 +1,15 @@
-"""Of which unit a run's targets are, and what it is judged by where nothing is asked for."""
+"""The unit of a run's targets, and what a run is judged by where nothing is asked for."""
 
 from fedtailor.federation import Federation
 from fedtailor.tables import Table
 
 
 def target_units(federation: Federation) -> tuple[float, float]:
-    """(shift, scale) that lead from the targets of models to the user's own: y * scale + shift."""
+    """How the targets of models become the user's own.
+
+    Returns:
+        (shift, scale): the user's target is y * scale + shift.
+    """
     if isinstance(federation, Table) and federation.preprocessing is not None and federation.classes is None:
         return federation.preprocessing.target_shift, federation.preprocessing.target_scale
     return 0.0, 1.0

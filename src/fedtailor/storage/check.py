@@ -31,7 +31,7 @@ WITHOUT_DIGESTS = ", of fedtailor 0.1, which kept no digests: nothing but that i
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one file or directory.
+    """The result of the check of one file or directory.
 
     Attributes:
         path: which.
@@ -45,18 +45,24 @@ class Finding:
 
 
 def check(path: Path) -> list[Finding]:
-    """What stands at a path: one finding for a run directory, an export or a saved federation; for a directory that
-    holds some of them (the results of a comparison), one for each.
+    """Check files against their digests.
+
+    Args:
+        path: a run directory, an export, a saved federation, or a directory that holds some of these (the results of a
+            comparison).
+
+    Returns:
+        One finding for each run, export or federation.
 
     Raises:
         ValueError: there is nothing of fedtailor's.
     """
     if path.is_file():
         return [_finding(path, _federation)]
-    found = list(_below(path))
-    if not found:
+    findings = list(_below(path))
+    if not findings:
         raise ValueError(f"{path} holds no run, export or saved federation of fedtailor; check the path")
-    return found
+    return findings
 
 
 def _below(path: Path) -> Iterator[Finding]:
@@ -93,7 +99,10 @@ def _export(path: Path) -> str:
 
 
 def _run(path: Path) -> str:
-    """What a run directory is.
+    """Check a run directory.
+
+    Returns:
+        What it is, in words.
 
     Raises:
         Unusable: something is missing, cannot be read or is not what was written.
@@ -103,8 +112,9 @@ def _run(path: Path) -> str:
     old = any(checkpoint_format(path / name) == "fedtailor checkpoint 1" for name in names)
     if not names and not (path / SUMMARY).exists():
         return "a run that has not come to its first checkpoint"
-    for name in () if old else names:
-        _check_checkpoint(path, name)
+    if not old:
+        for name in names:
+            _check_checkpoint(path, name)
     for name in (CLIENTS, METRICS, LEDGER):
         read_frame(path / name)
     if not (path / SUMMARY).exists():
@@ -127,7 +137,7 @@ def _read_manifest(path: Path) -> None:
 
 
 def _check_checkpoint(path: Path, name: str) -> None:
-    """A checkpoint is whole, and the files are those that it was saved with."""
+    """Refuse a checkpoint that is damaged, or that was saved with other files than stand beside it."""
     saved = load_tree(path / name).get("saved")
     if not isinstance(saved, dict):
         raise Damaged(f"{path / name} is no checkpoint of a run")
@@ -135,6 +145,7 @@ def _check_checkpoint(path: Path, name: str) -> None:
     if file_digest(path / MANIFEST) != digests["manifest"]:
         raise Damaged(f"{path / MANIFEST} is not the one that {name} was saved with")
     for file, key in ((CLIENTS, "clients"), (METRICS, "metrics"), (LEDGER, "ledger")):
+        # A run that went on has added rows since: only those of the checkpoint's time are compared.
         frame = read_frame(path / file)
         rows = saved.get(key, len(frame))
         if len(frame) < rows or frame_digest(frame.head(rows)) != digests[key]:

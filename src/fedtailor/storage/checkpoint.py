@@ -21,7 +21,7 @@ _FORMAT = "fedtailor checkpoint 2"
 _OLD_FORMAT = "fedtailor checkpoint 1"  # of fedtailor 0.1
 
 
-def all_here(step: str) -> None:
+def wait_for_all(step: str) -> None:
     """Wait until every process of a run has come to this step."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(step)
@@ -102,16 +102,17 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
         parts = {field.name: getattr(tree, field.name) for field in fields(cast(Any, tree))}
         described = {name: _describe(value, arrays, f"{path}/{name}") for name, value in parts.items()}
         return {"state": state_name(type(tree)), "fields": described}
+    # The exact types: a NamedTuple would come back as a tuple.
     if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
-        return {
-            type(tree).__name__: [_describe(value, arrays, f"{path}/{number}") for number, value in enumerate(tree)]
-        }
+        entries = [_describe(value, arrays, f"{path}/{number}") for number, value in enumerate(tree)]
+        return {type(tree).__name__: entries}
     if isinstance(tree, jax.Array | np.ndarray | np.generic):
         name = path.removeprefix("/")
-        arrays[name] = np.asarray(tree, order="C")  # not ascontiguousarray, which makes a scalar a vector
-        return {
-            "device" if isinstance(tree, jax.Array) else "array" if isinstance(tree, np.ndarray) else "number": name
-        }
+        # not ascontiguousarray, which makes a scalar a vector
+        arrays[name] = np.asarray(tree, order="C")
+        if isinstance(tree, jax.Array):
+            return {"device": name}
+        return {"array" if isinstance(tree, np.ndarray) else "number": name}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
     raise TypeError(f"a {type(tree).__name__} cannot be written to a checkpoint; states are made of dicts, lists, "
@@ -119,6 +120,7 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
 
 
 def _rebuild(skeleton: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    """The opposite of `_describe`."""
     (kind, content), *_ = skeleton.items()
     if kind == "state":
         known = ServerState.registry.get(content)

@@ -1,4 +1,4 @@
-"""What a method tells about itself at the end of a run: `diagnostics.json`, its arrays in `diagnostics.safetensors`."""
+"""The diagnostics of a method at the end of a run: `diagnostics.json`, its arrays in `diagnostics.safetensors`."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ DIAGNOSTICS, ARRAYS = "diagnostics.json", "diagnostics.safetensors"
 _KINDS: dict[str, type[Any]] = {"matrix": MatrixDiagnostic, "line": LineDiagnostic, "tree": TreeDiagnostic}
 
 
-def write_diagnostics(directory: Path, found: Sequence[Diagnostic]) -> None:
+def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> None:
     """Write diagnostics into a run directory, in place of those that it has. A method that has none leaves no file.
 
     Raises:
@@ -29,7 +29,7 @@ def write_diagnostics(directory: Path, found: Sequence[Diagnostic]) -> None:
     if jax.process_index() != 0:
         return
     entries, arrays = [], dict[str, np.ndarray]()
-    for number, diagnostic in enumerate(found):
+    for number, diagnostic in enumerate(diagnostics):
         kind = next((name for name, cls in _KINDS.items() if isinstance(diagnostic, cls)), None)
         if kind is None:
             raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}")
@@ -45,7 +45,7 @@ def write_diagnostics(directory: Path, found: Sequence[Diagnostic]) -> None:
         (directory / DIAGNOSTICS).unlink(missing_ok=True)
         (directory / ARRAYS).unlink(missing_ok=True)
         return
-    # the arrays first: a reader who finds the description finds them too
+    # The arrays first: who can read the description can read them too.
     with replacing(directory / ARRAYS) as file:
         save_file(arrays, file)
     with replacing(directory / DIAGNOSTICS) as file:
@@ -64,11 +64,12 @@ def read_diagnostics(directory: Path) -> list[Diagnostic]:
         return []
     try:
         arrays = load_file(directory / ARRAYS)
-        found: list[Diagnostic] = []
+        diagnostics: list[Diagnostic] = []
         for number, entry in enumerate(json.loads(path.read_text())):
             kind = _KINDS[entry.pop("kind")]
-            names = {field.name for field in dataclasses.fields(kind)} - entry.keys()
-            found.append(kind(**entry, **{name: arrays[f"{number}/{name}"] for name in names}))
-        return found
+            array_fields = {field.name for field in dataclasses.fields(kind)} - entry.keys()
+            own_arrays = {name: arrays[f"{number}/{name}"] for name in array_fields}
+            diagnostics.append(kind(**entry, **own_arrays))
+        return diagnostics
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({(str(error).splitlines() or [''])[0]}); repeat the run") from None

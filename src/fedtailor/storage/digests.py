@@ -31,6 +31,7 @@ def frame_digest(frame: pl.DataFrame) -> str:
     for column in frame.iter_columns():
         digest.update(f"\0{column.name}\0{column.dtype}\0".encode())
         digest.update(column.is_null().to_numpy().tobytes())
+        # Of text the lengths too: ("ab", "c") and ("a", "bc") are different columns.
         if column.dtype == pl.String:
             digest.update(column.str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy().tobytes())
             digest.update(str(column.fill_null("").str.join("")[0]).encode())
@@ -55,8 +56,11 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Whether an object is what `sealed` made; one without a digest (of fedtailor 0.1) cannot be told."""
-    return SEAL not in content or content[SEAL] == _seal({key: content[key] for key in content if key != SEAL})
+    """Whether an object is what `sealed` made; True for one without a digest, as fedtailor 0.1 wrote them."""
+    if SEAL not in content:
+        return True
+    plain = {key: value for key, value in content.items() if key != SEAL}
+    return content[SEAL] == _seal(plain)
 
 
 def finite(value: Any) -> Any:

@@ -44,7 +44,8 @@ class DirectoryLock:
         """Give the directory back; nothing happens where it was not taken."""
         if self._lock.is_locked:
             with suppress(OSError):
-                self._path.unlink()  # before the release: a lock file without a name is no lock any more
+                # before the release: another process may take the lock at once, and its file must stay
+                self._path.unlink()
             self._lock.release()
 
     def __enter__(self) -> "DirectoryLock":

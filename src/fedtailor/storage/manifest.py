@@ -88,52 +88,74 @@ def _kind(value: Any) -> dict[str, str]:
 
 def digest(federation: Federation) -> str:
     """A fingerprint of all that a federation holds."""
-    found = hashlib.sha256(repr((federation.names, federation.classes, federation.shift, federation.scale)).encode())
+    header = repr((federation.names, federation.classes, federation.shift, federation.scale))
+    sha256 = hashlib.sha256(header.encode())
     groups = federation.unseen if federation.groups is None else federation.groups
     splits = (federation.train, federation.val, federation.test)
     parts = [part for split in splits for part in (split.rows, split.offsets)]
     for array in (federation.x, federation.y, groups, federation.unseen, *parts):
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()[:16]
+        sha256.update(f"{array.dtype} {array.shape}".encode())
+        sha256.update(np.ascontiguousarray(array).data)
+    return sha256.hexdigest()[:16]
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
-    """The first setting in which two manifests differ, as "name: old, now new"; versions and machine do not count."""
+    """Compare two manifests; versions and machine do not count.
+
+    Args:
+        old, new: what is compared.
+        path: what stands before the names of settings, such as "algorithm.".
+
+    Returns:
+        The first setting in which they differ, as "name: old, now new"; None where they agree.
+    """
     for name in sorted(old.keys() | new.keys()):
         if not path and name in CIRCUMSTANCES:
             continue
-        one, other, full = old.get(name), new.get(name), f"{path}{name}"
-        if isinstance(one, dict) and isinstance(other, dict):
-            if (found := difference(one, other, f"{full}.")) is not None:
-                return found
-        elif one != other:
-            return f"{full}: {one if one is not None else 'not set'}, now {other if other is not None else 'not set'}"
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            inner = difference(before, now, f"{path}{name}.")
+            if inner is not None:
+                return inner
+        elif before != now:
+            return f"{path}{name}: {_or_not_set(before)}, now {_or_not_set(now)}"
     return None
+
+
+def _or_not_set(setting: Any) -> Any:
+    return "not set" if setting is None else setting
 
 
 def stored_versions(path: Path) -> dict[str, str]:
     """The versions that a run's manifest names (`path` is its file); empty where it cannot be read."""
     try:
-        found = tomllib.loads(path.read_text("utf-8")).get("versions")
+        versions = tomllib.loads(path.read_text("utf-8")).get("versions")
     except (OSError, ValueError, RecursionError):
         return {}
-    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    if not isinstance(versions, dict):
+        return {}
+    return {name: str(value) for name, value in versions.items()}
 
 
 def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What may change the last bits of a run that goes on, in one line: versions, and the number of devices where
-    results depend on it; "" for nothing."""
-    found = []
+    """What may change the last bits of a run that goes on: versions, and the number of devices where results depend
+    on it.
+
+    Returns:
+        One line; "" for nothing.
+    """
+    changes = []
     for table in CIRCUMSTANCES:
         before, now = old.get(table), new.get(table)
         if isinstance(before, dict) and isinstance(now, dict):
             names = [name for name in now if name in before and before[name] != now[name]]
-            found += [f"{name} {now[name]} instead of {before[name]}" for name in names]
+            changes += [f"{name} {now[name]} instead of {before[name]}" for name in names]
     machines = [manifest.get("machine", {}) for manifest in (old, new)]
     if all(isinstance(machine, dict) and machine.get("canonical") for machine in machines):
-        found = [change for change in found if not change.startswith("devices ")]
-    if not found:
+        changes = [change for change in changes if not change.startswith("devices ")]
+    if not changes:
         return ""
-    advice = "; canonical aggregation (--canonical) makes results independent of the number of devices"
-    return f"{', '.join(found)}: last bits may differ{advice if 'devices ' in ', '.join(found) else ''}"
+    line = f"{', '.join(changes)}: last bits may differ"
+    if any(change.startswith("devices ") for change in changes):
+        line += "; canonical aggregation (--canonical) makes results independent of the number of devices"
+    return line

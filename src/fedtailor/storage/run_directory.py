@@ -39,7 +39,7 @@ from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
 from fedtailor.protocol.diagnostics import Diagnostic
-from fedtailor.storage.checkpoint import all_here, checkpoint_format, load_tree, refuse_other_format, write_tree
+from fedtailor.storage.checkpoint import checkpoint_format, load_tree, refuse_other_format, wait_for_all, write_tree
 from fedtailor.storage.diagnostics import write_diagnostics
 from fedtailor.storage.digests import file_digest, frame_digest, is_sealed, sealed
 from fedtailor.storage.errors import Damaged, Unusable
@@ -56,7 +56,11 @@ _log = logging.getLogger("fedtailor")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
-    """Who took part: client (name), group (null where there are none), unseen, and samples by split."""
+    """Who took part, as the table `clients.parquet`.
+
+    Returns:
+        The columns client (name), group (null where there are none), unseen, and the samples in train, val and test.
+    """
     groups = [None] * len(federation) if federation.groups is None else federation.groups.tolist()
     sizes = {name: getattr(federation, name).sizes for name in SPLITS}
     columns = {"client": list(federation.names), "group": groups, "unseen": federation.unseen, **sizes}
@@ -95,14 +99,14 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is missing; repeat the run")
     try:
         with reading(path):
-            found = json.loads(path.read_text("utf-8"))
+            summary = json.loads(path.read_text("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({reason(error)}); repeat the run") from None
     except ValueError as error:
         raise Unusable(str(error)) from None
-    if not isinstance(found, dict) or not is_sealed(found):
+    if not isinstance(summary, dict) or not is_sealed(summary):
         raise Damaged(f"{path} is damaged (it is not what was written); repeat the run")
-    return found
+    return summary
 
 
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
@@ -117,10 +121,10 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
         return
     try:
         with reading(path):
-            found = file_digest(path)
+            digest = file_digest(path)
     except ValueError as error:
         raise Unusable(str(error)) from None
-    if found != digests[path.name]:
+    if digest != digests[path.name]:
         raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")
 
 
@@ -169,7 +173,7 @@ class RunDirectory:
 
     def _open(self, settings: dict[str, Any], resume: bool) -> bool:
         path, inside = self.path, self._inside()
-        all_here("run directory seen")  # before one of them writes
+        wait_for_all("run directory seen")  # before one of them writes
         if inside and not resume:
             raise Unusable(f"{path} already holds a run; continue it with resume, or name another directory")
         if inside:
@@ -220,7 +224,7 @@ class RunDirectory:
             ledger.write_parquet(folder / LEDGER)
             write_tree(folder / CHECKPOINT, snapshot)
             sync_tree(folder)
-            # what a run was in numbers before it was extended is no longer true
+            # Summary and rows of a finished run that is extended are about fewer rounds.
             (self.path / SUMMARY).unlink(missing_ok=True)
             (self.path / ROWS).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)
@@ -240,7 +244,7 @@ class RunDirectory:
         }
 
     def write_clients(self, federation: Federation) -> None:
-        """Put down who takes part.
+        """Write who takes part.
 
         Raises:
             Unusable: it cannot be written.
@@ -248,7 +252,7 @@ class RunDirectory:
         self._write(CLIENTS, clients(federation))
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """Put down what travelled.
+        """Write what travelled.
 
         Raises:
             Unusable: it cannot be written (the old file stays).
@@ -256,21 +260,21 @@ class RunDirectory:
         self._write(LEDGER, ledger.frame())
 
     def write_table(self, name: str, frame: pl.DataFrame) -> None:
-        """Put down one more table.
+        """Write one more table.
 
         Raises:
             ValueError: it cannot be written.
         """
         self._write(name, frame)
 
-    def write_diagnostics(self, found: Sequence[Diagnostic]) -> None:
-        """Put down what the method tells about itself.
+    def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Write the method's diagnostics.
 
         Raises:
             ValueError: it cannot be written.
         """
         with self._one_line():
-            write_diagnostics(self.path, found)
+            write_diagnostics(self.path, diagnostics)
 
     def _write(self, name: str, frame: pl.DataFrame) -> None:
         if jax.process_index() == 0:
@@ -298,12 +302,11 @@ class RunDirectory:
         Raises:
             Unusable: it cannot be written.
         """
+        # Checkpoints hold digests of their own and of the states; hidden files are locks and leftovers.
+        excluded = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
         with self._one_line():
-            apart = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
-            files = [
-                entry for entry in sorted(self.path.iterdir())
-                if entry.is_file() and entry.name not in apart and entry.name[0] != "." and entry.suffix != ".bin"
-            ]  # fmt: skip
+            files = [entry for entry in sorted(self.path.iterdir()) if entry.is_file() and entry.name not in excluded]
+            files = [entry for entry in files if not entry.name.startswith(".") and entry.suffix != ".bin"]
             content = {**summary, DIGESTS: {entry.name: file_digest(entry) for entry in files}}
             self._write_text(SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False))
 
@@ -333,9 +336,9 @@ class RunDirectory:
                          str(error).partition(";")[0], snapshot["round"])  # fmt: skip
         saved = snapshot.pop("saved")
         metrics, ledger = self._frame(METRICS, saved["metrics"]), self._frame(LEDGER, saved["ledger"])
-        found = self._digests(metrics, ledger)
+        digests = self._digests(metrics, ledger)
         for name, file in (("manifest", MANIFEST), ("clients", CLIENTS), ("metrics", METRICS), ("ledger", LEDGER)):
-            if found[name] != saved["digests"][name]:
+            if digests[name] != saved["digests"][name]:
                 raise Damaged(
                     f"{self.path / file} is damaged, or the checkpoint is another run's (their digests differ); "
                     "remove the directory and start again"

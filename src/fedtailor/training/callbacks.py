@@ -52,10 +52,14 @@ class EarlyStopping(Callback):
         require(metric.name in measured, f"early stopping looks at {metric.name}, and the run measures {measured}")
         _, means = training.metrics.curve(metric.name, "val")
         require(len(means) > 0, "early stopping looks at validation data, and this federation has none")
-        # from all measurements and no state of its own, so that a resumed run stops where an uninterrupted one does
-        gains = means if metric.higher_is_better else -means
-        best, since = gains[0], 0
-        for value in gains[1:]:
-            better = value > best + self.min_gain
-            best, since = (value, 0) if better else (best, since + 1)
-        return since >= self.patience
+        # From all measurements and no state of its own, so that a resumed run stops where an uninterrupted one does.
+        scores = means if metric.higher_is_better else -means
+        best = scores[0]
+        without_gain = 0
+        for score in scores[1:]:
+            if score > best + self.min_gain:
+                best = score
+                without_gain = 0
+            else:
+                without_gain += 1
+        return without_gain >= self.patience

@@ -19,10 +19,10 @@ class Evaluation:
 
     Attributes:
         round: rounds done.
-        clients: [c] places in the federation.
+        clients: [c] positions in the federation.
         unseen: whether these clients never trained.
         split: "val" or "test".
-        metric: name of what was measured: a `Metric`'s, or of something more that it tells.
+        metric: name of what was measured: a `Metric`'s, or of a further number that it reports.
         values: [c], as `Metric.result` gives them; targets' units are those of the data as the user gave them.
     """
 
@@ -49,14 +49,14 @@ class Metrics:
         metrics: Sequence[Metric],
         target_scale: float = 1.0,
     ) -> None:
-        """Add what clients [c] (places in the federation) answered to the task "evaluate".
+        """Add what clients answered to the task "evaluate".
 
         Clients are listed in the federation's order. Left out are those without samples in a split, and those for which
         a metric is not defined (as the area under the curve where all samples are of one class).
 
         Args:
             round: rounds done.
-            clients: who answered.
+            clients: [c] who answered, as positions in the federation.
             unseen: whether they never trained.
             scores: split -> "count" [c] and "statistics", of every metric by its name, stacked [c, ...].
             metrics: what was measured.
@@ -71,29 +71,54 @@ class Metrics:
                 statistic = {key: rows[present] for key, rows in of_split["statistics"][metric.name].items()}
                 for name, values in metric.values_of_clients(statistic).items():
                     defined = ~np.isnan(values)
-                    if defined.any():
-                        scaled = values * target_scale if metric.unit == "target" else values
-                        self.evaluations.append(
-                            Evaluation(round, clients[present][defined], unseen, split, name, scaled[defined])
-                        )
+                    if not defined.any():
+                        continue
+                    scaled = values * target_scale if metric.unit == "target" else values
+                    measured = clients[present][defined]
+                    self.evaluations.append(Evaluation(round, measured, unseen, split, name, scaled[defined]))
 
     def values(
         self, metric: str = "accuracy", split: str = "test", *, round: int | None = None, unseen: bool = False
     ) -> NDArray[np.float64]:
-        """A metric of all clients [c] after `round` (default: the last one evaluated); empty where nothing fits."""
-        found = [e for e in self.evaluations if (e.metric, e.split, e.unseen) == (metric, split, unseen)]
-        found = [e for e in found if round is None or e.round == round]
-        return found[-1].values if found else np.zeros(0)
+        """A metric of all clients after one round.
+
+        Args:
+            metric: its name.
+            split: "val" or "test".
+            round: rounds done; None = the last evaluation.
+            unseen: of the clients that never trained, instead of those that did.
+
+        Returns:
+            [c], in the federation's order; empty where nothing of this kind was measured.
+        """
+        matching = [it for it in self._select(metric, split, unseen) if round is None or it.round == round]
+        return matching[-1].values if matching else np.zeros(0)
 
     def curve(
         self, metric: str = "accuracy", split: str = "test", *, unseen: bool = False
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """(rounds [r], mean over clients [r])."""
-        found = [e for e in self.evaluations if (e.metric, e.split, e.unseen) == (metric, split, unseen)]
-        return np.array([e.round for e in found], np.int64), np.array([e.values.mean() for e in found])
+        """The mean of a metric over clients, by round (arguments as for `values`).
+
+        Returns:
+            Rounds [r], and the means after them [r].
+        """
+        matching = self._select(metric, split, unseen)
+        rounds = np.array([evaluation.round for evaluation in matching], np.int64)
+        means = np.array([evaluation.values.mean() for evaluation in matching])
+        return rounds, means
+
+    def _select(self, metric: str, split: str, unseen: bool) -> list[Evaluation]:
+        return [it for it in self.evaluations if (it.metric, it.split, it.unseen) == (metric, split, unseen)]
 
     def frame(self, names: tuple[str, ...]) -> "pl.DataFrame":
-        """A tidy frame with the columns round, client (name), unseen, split, metric, value."""
+        """The evaluations as a tidy frame (the layout of `metrics.parquet`).
+
+        Args:
+            names: of all clients, in the federation's order.
+
+        Returns:
+            The columns round, client (name), unseen, split, metric and value.
+        """
         import polars as pl
 
         parts = [
@@ -115,12 +140,12 @@ class Metrics:
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame", names: tuple[str, ...]) -> "Metrics":
         """The inverse of `frame`."""
-        place = {name: index for index, name in enumerate(names)}
+        position = {name: index for index, name in enumerate(names)}
         metrics = cls()
         keys = ["round", "unseen", "split", "metric"]
         for key, part in frame.group_by(keys, maintain_order=True):
             round, unseen, split, metric = key
-            clients = np.array([place[name] for name in part["client"]], np.int64)
+            clients = np.array([position[name] for name in part["client"]], np.int64)
             values = part["value"].to_numpy().copy()
             metrics.evaluations.append(
                 Evaluation(int(str(round)), clients, bool(unseen), str(split), str(metric), values)

@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Clients,
+    ClientState,
     Cohort,
     Downlink,
     Exchange,
@@ -50,7 +51,7 @@ class Service:
 
     cohort: Cohort
     downlink: Downlink
-    states: Any = None
+    states: ClientState = None
 
 
 class Training(Generic[ExecutorT]):
@@ -100,14 +101,15 @@ class Training(Generic[ExecutorT]):
         self.participation, self.uplink, self.downlink = participation, uplink, downlink
         self.target_scale = target_scale
         asked = find_metrics(metrics, model)
-        own = tuple(metric for metric in default_metrics(model) if metric.name not in {it.name for it in asked})
-        self.measured = own + asked
+        names = {metric.name for metric in asked}
+        self.measured = (*(metric for metric in default_metrics(model) if metric.name not in names), *asked)
         self.metric = asked[0] if asked else find_metric(model.metric)
         seen = executor.seen
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
             reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
         )  # fmt: skip
+        # All phases are checked now: a refusal must not come after hours of the first one.
         self.schedule = list(algorithm.phases())
         for phase, _ in self.schedule:
             phase.check(self.population)
@@ -127,8 +129,9 @@ class Training(Generic[ExecutorT]):
     def client_names(self) -> tuple[str, ...]:
         """The names of all clients, seen and unseen, in the order in which the user listed them."""
         seen, unseen = self.executor.seen, self.executor.unseen
-        places, names = np.concatenate([seen.listed, unseen.listed]), (*seen.names, *unseen.names)
-        return tuple(names[row] for row in np.argsort(places))
+        listed = np.concatenate([seen.listed, unseen.listed])
+        names = (*seen.names, *unseen.names)
+        return tuple(names[row] for row in np.argsort(listed))
 
     @property
     def server(self) -> Any:
@@ -181,7 +184,11 @@ class Training(Generic[ExecutorT]):
         self.round += 1
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
-        """The clients of the next round, where [m] report: these, or all where the method trains everybody."""
+        """The clients of the next round: those that report, or all where the method trains everybody.
+
+        Args:
+            reporting: [m] who reports, in the order of the population.
+        """
         everyone = self.algorithm.participants == "all"
         clients = np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
         return self._cohort(self.executor.seen, clients, seen=True, reporting=reporting[clients])
@@ -193,6 +200,7 @@ class Training(Generic[ExecutorT]):
         if rounds is None or last or self.round - self.phase_start < rounds:
             return
         yield from self._probe()
+        # The next method's common initial model is this one's result; all further random models stay what they are.
         start = self.algorithm.global_model(self._server)
         self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
 
@@ -203,13 +211,16 @@ class Training(Generic[ExecutorT]):
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
+        # Shapes suffice to know whether there is any state; nothing is computed.
         state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
         self.keeps_states = bool(jax.tree.leaves(state))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:
-        """The round before training of methods that have one. It is put off until somebody needs the server's state,
-        so that a training which is put where another stood makes none."""
+        """The round before training of methods that have one.
+
+        It is put off until somebody needs the server's state: a training that restores a checkpoint makes none.
+        """
         if not self._unprobed:
             return
         cohort = self._cohort(self.executor.seen, np.arange(len(self.population)), seen=True)
@@ -231,33 +242,48 @@ class Training(Generic[ExecutorT]):
 
         Args:
             clients: [c] rows in the executor's table of seen clients, or of `unseen` ones; None = all.
+            unseen: whether they are clients that never take part in training.
+            ledger: what the service is charged to; None = to nobody.
         """
         table = self.executor.unseen if unseen else self.executor.seen
         clients = np.arange(len(table)) if clients is None else clients
         return drive(self.service(table, clients, seen=not unseen, ledger=ledger), self.executor)
 
     def predictors(self, service: Service) -> Any:
-        """What the clients of a service predict with, stacked in the order of its cohort, on the host."""
+        """What the clients of a service predict with.
+
+        Returns:
+            A `Predictor` whose leaves are host arrays [c, ...], stacked in the order of the service's cohort.
+        """
         answers = drive(self.run_personal("personal", service), self.executor)
         return on_host(answers.output)
 
     def services(
         self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
     ) -> Exchanges[list[Service]]:
-        """What some clients of one of the executor's tables (rows there, ascending) need to predict.
+        """What some clients need to predict, whether they have taken part or not.
 
         Clients of the population that were never sampled hold the state that all began with, which nobody has trained:
         where the method keeps states they are served as newcomers are.
+
+        Args:
+            table: the executor's seen or unseen clients.
+            clients: [c] rows in that table, ascending.
+            ledger: what the service is charged to; None = to nobody.
+
+        Returns:
+            At most two services: of clients that have taken part, and of those that have not.
         """
         seen = np.full(len(clients), table is self.executor.seen)
         if seen.all() and self.keeps_states and self.round > self.phase_start:
             seen = self.took_part[clients]
         phase: Phase = "delivery" if table is self.executor.seen else "unseen"
         served = []
-        for group in (True, False):
-            if (seen == group).any():
-                chosen = clients[seen == group]
-                served.append((yield from self.service(table, chosen, seen=group, ledger=ledger, phase=phase)))
+        for are_seen in (True, False):
+            chosen = clients[seen == are_seen]
+            if len(chosen):
+                service = yield from self.service(table, chosen, seen=are_seen, ledger=ledger, phase=phase)
+                served.append(service)
         return served
 
     def service(
@@ -269,10 +295,17 @@ class Training(Generic[ExecutorT]):
         ledger: Ledger | None = None,
         phase: Phase = "unseen",
     ) -> Exchanges[Service]:
-        """What some clients of a table (rows there, ascending) need to predict; charged to `ledger`.
+        """What some clients need to predict.
 
-        Clients that never took part (not `seen`) answer the probe, if the method has one, and make a state of what
-        they are sent; the server keeps nothing of them.
+        Clients that never took part answer the probe, if the method has one, and make a state of what they are sent;
+        the server keeps nothing of them.
+
+        Args:
+            table: the table they stand in.
+            clients: [c] rows in that table, ascending.
+            seen: whether they have taken part.
+            ledger: what the service is charged to; None = to nobody.
+            phase: under which phase the service of clients that never took part is charged.
         """
         yield from self._probe()
         cohort = self._cohort(table, clients, seen=seen)
@@ -303,9 +336,14 @@ class Training(Generic[ExecutorT]):
         Raises:
             Diverged: a personal model is NaN or infinite.
         """
-        cohort, downlink, measured = service.cohort, service.downlink, self.measured if task == "evaluate" else ()
         answers = yield Exchange(
-            task, self.algorithm, cohort, downlink, service.states, received_through=self.downlink, metrics=measured
+            task,
+            self.algorithm,
+            service.cohort,
+            service.downlink,
+            service.states,
+            received_through=self.downlink,
+            metrics=self.measured if task == "evaluate" else (),
         )
         return answers.checked()
 
@@ -325,9 +363,10 @@ class Training(Generic[ExecutorT]):
                 rows.append(service.cohort.rows)
                 scores.append(on_host(answers.output))
             if rows:
-                together = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
-                clients, unseen = table.listed[np.concatenate(rows)], table is self.executor.unseen
-                self.metrics.record(self.round, clients, unseen, together, self.measured, self.target_scale)
+                all_scores = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
+                clients = table.listed[np.concatenate(rows)]
+                unseen = table is self.executor.unseen
+                self.metrics.record(self.round, clients, unseen, all_scores, self.measured, self.target_scale)
 
     def count_time(self, round: float, total: float) -> None:
         """Add the wall time of a round, and of the round with its evaluation."""
@@ -380,6 +419,9 @@ class Training(Generic[ExecutorT]):
     def _charge(
         self, ledger: Ledger | None, phase: Phase, downlink: Downlink, cohort: Cohort, answers: Answers | None = None
     ) -> None:
-        if ledger is not None:
-            update, work = ({}, (0, 0)) if answers is None else (answers.update, answers.work)
-            ledger.record(self.round, phase, downlink, update, cohort.reporting, *work)
+        """Record an exchange, or a downlink that nobody answers; where there is no ledger, do nothing."""
+        if ledger is None:
+            return
+        update = {} if answers is None else answers.update
+        gradients, forwards = (0, 0) if answers is None else answers.work
+        ledger.record(self.round, phase, downlink, update, cohort.reporting, gradients, forwards)

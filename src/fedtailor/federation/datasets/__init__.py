@@ -1,4 +1,4 @@
-"""Data sets: readers of public files (`Dataset`: examples to deal), and synthetic tasks (`Federation`: dealt).
+"""Data sets: readers of public files (each a `Dataset`, to be partitioned), and synthetic tasks (each a `Federation`).
 
 Every module of this folder that registers a data set is found; the imports below only tell type checkers and editors
 of those that come with fedtailor.

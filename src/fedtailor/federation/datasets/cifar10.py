@@ -49,7 +49,8 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: a file is damaged or not CIFAR-10's.
     """
-    pickled = all([is_at_hand(data_home(data_dir) / _PYTHON.folders[0] / name) for name in _PYTHON.files])
+    folder = data_home(data_dir) / _PYTHON.folders[0]
+    pickled = all([is_at_hand(folder / name) for name in _PYTHON.files])
     arrays = read(_PYTHON, _decode_python, data_dir) if pickled else read(_BINARY, _decode_binary, data_dir)
     return Dataset(
         arrays["x"],
@@ -95,8 +96,9 @@ def _decode_python(paths: list[Path]) -> Arrays:
 def _arranged(pixels: list[NDArray[np.uint8]], labels: list[NDArray[Any]], paths: list[Path]) -> Arrays:
     """Colour planes to the last axis, and a look at the labels: every class has as many images as published."""
     for what, part in (("training", labels[:5]), ("test", labels[5:])):
-        together, share = np.concatenate(part), len(part) * _PER_BATCH // 10
-        if together.min() < 0 or np.bincount(together).tolist() != [share] * 10:
+        all_labels = np.concatenate(part)
+        share = len(part) * _PER_BATCH // 10
+        if all_labels.min() < 0 or np.bincount(all_labels).tolist() != [share] * 10:
             raise ValueError(
                 f"{paths[0].parent}: the {what} batches do not hold {share} images of each of 10 classes; replace them"
             )

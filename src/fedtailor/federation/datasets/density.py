@@ -35,6 +35,9 @@ def density(
         unseen: clients that never train: a count, a fraction or names.
         seed: of everything.
 
+    Returns:
+        A federation of `symbols` classes without inputs.
+
     Raises:
         ValueError: impossible settings.
     """
@@ -45,28 +48,30 @@ def density(
     )
     require(symbols > _CLUSTERS, f"symbols is {symbols}; it must be above {_CLUSTERS}")
     client = np.arange(clients)
-    cluster, own = client % _CLUSTERS, client % (symbols - _CLUSTERS)
+    cluster = client % _CLUSTERS
+    own = client % (symbols - _CLUSTERS)
     rng = server_rng(check_seed(seed), "density", 0)
     component = rng.choice(3, (clients, samples), p=[0.5, 0.25, 0.25])
-    drawn = np.select(
-        [component == 0, component == 1], [cluster[:, None], rng.integers(0, symbols, component.shape)], own[:, None]
-    )
+    uniform = rng.integers(0, symbols, component.shape)
+    drawn = np.select([component == 0, component == 1], [cluster[:, None], uniform], own[:, None])
     digits = len(str(clients - 1))
     names = tuple(f"client-{number:0{digits}d}" for number in client)
     mine = Ragged.cut(np.arange(clients * samples), np.full(clients, samples))
     train, vals, _ = draw_splits(mine, drawn.reshape(-1), names, test=0, val=val, seed=seed)
-    weights = np.ones((clients, symbols), np.int64)  # of 4 * symbols rows
-    np.add.at(weights, (client, cluster), 2 * symbols)
-    np.add.at(weights, (client, own), symbols)
+    # The test split is D_k itself, as counts of symbols out of 4 * symbols: 0.25, 0.5 and 0.25 of them.
+    counts = np.ones((clients, symbols), np.int64)
+    np.add.at(counts, (client, cluster), 2 * symbols)
+    np.add.at(counts, (client, own), symbols)
+    # One row for each symbol, behind the samples, which all clients share.
     alphabet = clients * samples + np.arange(symbols)
-    tests = np.repeat(np.tile(alphabet, clients), weights.reshape(-1))
+    tests = np.repeat(np.tile(alphabet, clients), counts.reshape(-1))
     y = np.concatenate([drawn.reshape(-1), np.arange(symbols)])
     return Federation(
         np.zeros((len(y), 0), np.float32),
         y,
         train,
         vals,
-        Ragged.cut(tests, weights.sum(axis=1)),
+        Ragged.cut(tests, counts.sum(axis=1)),
         names,
         groups=cluster,
         unseen=choose_unseen(unseen, names, seed),

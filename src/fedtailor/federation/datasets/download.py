@@ -30,7 +30,7 @@ def is_offline() -> bool:
 
 
 def download(url: str, files: Sequence[str], folder: Path, hashes: Mapping[str, str], inside: str = "") -> None:
-    """Bring files to a folder: from the address of a folder, or out of an archive.
+    """Download files to a folder: from the address of a folder, or out of an archive.
 
     Args:
         url: of a folder that holds the files, or of an archive (.zip, .tar.gz).

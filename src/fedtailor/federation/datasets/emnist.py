@@ -62,6 +62,9 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
         part: the published training set, test set, or both.
         data_dir: the data directory.
 
+    Returns:
+        A data set; `test` says which examples are of the published test set.
+
     Raises:
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: an unknown split or part; or a file is not the published one.
@@ -72,10 +75,17 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
     labels = range(first, first + len(_CLASSES[split]))
 
     def decode(paths: list[Path]) -> Arrays:
-        pairs = [read_labelled(paths[at], paths[at + 1], labels) for at in range(0, len(paths), 2)]
-        x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-        test = np.repeat([name == "test" for name in _parts(part)], [len(pair[1]) for pair in pairs])
-        return {"x": np.ascontiguousarray(x.transpose(0, 2, 1)), "y": (y - first).astype(np.uint8), "test": test}
+        images, targets, is_test = [], [], []
+        for number, name in enumerate(_parts(part)):
+            x, y = read_labelled(paths[2 * number], paths[2 * number + 1], labels)
+            images.append(x.transpose(0, 2, 1))
+            targets.append((y - first).astype(np.uint8))
+            is_test.append(np.full(len(y), name == "test"))
+        return {
+            "x": np.ascontiguousarray(np.concatenate(images)),
+            "y": np.concatenate(targets),
+            "test": np.concatenate(is_test),
+        }
 
     arrays = read(_source(split, part), decode, data_dir, f"-{split}-{part}")
     return Dataset(

@@ -55,15 +55,17 @@ def _decode_subset(paths: list[Path]) -> Arrays:
     with np.load(paths[0], allow_pickle=False) as archive:
         kept = archive["dup"] == 0
         arrays = {key: archive[key][kept] for key in ("x", "y")}
-        test, writer = archive["is_test"][kept] == 1, archive["writer_name"][archive["writer"][kept]]
+        test = archive["is_test"][kept] == 1
+        writer = archive["writer_name"][archive["writer"][kept]]
     return {**arrays, "test": test, "writer": writer}
 
 
 def _leaf(data_dir: DataDir) -> Arrays | None:
     """LEAF's json files, if there are any."""
-    home = data_home(data_dir) / "femnist"
-    for folder in (home, home / "data"):
-        train, test = sorted((folder / "train").glob("*.json")), sorted((folder / "test").glob("*.json"))
+    root = data_home(data_dir) / "femnist"
+    for folder in (root, root / "data"):
+        train = sorted((folder / "train").glob("*.json"))
+        test = sorted((folder / "test").glob("*.json"))
         if train and test:
             for path in (*train, *test):
                 existing_file(path)  # a pipe of that name would never end
@@ -88,18 +90,19 @@ def _writers(path: Path) -> list[tuple[str, Any, Any]]:
         text = path.read_bytes()
     try:
         content = json.loads(text)
-        found = []
+        writers = []
         for writer in content["users"]:
-            held = content["user_data"][writer]
-            x, y = np.asarray(held["x"], np.float64).reshape(-1, 28, 28), np.asarray(held["y"]).reshape(-1)
+            examples = content["user_data"][writer]
+            x = np.asarray(examples["x"], np.float64).reshape(-1, 28, 28)
+            y = np.asarray(examples["y"]).reshape(-1)
             if len(x) != len(y) or not ((x >= 0) & (x <= 1)).all():
                 raise ValueError(f"writer {writer}: {len(x)} images, {len(y)} labels, or pixels outside [0, 1]")
             if len(y) and not np.issubdtype(y.dtype, np.integer):
                 raise ValueError(f"writer {writer}: the labels are {y.dtype}, not whole numbers")
             if y.min(initial=0) < 0 or y.max(initial=0) >= len(_CLASSES):
                 raise ValueError(f"writer {writer}: a label is outside 0..{len(_CLASSES) - 1}")
-            found.append((writer, np.rint(255 * x).astype(np.uint8), y.astype(np.uint8)))
-        return found
+            writers.append((writer, np.rint(255 * x).astype(np.uint8), y.astype(np.uint8)))
+        return writers
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{path} is no FEMNIST file of LEAF ({reason(error)}); make it again with LEAF's scripts"

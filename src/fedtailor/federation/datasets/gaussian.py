@@ -40,6 +40,9 @@ def gaussian(
         unseen: clients that never train: a count, a fraction or names.
         seed: of everything.
 
+    Returns:
+        A regression of one number without inputs.
+
     Raises:
         ValueError: impossible settings.
     """
@@ -54,11 +57,13 @@ def gaussian(
     check_memory(wanted.sum(), 3 * 8, f"{wanted.sum():g} samples")
     counts = wanted.astype(np.int64)
     drawn = np.repeat(theta, counts) + sigma * rng.normal(size=counts.sum())
+    # each client's test split, behind all samples
     exact = np.stack([theta - sigma, theta + sigma], axis=1).reshape(-1)
     y = np.concatenate([drawn, exact])[:, None]
     digits = len(str(clients - 1))
     names = tuple(f"client-{client:0{digits}d}" for client in range(clients))
-    train, vals, _ = draw_splits(Ragged.cut(np.arange(len(drawn)), counts), y, names, test=0, val=val, seed=seed)
+    rows = Ragged.cut(np.arange(len(drawn)), counts)
+    train, vals, _ = draw_splits(rows, y, names, test=0, val=val, seed=seed)
     return Federation(
         np.zeros((len(y), 0), np.float32),
         y,

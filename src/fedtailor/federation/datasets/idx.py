@@ -16,7 +16,14 @@ _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[Any]:
-    """An array with the given number of axes from an idx .gz file.
+    """Read an idx .gz file.
+
+    Args:
+        path: the file.
+        axes: how many axes its array has.
+
+    Returns:
+        The array, in the machine's byte order.
 
     Raises:
         ValueError: the file cannot be read, is truncated, longer than its header says, or something else.
@@ -33,23 +40,26 @@ def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
     """What an open file holds. No more is decompressed than the header promises: a small file may hide terabytes."""
     try:
         with gzip.GzipFile(fileobj=compressed) as content:
+            # Two zeros, the type, the number of axes, then each axis's length in 4 bytes.
             header = content.read(start)
-            if len(header) < start or header[:2] != b"\0\0" or header[2] not in _KINDS or header[3] != axes:
+            is_idx = len(header) == start and header[:2] == b"\0\0" and header[2] in _KINDS
+            if not is_idx or header[3] != axes:
                 raise ValueError(f"{path} is no idx file with {axes} axes; replace it by the published one")
-            shape, kind = tuple(np.frombuffer(header, ">u4", axes, 4).tolist()), np.dtype(_KINDS[header[2]])
+            kind = np.dtype(_KINDS[header[2]])
+            shape = tuple(np.frombuffer(header, ">u4", axes, 4).tolist())
             size = kind.itemsize * math.prod(shape)
             check_memory(size, 1, f"{path}, of shape {shape} by its header,")
-            found = content.read(size)
+            data = content.read(size)
             more = content.read(1)
     except gzip.BadGzipFile as error:  # an OSError that is none of the disk's
         raise _no_gzip(path, error) from None
-    if len(found) != size or more:
-        number = "more" if more else str(len(found))
+    if len(data) != size or more:
+        number = "more" if more else str(len(data))
         raise ValueError(
             f"{path} holds {number} bytes where its header, shape {shape}, promises {size}; replace it by the "
             f"published one"
         )
-    return np.frombuffer(found, kind).reshape(shape).astype(kind.newbyteorder("="))
+    return np.frombuffer(data, kind).reshape(shape).astype(kind.newbyteorder("="))
 
 
 def _no_gzip(path: Path, error: Exception) -> ValueError:
@@ -69,6 +79,7 @@ def read_labelled(images: Path, labels: Path, classes: range) -> tuple[NDArray[n
         raise ValueError(f"{labels} holds labels of {y.dtype}, not bytes; replace it by the published one")
     if len(x) != len(y):
         raise ValueError(f"{images} holds {len(x)} images and {labels.name} {len(y)} labels; they are not of one set")
-    if len(y) and (y.min() < classes[0] or y.max() > classes[-1]):
-        raise ValueError(f"{labels} holds labels {y.min()} to {y.max()}, not {classes[0]} to {classes[-1]}")
+    least, largest = classes[0], classes[-1]
+    if len(y) and (y.min() < least or y.max() > largest):
+        raise ValueError(f"{labels} holds labels {y.min()} to {y.max()}, not {least} to {largest}")
     return x, y

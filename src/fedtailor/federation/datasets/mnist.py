@@ -102,9 +102,11 @@ def _pictures(
 
 
 def _decode(paths: list[Path]) -> Arrays:
-    train, test = (read_labelled(paths[at], paths[at + 1], range(10)) for at in (0, 2))
-    x, y = (np.concatenate(parts) for parts in zip(train, test, strict=True))
-    return {"x": x, "y": y, "test": np.arange(len(y)) >= len(train[1])}
+    train_x, train_y = read_labelled(paths[0], paths[1], range(10))
+    test_x, test_y = read_labelled(paths[2], paths[3], range(10))
+    y = np.concatenate([train_y, test_y])
+    is_test = np.arange(len(y)) >= len(train_y)
+    return {"x": np.concatenate([train_x, test_x]), "y": y, "test": is_test}
 
 
 def _decode_writers(paths: list[Path]) -> Arrays:

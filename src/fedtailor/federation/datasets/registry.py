@@ -18,7 +18,7 @@ class Registered:
 
     Attributes:
         name: of its function, which is `fedtailor.federation.datasets.NAME` too.
-        read: the function: a `Dataset` to deal to clients, or for synthetic tasks the `Federation`.
+        read: the function; it returns a `Dataset` to partition, or for synthetic tasks the `Federation`.
         sources: the public files that it needs, each in every form that it reads; none where nothing has to be at hand.
     """
 

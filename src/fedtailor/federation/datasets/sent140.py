@@ -66,6 +66,9 @@ def sent140(
         min_samples: users with fewer tweets are left out.
         data_dir: the data directory.
 
+    Returns:
+        A data set of two classes, with the users as its clients.
+
     Raises:
         MissingData: no file is at hand and none can be downloaded.
         ValueError: impossible settings; or a file is damaged or something else.
@@ -92,8 +95,19 @@ def sent140(
 
 
 def _decode(
-    paths: list[Path], load: Callable[[bytes], pl.DataFrame], embed: Callable[[list[str]], np.ndarray], min_samples: int
+    paths: list[Path],
+    load: Callable[[bytes], pl.DataFrame],
+    embed: Callable[[list[str]], np.ndarray],
+    min_samples: int,
 ) -> Arrays:
+    """The arrays of a data set.
+
+    Args:
+        paths: its one file.
+        load: content of the file -> a frame with the columns user, text and label.
+        embed: texts [n] -> inputs [n, ...].
+        min_samples: users with fewer tweets are left out.
+    """
     content = paths[0].read_bytes()
     try:
         frame = load(content)
@@ -126,8 +140,12 @@ def _load_original(content: bytes) -> pl.DataFrame:
 def _words(text: str) -> Iterator[int]:
     """Hashes of the words of a text."""
     for word in _TOKEN.findall(text.lower()):
-        kind = "@" if word[0] == "@" else "http" if word.startswith(("http://", "https://")) else word
-        yield zlib.crc32(kind.encode())
+        # Each mention and link would be a word of its own, which hardly another tweet has.
+        if word.startswith("@"):
+            word = "@"
+        elif word.startswith(("http://", "https://")):
+            word = "http"
+        yield zlib.crc32(word.encode())
 
 
 def _bag(texts: list[str], buckets: int) -> np.ndarray:

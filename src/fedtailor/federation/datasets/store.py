@@ -86,14 +86,14 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
 
     Raises:
         MissingData: they are not there and cannot be downloaded.
-        ValueError: something else lies in a file's place.
+        ValueError: a folder or the like has the name of a file.
     """
-    home = data_home(data_dir)
+    root = data_home(data_dir)
     for folder in source.folders:
-        paths = [home / folder / name for name in source.files]
+        paths = [root / folder / name for name in source.files]
         if all([is_at_hand(path) for path in paths]):
             return paths
-    folder = home / source.folders[0]
+    folder = root / source.folders[0]
     missing = [name for name in source.files if not is_at_hand(folder / name)]
     try:
         if source.url is None:
@@ -196,9 +196,9 @@ def _verify(path: Path, known: str | None) -> None:
     if known is None:
         path.open("rb").close()
         return
-    found = sha256(path)
-    if found != known:
+    actual = sha256(path)
+    if actual != known:
         raise ValueError(
-            f"{path} is not the published file ({found[:19]}..., published {known[:19]}...); it is damaged or another "
+            f"{path} is not the published file ({actual[:19]}..., published {known[:19]}...); it is damaged or another "
             f"file of that name: delete it, and it is downloaded again"
         )

@@ -42,6 +42,9 @@ def synthetic(
         unseen: clients that never train: a count, a fraction or names.
         seed: of everything.
 
+    Returns:
+        A federation of ten classes.
+
     Raises:
         ValueError: impossible settings.
     """
@@ -54,26 +57,28 @@ def synthetic(
     deviations = np.arange(1, _INPUTS + 1) ** -0.6
     xs, ys, total = [], [], 0.0
     for client in range(clients):
+        # A generator of its own for each client: its data must not depend on how many others there are.
         rng = server_rng(seed, "synthetic", client)
         wanted = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
         total += wanted
         check_memory(total * (_INPUTS + 1), 8, f"{total:g} samples for {client + 1} clients")
         size = int(wanted)
-        u, b = alpha * rng.normal(), beta * rng.normal()
-        mean, weights, bias = (
-            rng.normal(b, 1, _INPUTS),
-            rng.normal(u, 1, (_INPUTS, _CLASSES)),
-            rng.normal(u, 1, _CLASSES),
-        )
+        # What a seed gives depends on the order of these draws.
+        u = alpha * rng.normal()
+        b = beta * rng.normal()
+        mean = rng.normal(b, 1, _INPUTS)
+        weights = rng.normal(u, 1, (_INPUTS, _CLASSES))
+        bias = rng.normal(u, 1, _CLASSES)
         x = rng.normal(mean, deviations, (size, _INPUTS))
         xs.append(x.astype(np.float32))
         ys.append(np.argmax(x @ weights + bias, axis=1))
     digits = len(str(clients - 1))
-    names = np.repeat([f"client-{client:0{digits}d}" for client in range(clients)], [len(y) for y in ys])
+    names = [f"client-{client:0{digits}d}" for client in range(clients)]
+    client_of_row = np.repeat(names, [len(y) for y in ys])
     return from_arrays(
         np.concatenate(xs),
         np.concatenate(ys),
-        names,
+        client_of_row,
         test=test,
         val=val,
         unseen=unseen,

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from conformance.examples import OPT_OUTS, opt_outs_table
+from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 3, "write-an-algorithm.md": 2, "cluster.md": 1}
+RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 4, "write-an-algorithm.md": 2, "cluster.md": 1}
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be run, too."""
 
 pytestmark = pytest.mark.skipif(len(PAGES) < 2, reason="docs are in the repository only, not in its archives")
@@ -67,6 +68,9 @@ def test_own_data(tmp_path, monkeypatch, capsys):
     assert all(float(mean) > 0.7 for _, mean in shown)
     assert list(found["labels"]) == [found["rows"][0][-1]]
     np.testing.assert_array_equal(found["again"].transform([found["row"]]), found["inputs"])
+    np.testing.assert_array_equal(found["opened"].frame(), found["kept"].frame())
+    assert f"# Model card: {found['row']['client']}" in found["card"]
+    assert len(found["smaller"].federation) == 19
 
 
 @pytest.mark.slow
@@ -113,6 +117,10 @@ def test_the_table_of_exemptions_is_the_suites():
     assert section("conformance.md", "exemptions") == opt_outs_table(), "python -m conformance.examples prints it"
 
 
+def test_the_table_of_methods_is_what_they_say():
+    assert section("methods.md", "methods") == methods_table(), "python -m conformance.methods prints it"
+
+
 def test_exemptions_are_of_methods_and_properties_that_there_are():
     assert {check for check, _ in OPT_OUTS} <= set(CHECKS)
     assert {method for _, method in OPT_OUTS} <= set(Algorithm.registry)
@@ -128,3 +136,11 @@ def test_the_table_of_properties_is_the_suites():
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)(?:#[^)]*)?\)", PAGES[page].read_text())
     assert [link for link in links if not (PAGES[page].parent / link).exists()] == []
+
+
+def test_of_every_method_it_is_said_what_a_coordinator_sees():
+    table = re.search(
+        r"^\| method \| from each client.*?\n\n", PAGES["federation.md"].read_text(), re.DOTALL | re.MULTILINE
+    )
+    said = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert sorted(said) == sorted(Algorithm.registry)

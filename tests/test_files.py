@@ -5,10 +5,14 @@ import stat
 import subprocess
 import sys
 
+import polars as pl
 import pytest
 
 from fedtailor import _files as module
-from fedtailor._files import existing_file, reading, remove_leftovers, replacing
+from fedtailor._files import existing_file, read_parquet, reading, remove_leftovers, replacing
+from fedtailor.storage import Damaged
+from fedtailor.storage.run_directory import read_frame
+from fedtailor.tables import from_table
 
 
 def names(folder):
@@ -122,3 +126,24 @@ def test_a_failing_disk_is_not_a_damaged_file(tmp_path):
     with pytest.raises(ValueError, match=message) as raised, reading(tmp_path / "f"):
         raise PermissionError(13, "Permission denied", "f")
     assert "damaged" not in str(raised.value)
+
+
+def test_a_panic_at_a_damaged_table_is_an_exception_and_nothing_is_printed(tmp_path, monkeypatch, capfd):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+
+    def panic(path):
+        os.write(2, b"thread 'async-executor-1' panicked at immutable.rs:329:9\n")  # as Rust does, past Python
+        raise pl.exceptions.PanicException("offset + length <= self.length")
+
+    monkeypatch.setattr(pl, "read_parquet", panic)
+    with pytest.raises(pl.exceptions.ComputeError, match="offset"):
+        read_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t.parquet cannot be read as Parquet: offset"):
+        from_table(tmp_path / "t.parquet", client="c", target="y")
+    with pytest.raises(Damaged, match=r"t.parquet is damaged \(offset"):
+        read_frame(tmp_path / "t.parquet")
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(pl, "read_parquet", lambda path: os.write(2, b"a warning\n"))
+    read_parquet(tmp_path / "t.parquet")
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "a warning\nlater\n"

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from fedtailor import federation as federation
     from fedtailor import models as models
     from fedtailor import tables as tables
+    from fedtailor import trackers as trackers
     from fedtailor.algorithms import *  # noqa: F403
+    from fedtailor.deployment import forget as forget
+    from fedtailor.deployment import model_card as model_card
+    from fedtailor.deployment import open_run as open  # noqa: F401 (Python's own `open` is not hidden: see _NAMES_THERE)
     from fedtailor.executors import Settings as Settings
     from fedtailor.experiments import scenarios as scenarios
     from fedtailor.experiments.diagnose import diagnose as diagnose
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from fedtailor.runs import Run as Run
     from fedtailor.runs import run as run
     from fedtailor.runs import run_in as run_in
+    from fedtailor.storage import PersonalModel as PersonalModel
     from fedtailor.storage import load_models as load_models
     from fedtailor.training import EarlyStopping as EarlyStopping
     from fedtailor.training import Participation as Participation
@@ -40,6 +45,7 @@ _MODULES = {
     "models": "fedtailor.models",
     "scenarios": "fedtailor.experiments.scenarios",
     "tables": "fedtailor.tables",
+    "trackers": "fedtailor.trackers",
 }
 _HOMES = {
     "Diverged": "fedtailor.protocol",
@@ -47,13 +53,19 @@ _HOMES = {
     "Federation": "fedtailor.federation",
     "Participation": "fedtailor.training",
     "Run": "fedtailor.runs",
+    "PersonalModel": "fedtailor.storage",
     "SGD": "fedtailor.protocol",
     "Settings": "fedtailor.executors",
     "diagnose": "fedtailor.experiments.diagnose",
+    "forget": "fedtailor.deployment",
     "load_models": "fedtailor.storage",
+    "model_card": "fedtailor.deployment",
+    "open": "fedtailor.deployment",
     "run": "fedtailor.runs",
     "run_in": "fedtailor.runs",
 }
+_NAMES_THERE = {"open": "open_run"}
+"""Names that would hide one of Python's where they are defined."""
 
 
 def __getattr__(name: str) -> Any:
@@ -61,7 +73,7 @@ def __getattr__(name: str) -> Any:
         return import_module(_MODULES[name])
     if name.startswith("_") or name not in __dir__():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "fedtailor.algorithms")), name)
+    return getattr(import_module(_HOMES.get(name, "fedtailor.algorithms")), _NAMES_THERE.get(name, name))
 
 
 def __dir__() -> list[str]:

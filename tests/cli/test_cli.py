@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
+from fedtailor.cli.commands.algorithms import FACTS, group
 from fedtailor.protocol import Algorithm
 
 QUICK = ["--rounds", "2", "--evaluate-every", "2"]
@@ -40,9 +41,26 @@ def test_algorithms_are_listed_with_what_travels(capsys):
     assert main(["algorithms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in rows} == NAMES == set(Algorithm.registry)
-    assert all(set(row) == {"name", "paper", "down", "up", "keeps", "unseen"} and all(row.values()) for row in rows)
-    assert main(["algorithms"]) == 0
-    assert "per-fedavg" in capsys.readouterr().out
+    fields = {"name", "paper", "down", "up", "keeps", "unseen", "travels", "sees", "validation"}
+    assert all(set(row) == fields and all(row[name] for name in fields - {"validation"}) for row in rows)
+    assert {row["name"] for row in rows if row["validation"]} == {"fedfomo", "dapper", "knn-per"}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_the_list_of_algorithms_is_grouped_and_fits_a_terminal(fact, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["algorithms", "--by", fact]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 2 * len(NAMES)
+    found, heading = {}, None
+    for line in lines:
+        heading = line.removeprefix(f"{fact}: ") if line.startswith(f"{fact}: ") else heading
+        name = line.split()[0] if line[:2] == "  " and line[2:3].strip() else None
+        found |= {name: heading} if name else {}
+    assert found == {name: group(Algorithm.registry[name].about, fact) for name in NAMES}
+    ditto = next(line for line in lines if line.startswith("  ditto "))
+    assert "its personal model" in ditto and ("sums" in ditto or fact == "sees")
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -100,12 +118,18 @@ def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
             "30 exceeds the 20 seen clients",
         ),
         (["run", "fedavg", "digits-rotated", "--participation", "0"], "participation"),
+        (["run", "fedper", "digits-rotated", "--part", "tail"], "the parts it has are: head, body, bias, last1"),
+        (["run", "lg-fedavg", "digits-rotated", "--part", "norm"], "part 'norm' is nothing of this model"),
+        (["run", "fedbabu", "digits-rotated", "--part", "everything"], "leaves fedbabu nothing to train"),
         (["run", "fedavg", "digits-rotated", "--resume"], "--out DIR"),
         (["run", "fedavg", "digits-rotated", "--resume", "--out", "nowhere"], "there is no run in nowhere"),
         (["run", "fedavg", "digits-rotated", "--lr", "1"], "--sgd.lr"),
         (["demo", "--round", "1"], "perhaps --rounds"),
         (["algorithms", "ucfll"], "did you mean 'ucfl'"),
         (["algorithms", "--jsn"], "unknown option"),
+        (["algorithms", "--by", "seen"], "did you mean 'sees'"),
+        (["algorithms", "--by"], "--by needs one of travels, keeps, sees, validation"),
+        (["algorithms", "fedavg", "--by=keeps"], "usage: fedtailor algorithms"),
         (["run", "fedavg", "digits-rotated", "--participation", "nan"], "participation is nan; it must be a share"),
         (["run", "fedavg", "digits-rotated", "--participation", "2.5"], "participation is 2.5"),
         (["run", "fedavg", "digits-rotated", "--participation", "inf"], "participation is inf"),
@@ -179,19 +203,6 @@ def test_json_of_a_run_without_test_data(tmp_path, capsys):
     assert main(["run", "local", "digits-rotated", "--test", "0", "--clients", "4", *QUICK, "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert found["mean"] is None and found["worst"] is None and found["clients"] == 4
-
-
-def test_the_list_of_algorithms_fits_a_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main(["algorithms"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    at = next(number for number, line in enumerate(lines) if line.startswith("ditto "))
-    assert lines[at].split(maxsplit=1)[1] == "Li et al. 2021"
-    assert lines[at + 1].strip() == "down: 1 model; up: 1 model; keeps: its personal model"
-    assert lines[at + 2].strip() == "unseen: proximal steps from the global model"
-    assert len(lines) < 5 * len(NAMES)
 
 
 def test_help_and_version(capsys):

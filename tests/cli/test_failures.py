@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import polars as pl
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from fedtailor.cli import main, registry
 from fedtailor.cli.failures import explain, one_line
 from fedtailor.storage import Interrupted
+from fedtailor.storage.checkpoint import load_tree
+from fedtailor.storage.run_directory import CHECKPOINT
 
 
 def failing(monkeypatch, error):
@@ -163,3 +166,20 @@ def test_the_users_own_handler_of_ctrl_c_stays(monkeypatch):
         assert main(["anything"]) == 0 and heard == [1]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_by_a_signal_is_saved_and_says_which_one_by_its_exit_code(
+    tmp_path, monkeypatch, capsys, number, code
+):
+    @contextmanager
+    def stopping(title, rounds):
+        yield lambda training, evaluated: os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("fedtailor.cli.commands.run.progress_of", stopping)
+    monkeypatch.setattr(Interrupted, "code", 130)  # put back after the test
+    out = tmp_path / "run"
+    arguments = ["local", "digits-rotated", "--clients", "2"]
+    assert main(["run", *arguments, "--rounds", "3", "--out", str(out)]) == code
+    assert capsys.readouterr().err.endswith(f"fedtailor: stopped; continue with --out {out} --resume\n")
+    assert load_tree(out / CHECKPOINT)["round"] == 1

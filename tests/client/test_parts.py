@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from conformance.normal import Normal
 from conformance.problems import EXACT, classification, float64, train
 from fedtailor import models
 from fedtailor.algorithms import FedAvg
@@ -94,19 +95,16 @@ class Halves(FedAvg):
         return state, {"model": local.sgd(inbox["model"][0], self.sgd, gradient=gradient)}
 
 
-def test_features_and_head_are_the_model():
+@pytest.mark.parametrize("architecture", [models.mlp(5), Normal()], ids=["mlp", "batch normalisation"])
+def test_features_and_head_are_the_model(architecture):
+    """Also the running statistics, in batches of which some are padded."""
     with float64():
-        federation, model = classification(), models.mlp(5).bind((4,), 3, dtype="float64")
+        federation, model = classification(), architecture.bind((4,), 3, dtype="float64")
         whole, halves = (train(kind(sgd=PLAIN), federation, model, 2) for kind in (FedAvg, Halves))
         np.testing.assert_allclose(halves.server.model, whole.server.model, **EXACT)
         assert halves.ledger.totals().gradients == whole.ledger.totals().gradients
 
 
-def test_a_part_that_the_model_lacks_and_features_of_batch_normalisation_are_refused_in_one_line():
+def test_a_part_that_the_model_lacks_is_refused_in_one_line():
     with pytest.raises(ValueError, match="'tail' is nothing of this model; the parts it has are: head, body"):
         train(Frozen(part="tail"), classification(), models.mlp(5).bind((4,), 3), 1)
-    with pytest.raises(ValueError, match="group instead of batch normalisation"):
-        federation, model = classification(clients=1, sizes=[8]), models.lenet5(norm="batch").bind((28, 28, 1), 3)
-        images = np.zeros((len(federation.y), 28, 28, 1), np.float32)
-        train(Halves(), type(federation)(images, federation.y, federation.train, federation.val, federation.test,
-                                         federation.names, classes=3), model, 1)  # fmt: skip

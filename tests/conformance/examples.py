@@ -114,10 +114,6 @@ OPT_OUTS: dict[tuple[str, str], str] = {
 """(property, method) -> why the method need not have it."""
 
 
-ALONE_IS_LOCAL = {
-    *("local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca"),
-    *("fedper", "lg-fedavg", "fedbn"),
-}
 ALONE_IS_LOCAL = {"local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca", "pacfl"}
 """Methods that are exactly local training when there is one client."""
 

@@ -214,3 +214,24 @@ def test_errors():
         CFL(linkage="average")
     with pytest.raises(ValueError, match=r"gamma_max is 1\.0; it must be in \[0, 1\), or None"):
         CFL(gamma_max=1)
+
+
+def test_the_momentum_of_local_training_persists():
+    """Three rounds of two steps, with a split on the way, by NumPy; without `persist` velocities start at zero."""
+    a, sgd = np.array([3.0, 2.0, -1.0, -2.0]), SGD(lr=0.1, momentum=0.9, steps=2, batch_size=64)
+    with float64():
+        for persist in (False, True):
+            method = replace(SPLIT, sgd=sgd, persist=persist, first_split=1)
+            training = train(method, quadratics(a), quadratic_model(1), 3)
+            assert clusters(training) == {frozenset({0, 1}), frozenset({2, 3})}
+            theta, velocity = np.zeros(4), np.zeros(4)
+            for round in range(3):
+                own, velocity = theta.copy(), velocity * persist
+                for _ in range(2):
+                    velocity = 0.9 * velocity + own - a
+                    own = own - 0.1 * velocity
+                halves = own.reshape(2, 2).mean(axis=1)
+                theta = np.repeat(halves, 2) if round >= 1 else np.full(4, own.mean())
+            np.testing.assert_allclose(personal(training)[:, 0], theta, **EXACT)
+    with pytest.raises(ValueError, match="persist keeps the momentum of local training, which has none"):
+        CFL(sgd=SGD(momentum=0.0), persist=True)

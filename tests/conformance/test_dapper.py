@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
@@ -290,3 +292,59 @@ def test_wrong_settings_are_refused():
         with pytest.raises(ValueError, match="source='proxy'"):
             DAPPER().check(replace(training.population, examples=None))
         DAPPER(source="model").check(replace(training.population, examples=None))
+
+
+def linear_problem(unseen=None):
+    """Clients of a linear relation of their own, and a linear model that knows no moments."""
+    federation = classification(clients=4, unseen=unseen)
+    rng = np.random.default_rng(5)
+    y = np.zeros((len(federation.y), 2))
+    for i in range(4):
+        rows = np.concatenate([split[i] for split in (federation.train, federation.val, federation.test)])
+        y[rows] = federation.x[rows] @ rng.normal(size=(4, 2)) + rng.normal(size=2)
+    return replace(federation, y=y, classes=None)
+
+
+def test_from_second_moments_it_is_the_mixture_with_all_clients_data():
+    """One lambda, full batches: gradient descent on lambda F_k + (1 - lambda) F, by NumPy."""
+    lam, tune = 0.3, SGD(lr=0.05, steps=4, batch_size=64)
+    unseen = np.array([False, False, True, False])
+    with float64():
+        federation = linear_problem(unseen)
+        model = models.logistic().bind((4,), 2, loss=models.squared_error, dtype="float64")
+        method = DAPPER(sgd=SGD(lr=0.01, batch_size=8), tune=tune, source="moments", cover=(lam,))
+        training = train(method, federation, model, 2)
+        data = [tuple(map(np.asarray, federation.client(i).train)) for i in range(4)]
+        everybody = [np.concatenate([data[i][k] for i in (0, 1, 3)]) for k in range(2)]
+        start = model.params(jnp.asarray(training.server.model[0]))
+
+        def gradient(matrix, x, y):
+            u = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+            return 2 * u.T @ (u @ matrix - y) / len(x)
+
+        found = predictors(training)[0]
+        for i in range(4):
+            matrix = matrix_of(start)
+            for _ in range(4):
+                matrix = matrix - 0.05 * (lam * gradient(matrix, *data[i]) + (1 - lam) * gradient(matrix, *everybody))
+            np.testing.assert_allclose(matrix_of(model.params(jnp.asarray(found[i]))), matrix, **EXACT)
+        frame = training.ledger.frame().filter(pl.col("kind") == "moments")
+        assert frame["bytes_unicast"].sum() == 3 * 8 * 5 * 7 and frame["phase"].unique().to_list() == ["probe"]
+
+
+def matrix_of(params):
+    """H [5, 2] of the model x -> H' (x, 1)."""
+    leaves = sorted(jax.tree.leaves(params), key=lambda leaf: -leaf.ndim)
+    return np.concatenate([np.asarray(leaves[0]), np.asarray(leaves[1])[None]])
+
+
+def test_moments_need_a_linear_model_and_squared_error():
+    with float64():
+        method, federation = DAPPER(source="moments"), linear_problem()
+        nonlinear = models.mlp(5).bind((4,), 2, loss=models.squared_error, dtype="float64")
+        with pytest.raises(ValueError, match="needs a linear model with squared error"):
+            train(method, federation, nonlinear, 1)
+        with pytest.raises(ValueError, match="needs a linear model with squared error"):
+            train(method, classification(), softmax_model(), 0)
+    with pytest.raises(ValueError, match="no batches to toss a coin for"):
+        DAPPER(source="moments", coin=True)

@@ -1,5 +1,8 @@
 """Ditto: the global model is FedAvg's, the personal one solves the proximal problem around the received model."""
 
+from dataclasses import replace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,6 +21,7 @@ from conformance.problems import (
 )
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import Ditto, FedAvg, Local
+from fedtailor.federation import Ragged
 from fedtailor.protocol import SGD
 from fedtailor.training import Participation
 
@@ -120,3 +124,22 @@ def test_errors():
         Ditto(lam=4, personal_sgd=SGD(lr=0.5))
     with pytest.raises(ValueError, match="newcomer_steps is -1"):
         Ditto(newcomer_steps=-1)
+
+
+def test_pulls_are_chosen_by_validation_samples_client_by_client():
+    """In a round from common models, each client keeps the best of what single pulls give; without samples `lam`."""
+    sgd, pulls = SGD(lr=0.3, epochs=2, batch_size=8), (1.0, 0.0, 3.0)
+    with float64():
+        federation, model = classification(), softmax_model()
+        empty = [np.arange(0) if i == 2 else federation.val[i] for i in range(5)]
+        federation = replace(federation, val=Ragged.of(empty))
+        start = {"sgd": sgd, "personal_sgd": SGD(lr=0.3, epochs=6, batch_size=8)}
+        single = [personal(train(Ditto(lam=lam, **start), federation, model, 1)) for lam in pulls]
+        found = personal(train(Ditto(lam=pulls[0], lams=pulls[1:], **start), federation, model, 1))
+        choices = []
+        for i in range(5):
+            x, y = map(jnp.asarray, federation.client(i).val)
+            losses = [float(model.losses(model.logits(model.params(jnp.asarray(it[i])), x), y).sum()) for it in single]
+            choices.append(int(np.argmin(losses)))
+            np.testing.assert_allclose(found[i], single[choices[-1]][i], **EXACT)
+        assert choices[2] == 0 and len(set(choices)) > 1

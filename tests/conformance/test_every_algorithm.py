@@ -1,14 +1,12 @@
 """Properties that every registered method must have. A new method is tested here as soon as it is registered."""
 
-import polars as pl
 import pytest
 
-from conformance.examples import ALONE_IS_LOCAL, OPT_OUTS, TRAFFIC, example
-from fedtailor.accounting import MODEL_KINDS
+from conformance.examples import ALONE_IS_LOCAL, OPT_OUTS, example
 from fedtailor.algorithms import Local
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS, predictors, softmax_model, train
-from fedtailor.testing.conformance import assert_same, federation
+from fedtailor.testing.conformance import assert_same
 from fedtailor.testing.problems import classification, float64
 
 NAMES = sorted(Algorithm.registry)
@@ -34,18 +32,3 @@ def test_alone_a_client_trains_as_local_does(name):
         algorithm = example(name, clients=1)
         expected = predictors(train(Local(sgd=algorithm.sgd), single, softmax_model(), 2))
         assert_same(predictors(train(algorithm, single, softmax_model(), 2)), expected)
-
-
-@pytest.mark.parametrize("name", sorted(TRAFFIC))
-def test_the_ledger_is_the_traffic_table(name):
-    """Models in a round, against the table of the methods' traffic."""
-    with float64():
-        training = train(example(name), federation(), softmax_model(), 2)
-    frame = training.ledger.frame().filter((pl.col("phase") == "round") & (pl.col("round") == 1))
-    models = frame.filter(pl.col("kind").is_in(list(MODEL_KINDS)))
-    down, up = (models.filter(pl.col("direction") == direction) for direction in ("down", "up"))
-    scalars = [frame.filter(pl.col("direction") == d)["scalars"].sum() / 4 for d in ("down", "up")]
-    counted = (down["streams"].sum(), down["unicasts"].sum() / 4, up["unicasts"].sum() / 4, *scalars)
-    assert counted == TRAFFIC[name], (
-        "(streams, models received, models sent, scalars received, scalars sent) per client"
-    )

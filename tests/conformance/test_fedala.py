@@ -1,5 +1,6 @@
 """FedALA: its limits, a step of the weights by hand, when learning begins and ends."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,12 +66,38 @@ def test_below_the_last_layers_the_start_is_the_global_model():
         )
 
 
+@hyperparameters
+class Hasty(FedALA):
+    """The first learning of the weights is over after one pass."""
+
+    def client(self, state, inbox, local):
+        return super().client({**state, "began": state["began"] | True}, inbox, local)
+
+
+@hyperparameters
+class Forgetful(FedALA):
+    """The weights start at 1 in every round."""
+
+    def personal(self, state, inbox, local):
+        return super().personal({**state, "weights": jnp.ones_like(state["weights"])}, inbox, local)
+
+
+@pytest.mark.parametrize("mutant", [Hasty, Forgetful])
+def test_mutants_are_caught(mutant):
+    with pytest.raises(AssertionError):
+        check_two_rounds(mutant)
+
+
 def test_two_rounds_on_quadratics_are_those_of_the_paper():
+    check_two_rounds(FedALA)
+
+
+def check_two_rounds(kind):
     """In the first round both models are one and nothing is learned; in the second, passes of one step each until the
     deviation of ten losses is below the threshold."""
     threshold, eta = 0.01, 0.05
     with float64():
-        algorithm = FedALA(sgd=ONE_STEP, part="everything", eta=eta, share=1.0, threshold=threshold, max_passes=80)
+        algorithm = kind(sgd=ONE_STEP, part="everything", eta=eta, share=1.0, threshold=threshold, max_passes=80)
         training = train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 2)
         q = SIZES / SIZES.sum()
         own = 0.1 * A * a

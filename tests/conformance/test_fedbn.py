@@ -1,35 +1,20 @@
 """FedBN: what differs between clients, statistics that stay, resumed runs."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conformance.normal import Normal, normal
 from conformance.problems import EXACT, classification, float64, personal, predictors, softmax_model, train
 from fedtailor.algorithms import FedAvg, FedBN
-from fedtailor.models.layered import Layered
-from fedtailor.models.layers import Dense, Relu, Stack
-from fedtailor.models.normalization import BatchNorm
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, hyperparameters
 from fedtailor.runs import run
 from fedtailor.storage.run_directory import LEDGER, METRICS
 
 TRAINED = SGD(lr=0.1, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])
-
-
-@dataclass(frozen=True)
-class Normal(Layered):
-    """Batch normalisation between two dense layers; no path says so."""
-
-    def network(self, input_shape, outputs, stream):
-        return Stack([Dense(input_shape[0], 4, stream), BatchNorm(4), Relu(), Dense(4, outputs, stream)])
-
-
-def normal():
-    return Normal().bind((4,), 3, dtype="float64")
 
 
 def test_without_normalisation_layers_it_is_fedavg():
@@ -39,10 +24,36 @@ def test_without_normalisation_layers_it_is_fedavg():
         np.testing.assert_array_equal(ours, expected)
 
 
+@hyperparameters
+class ByName(FedBN):
+    """Looks for layers with "bn" in their names, of which there are none."""
+
+    def own_part(self, parts):
+        return "nothing"
+
+
+@hyperparameters
+class AffineOnly(FedBN):
+    """Averages running statistics."""
+
+    def own_part(self, parts):
+        return "layers.1.scale,layers.1.bias"
+
+
+@pytest.mark.parametrize("mutant", [ByName, AffineOnly])
+def test_mutants_are_caught(mutant):
+    with pytest.raises(AssertionError):
+        check_what_differs(mutant)
+
+
 def test_clients_differ_in_normalisation_layers_only():
+    check_what_differs(FedBN)
+
+
+def check_what_differs(kind):
     with float64():
         model = normal()
-        found = personal(train(FedBN(sgd=TRAINED), classification(), model, 3))
+        found = personal(train(kind(sgd=TRAINED), classification(), model, 3))
         norm = model.part("norm")
         rest = norm.complement.take(found)
         np.testing.assert_array_equal(rest, np.tile(rest[:1], (5, 1)))

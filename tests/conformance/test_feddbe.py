@@ -9,7 +9,7 @@ import pytest
 from conformance.problems import EXACT, classification, float64, personal, predictors, train
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedDBE
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, hyperparameters
 from fedtailor.training import Participation
 
 PLAIN = SGD(lr=0.1, epochs=2, batch_size=8, weight_decay=0.01)
@@ -31,11 +31,37 @@ def test_without_vector_and_pull_it_is_fedavg():
         np.testing.assert_allclose(personal(ours), personal(expected), **EXACT)
 
 
+@hyperparameters
+class Restarting(FedDBE):
+    """The running mean starts anew in every round."""
+
+    def client(self, state, inbox, local):
+        return super().client({**state, "running": state["mean"]}, inbox, local)
+
+
+@hyperparameters
+class Plain(FedDBE):
+    """The vector is trained, and left out where a client predicts."""
+
+    def personal(self, state, inbox, local):
+        return inbox["model"][0]
+
+
+@pytest.mark.parametrize("mutant", [Restarting, Plain])
+def test_mutants_are_caught(mutant):
+    with pytest.raises(AssertionError):
+        check_rounds(mutant)
+
+
 def test_rounds_are_those_of_the_paper():
+    check_rounds(FedDBE)
+
+
+def check_rounds(kind):
     kappa, momentum = 0.5, 0.3
     with float64():
         federation, model = classification(clients=2, sizes=[12, 20]), mlp()
-        training = train(FedDBE(sgd=FULL, kappa=kappa, momentum=momentum), federation, model, 2)
+        training = train(kind(sgd=FULL, kappa=kappa, momentum=momentum), federation, model, 2)
         theta, data = training.initial(0), [tuple(map(jnp.asarray, federation.client(i).train)) for i in range(2)]
         mean = (12 * model.features(theta, data[0][0]).mean(0) + 20 * model.features(theta, data[1][0]).mean(0)) / 32
         vector, running = [jnp.zeros(5)] * 2, [mean] * 2

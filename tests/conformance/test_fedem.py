@@ -1,7 +1,10 @@
 """FedEM: expectation maximization over clients, against NumPy and against mixtures that are known."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
+import optax
 import pytest
 
 from conformance.problems import (
@@ -50,31 +53,34 @@ def proportions(training):
     return by_place(training, training.executor.client_states["weights"])
 
 
-def test_one_model_is_fedavg_to_the_bit():
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_model_is_fedavg_to_the_bit(momentum):
+    sgd = replace(PLAIN, momentum=momentum, weight_decay=0.01)
     with float64():
         single, plain = (
             train(algorithm, classification(), softmax_model(), 3).server.model
-            for algorithm in (FedEM(sgd=PLAIN, components=1), FedAvg(sgd=PLAIN))
+            for algorithm in (FedEM(sgd=sgd, components=1), FedAvg(sgd=sgd))
         )
         np.testing.assert_array_equal(single, plain)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_three_rounds_by_hand(steps):
+@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (3, 0.0), (3, 0.9)])
+def test_three_rounds_by_hand(steps, momentum):
     """With several steps a round, r stay those of the models that were received."""
     client, lr = np.repeat(np.arange(3), SIZES), 0.5
     with float64():
-        method = FedEM(sgd=SGD(lr=lr, steps=steps, batch_size=64), components=2)
+        method = FedEM(sgd=SGD(lr=lr, steps=steps, batch_size=64, momentum=momentum), components=2)
         training = train(method, gaussians(), quadratic_model(2, shifted), 3)
         theta, pi = np.stack([training.initial(k) for k in range(2)]), np.full((3, 2), 0.5)
         for _ in range(3):
             r, _ = responsibilities(theta, pi)
             local = np.repeat(theta[None], 3, axis=0)
             for i in range(3):
-                mine, n = client == i, SIZES[i]
+                mine, n, velocity = client == i, SIZES[i], 0
                 for _ in range(steps):
                     away = local[i][:, None] - TARGETS[mine]
-                    local[i] -= lr * (r[:, mine, None] * away).sum(axis=1) / n
+                    velocity = momentum * velocity + (r[:, mine, None] * away).sum(axis=1) / n
+                    local[i] -= lr * velocity
                 pi[i] = r[:, mine].mean(axis=1)
             theta = np.einsum("i,ikd->kd", SIZES / SIZES.sum(), local)
         np.testing.assert_allclose(training.server.model, theta, **EXACT)
@@ -162,5 +168,5 @@ def test_errors():
         FedEM(components=0)
     with pytest.raises(ValueError, match=r"newcomer_steps is 0; it must be 1 or more"):
         FedEM(newcomer_steps=0)
-    with pytest.raises(ValueError, match=r"plain SGD; train without momentum"):
-        FedEM(sgd=SGD(momentum=0.9))
+    with pytest.raises(ValueError, match=r"SGD's; train without an optimizer"):
+        FedEM(sgd=SGD(optimizer=optax.adam(0.1)))

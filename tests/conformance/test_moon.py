@@ -8,7 +8,7 @@ import pytest
 from conformance.problems import EXACT, classification, float64, personal, quadratic_model, quadratics, train
 from fedtailor import models
 from fedtailor.algorithms import MOON, FedAvg
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, hyperparameters
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 FULL = SGD(lr=0.1, steps=2, batch_size=64)
@@ -46,10 +46,36 @@ def by_hand(model, x, y, received, previous, mu, tau):
     return theta
 
 
+@hyperparameters
+class Forgetful(MOON):
+    """The model trained last is not kept: the contrast is to the initial one for ever."""
+
+    def client(self, state, inbox, local):
+        return state, super().client(state, inbox, local)[1]
+
+
+@hyperparameters
+class Aliased(MOON):
+    """The model trained last is overwritten by the one received, as where both are one object."""
+
+    def client(self, state, inbox, local):
+        return {"previous": inbox["model"][0]}, super().client(state, inbox, local)[1]
+
+
+@pytest.mark.parametrize("mutant", [Forgetful, Aliased])
+def test_mutants_are_caught(mutant):
+    with pytest.raises(AssertionError):
+        check_rounds(mutant)
+
+
 def test_rounds_are_those_of_the_papers_loss_and_the_model_trained_last_is_kept():
+    check_rounds(MOON)
+
+
+def check_rounds(kind):
     with float64():
         federation, model = classification(clients=2, sizes=[12, 20]), models.mlp(5).bind((4,), 3, dtype="float64")
-        training = train(MOON(sgd=FULL, mu=2.0, tau=0.3), federation, model, 3)
+        training = train(kind(sgd=FULL, mu=2.0, tau=0.3), federation, model, 3)
         theta = training.initial(0) + 0
         previous = [theta, theta]
         for _ in range(3):

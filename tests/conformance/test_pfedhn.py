@@ -73,13 +73,45 @@ def test_the_servers_step_is_the_vector_jacobian_product(count):
         assert (after[1] != before[1]).any(axis=1).tolist() == report.tolist()
 
 
-def test_a_linear_hypernetwork_of_unit_vectors_trains_every_client_alone():
+@pytest.mark.parametrize("part", ["nothing", "bias"])
+def test_a_linear_hypernetwork_of_unit_vectors_trains_every_client_alone(part):
+    """Also where a part of the model is not generated, but stays on the client."""
     sgd = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
     with float64():
         alone = personal(train(Local(sgd=sgd), classification(), softmax_model(), 3))
         # the mean over 5 reporters times a rate of 5
-        method = PFedHN(sgd=sgd, hidden_layers=0, embedding="one-hot", server_lr=5.0, **BARE)
-        np.testing.assert_allclose(personal(train(method, classification(), softmax_model(), 3)), alone, **EXACT)
+        method = PFedHN(sgd=sgd, hidden_layers=0, embedding="one-hot", server_lr=5.0, part=part, **BARE)
+        training = train(method, classification(), softmax_model(), 3)
+        np.testing.assert_allclose(personal(training), alone, **EXACT)
+        sent = softmax_model().part(part).complement.size
+        assert training.ledger.totals().bytes_up == 3 * 5 * 8 * sent == training.ledger.totals().bytes_down_unicast
+
+
+def test_newcomers_of_pfedhn_pc_train_a_head_beside_their_embedding():
+    unseen = np.array([False, True, False, False, False])
+    with float64():
+        model, found = softmax_model(), []
+        for steps in (0, 2):
+            method = PFedHN(sgd=PLAIN, hidden_layers=1, hidden_size=5, part="bias", newcomer_steps=steps)
+            training = train(method, classification(unseen=unseen), model, 2)
+            found.append(predictors(training)[0][1])
+        own = model.part("bias")
+        server = training.server
+        layers, embeddings = on_host(server)
+        start = own.complement.take(np.asarray(server.initial))
+        np.testing.assert_allclose(
+            own.complement.take(found[0]), generated(layers, start, embeddings.mean(axis=0)), **EXACT
+        )
+        np.testing.assert_array_equal(own.take(found[0]), own.take(np.asarray(server.initial)))
+        assert (found[1] != found[0]).all()
+
+
+def test_something_is_left_to_generate():
+    with float64():
+        with pytest.raises(ValueError, match="part 'everything' leaves pfedhn nothing to generate"):
+            train(PFedHN(part="everything"), classification(), softmax_model(), 0)
+        with pytest.raises(ValueError, match="part 'head' is all of this model; the parts it has are: bias"):
+            train(PFedHN(part="head"), classification(), softmax_model(), 0)
 
 
 def test_momentum_decay_and_clipping_of_the_server():

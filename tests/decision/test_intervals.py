@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtailor.decision import SCORES, Interval, Score, bootstrap_gains, two_way_interval
+from fedtailor.decision import SCORES, Interval, Score, bootstrap_gains, metric_interval, two_way_interval
 
 MEAN = Score("loss", higher_is_better=True)
 
@@ -106,3 +106,21 @@ def test_one_row_or_no_seed_in_common_tells_nothing():
     base, method = np.array([[0.0, 1], [np.nan, np.nan]]), np.array([[[np.nan, np.nan], [1.0, 1]]])
     values, _, (none,) = bootstrap_gains(base, method, SCORES["accuracy"])
     assert np.isnan(none.estimate) and values[0, 1] == 1 and np.isnan(values[0, 0])
+
+
+def test_the_interval_of_one_metric():
+    hits = np.array([1.0] * 9 + [0.0])
+    found, z = metric_interval(hits, SCORES["accuracy"]), 1.959963984540054
+    centre = (0.9 + z**2 / 20) / (1 + z**2 / 10)  # Wilson 1927
+    reach = z / (1 + z**2 / 10) * np.sqrt(0.9 * 0.1 / 10 + z**2 / 400)
+    assert found.estimate == 0.9
+    np.testing.assert_allclose([found.low, found.high], [centre - reach, centre + reach], rtol=1e-10)
+    losses = np.random.default_rng(0).gamma(2.0, size=30)
+    found = metric_interval(losses, SCORES["loss"])
+    low, high = stats.t.interval(0.95, 29, losses.mean(), losses.std(ddof=1) / np.sqrt(30))
+    np.testing.assert_allclose([found.estimate, found.low, found.high], [losses.mean(), low, high], rtol=1e-8)
+    found = metric_interval(losses, SCORES["rmse"])
+    assert found.estimate == pytest.approx(np.sqrt(losses.mean()))
+    assert found.high - found.estimate == pytest.approx((high - losses.mean()) / (2 * found.estimate))
+    assert metric_interval(losses[:1], SCORES["loss"]).high == np.inf
+    assert np.isnan(metric_interval(losses[:0], SCORES["loss"]).estimate)

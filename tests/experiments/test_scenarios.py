@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from conformance.normal import Normal
 from fedtailor.algorithms import UCFL
 from fedtailor.experiments.scenarios import digits, find
 from fedtailor.protocol import Algorithm
@@ -60,3 +61,17 @@ def test_every_method_learns_the_rotated_digits(name):
     scenario = find("digits-rotated")
     result = run(scenario.algorithm(name), scenario.build(0), scenario.model, 12, evaluate_every=12)
     assert result.summary().mean > 5 * CHANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedbn", "moon", "fedrod", "feddbe"])
+def test_methods_that_look_at_parts_learn_with_batch_normalisation(name):
+    """FedBN on a model without normalisation layers, as above, is FedAvg."""
+    scenario = find("digits-rotated")
+    federation, model = scenario.build(0), Normal(32)
+    result = run(scenario.algorithm(name), federation, model, 12, evaluate_every=12)
+    assert result.summary().mean > 5 * CHANCE
+    if name == "fedbn":
+        norm = model.bind(federation.input_shape, 10).part("norm")
+        found = np.stack([norm.take(one.theta) for one in result.personal_models().values()])
+        assert len(np.unique(found, axis=0)) == len(found)

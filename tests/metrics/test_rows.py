@@ -1,5 +1,6 @@
 """What is kept of test rows, and the table of them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
@@ -23,10 +24,12 @@ def test_rows_of_a_classification():
     frame = rows_frame(CLASSES, ["b", "a"], [np.array([7, 3]), np.arange(4)], halves)
     assert dict(frame.schema) == {
         "client": pl.String, "row": pl.Int32, "loss": pl.Float32, "correct": pl.Boolean, "prediction": pl.Int32,
+        "confidence": pl.Float32,
     }  # fmt: skip
     assert frame["client"].to_list() == ["b"] * 2 + ["a"] * 4 and frame["row"].to_list() == [7, 3, 0, 1, 2, 3]
     np.testing.assert_array_equal(frame["loss"], scores["loss"])
     np.testing.assert_array_equal(frame["prediction"], np.argmax(outputs, 1))
+    np.testing.assert_allclose(frame["confidence"], jax.nn.softmax(outputs).max(axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("model", [ONE, TWO], ids=["one target", "two"])

@@ -144,6 +144,22 @@ def test_batch_norm_of_equinox_is_equinox_s_own(mode):
     check_statistics(model, theta, renewed, size=11)
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    [models.from_equinox(WithBatchNorm, "batch"), models.from_linen(LinenNet(3, norm="batch", rate=0.0))],
+    ids=["equinox", "flax"],
+)
+def test_features_of_a_training_step_are_by_the_statistics_of_its_batch(architecture):
+    model, weight = architecture.bind((4,), 3), jnp.asarray([1.0, 1, 1, 1, 0, 0])
+    params, (x, _) = model.params(model.init(KEY)), BATCHES[1]
+    key = KEY if model.stochastic else None
+    features = model.train_features(params, x, weight, key)
+    outputs, _ = model.train_outputs(params, x, weight, key)
+    np.testing.assert_allclose(model.head_outputs(params, features), outputs, rtol=1e-5, atol=1e-6)
+    assert np.abs(features - model.features(params, x)).max() > 0.1
+    np.testing.assert_allclose(features[:4], model.train_features(params, x[:4], weight[:4], key), rtol=1e-4, atol=1e-5)
+
+
 def test_batch_norm_of_flax_is_flax_s_own():
     model = models.from_linen(LinenNet(3, norm="batch", rate=0.0)).bind((4,), 3)
     module, theta = LinenNet(3, norm="batch", rate=0.0), model.init(KEY)

@@ -173,7 +173,7 @@ def test_models_without_a_head():
         with pytest.raises(ValueError, match=r"part 'head' is nothing of this model.*none; .*: b, w$"):
             call()
     logistic = models.logistic().bind((4,), 3)
-    with pytest.raises(ValueError, match=r"'head'.*has are: bias;"):
+    with pytest.raises(ValueError, match=r"part 'head' is all of this model; the parts it has are: bias;"):
         logistic.part("head")
 
 

@@ -7,11 +7,12 @@ import pytest
 
 from conformance.examples import PLAIN, TRAINED
 from fedtailor.algorithms import SCAFFOLD, Ditto, FedAvg, HypCluster
+from fedtailor.executors import Settings
 from fedtailor.pipelines import Cast, Clip
 from fedtailor.pipelines.clip import reference
 from fedtailor.protocol import Inbox
 from fedtailor.runs import run, simulate
-from fedtailor.testing import classification, predictors, softmax_model, train
+from fedtailor.testing import classification, predictors, softmax_model
 
 FEDAVG = FedAvg(sgd=PLAIN)
 
@@ -78,13 +79,12 @@ def test_pipelines_survive_a_resume(tmp_path):
 
 
 def test_the_debug_executor_applies_them_too():
+    clients, options = classification(clients=2, sizes=[9, 13]), {"uplink": (Clip(0.01),), "downlink": (Cast(),)}
     fast, slow = (
-        train(FEDAVG, classification(clients=2, sizes=[9, 13]), softmax_model("float32"), 0, debug=debug)
+        simulate(FEDAVG, clients, softmax_model("float32"), settings=Settings(debug=debug), **options)
         for debug in (False, True)
     )
     for training in (fast, slow):
-        training.uplink, training.downlink = (Clip(0.01),), (Cast(),)
-        training.executor.begin(training.algorithm, training.uplink, training.initial(0), 0)
         training.advance()
     np.testing.assert_allclose(fast.server.model, slow.server.model, rtol=0, atol=1e-6)
 

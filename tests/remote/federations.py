@@ -30,9 +30,11 @@ def share(federation, client):
 class Remote:
     """Clients in this process, each with its own rows and its own directory, and an executor that asks them."""
 
-    def __init__(self, algorithm, federation, model, directory, *, seed=0, groups=None, evaluate=True, **options):
+    def __init__(
+        self, algorithm, federation, model, directory, *, seed=0, groups=None, evaluate=True, uplink=(), **options
+    ):
         self.federation, self.directory = federation, directory
-        self.plan = Plan(EXPERIMENT, algorithm, model, seed, evaluate=evaluate)
+        self.plan = Plan(EXPERIMENT, algorithm, model, seed, uplink, evaluate=evaluate)
         self.shares = {name: share(federation, place) for place, name in enumerate(federation.names)}
         self.responders = {name: self.client(name) for name in federation.names}
         self.transport = LoopbackTransport(self.responders)
@@ -41,7 +43,7 @@ class Remote:
     def client(self, name):
         """A client as it is after its process started."""
         store = ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
-        return Responder(EXPERIMENT, name, ClientWork(self.plan, self.shares[name], store))
+        return Responder(EXPERIMENT, name, ClientWork(self.plan, self.shares[name], store), self.plan.common_vectors)
 
     def store(self, name):
         return ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
@@ -67,14 +69,15 @@ class Remote:
     def training(self, executor=None, **options):
         executor = executor or self.executor()
         return Training(
-            self.plan.algorithm, executor, self.plan.model, seed=self.plan.seed, **{**self.options, **options}
-        )
+            self.plan.algorithm, executor, self.plan.model, seed=self.plan.seed, uplink=self.plan.uplink,
+            **{**self.options, **options},
+        )  # fmt: skip
 
-    def personal(self, training):
+    def personal(self, training, ledger=None):
         """Client -> the predictor that stands in its directory, after all clients were asked to store it."""
         for table, unseen in ((training.executor.seen, False), (training.executor.unseen, True)):
             if len(table):
-                service = training.serve(unseen=unseen)
+                service = training.serve(unseen=unseen, ledger=ledger)
                 drive(training.run_personal("personal", service), training.executor)
         assert not self.lines, self.lines
         return {

@@ -4,84 +4,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.client.pool import split_sizes
-from fedtailor.executors import Settings
-from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import federation_of, split_rows
-from fedtailor.remote.job import read_job
-from fedtailor.remote.plan import plan_of
-from fedtailor.remote.table import read_rows
-from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import PERSONAL, ClientWork
-from fedtailor.runs import run
-from fedtailor.storage.export import load_models
 from fedtailor.storage.run_directory import METRICS, SUMMARY
 from fedtailor.training import Callback
-
-JOB = """title = "wards"
-[coordinator]
-address = "127.0.0.1:9092"
-[data]
-target = "label"
-classes = ["no", "yes"]
-validation = 0.1
-test = 0.25
-[data.columns]
-age = "number"
-ward = ["surgery", "medicine"]
-[model]
-use = "logistic"
-[method]
-use = "ditto"
-sgd = {{ lr = 0.1, epochs = 1, batch_size = 8 }}
-[training]
-rounds = {rounds}
-minimum = 2
-"""
-NAMES = ("a", "b", "c", "d")
-
-
-class Clients:
-    """A job's file, and four clients with a file and a directory each."""
-
-    def __init__(self, directory, rounds=4):
-        directory.mkdir()
-        self.directory, self.path = directory, directory / "job.toml"
-        self.set_rounds(rounds)
-        for place, name in enumerate(NAMES):
-            rng = np.random.default_rng(place)
-            age, ward = rng.normal(size=40), rng.choice(["surgery", "medicine"], 40)
-            label = np.where(age * (-1) ** place + (ward == "surgery") > 0, "yes", "no")
-            pl.DataFrame({"age": age, "ward": ward, "label": label}).write_csv(directory / f"{name}.csv")
-        self.rows = {name: read_rows(directory / f"{name}.csv", self.job.schema) for name in NAMES}
-
-    def set_rounds(self, rounds):
-        self.path.write_text(JOB.format(rounds=rounds))
-        self.job = read_job(self.path)
-
-    def start(self, names):
-        """Clients as they are after their processes started, and how many rows each says to have."""
-        responders, sizes = {}, {}
-        for name in names:
-            own = federation_of(self.job, {name: self.rows[name]})
-            work = ClientWork(plan_of(self.job), own, self.store(name))
-            responders[name] = Responder(self.job.identity, name, work)
-            sizes[name] = split_sizes(own)[0].astype(np.int64)
-        return LoopbackTransport(responders), sizes
-
-    def store(self, name):
-        return ClientStore(self.directory / f"state-{name}", self.job.identity)
-
-    def train(self, names, **options):
-        return coordinate(self.job, *self.start(names), self.directory / "run", **options)
-
-    def personal(self, name):
-        return load_models(self.store(name).directory / PERSONAL)[name]
-
-    def simulated(self, names, rounds):
-        clients, plan = federation_of(self.job, {name: self.rows[name] for name in names}), plan_of(self.job)
-        return run(plan.algorithm, clients, plan.model, rounds, settings=Settings(devices=1, canonical=True))
+from remote.jobs import NAMES, Clients
 
 
 class Dies(Callback):

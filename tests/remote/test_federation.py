@@ -1,8 +1,7 @@
 """Whole federations of processes: coordinator, SuperLink and clients over TLS, beside their simulations."""
 
 import os
-import random
-import time
+import re
 
 import numpy as np
 import polars as pl
@@ -13,7 +12,9 @@ pytest.importorskip("cryptography", reason="keys are made with `cryptography` (e
 
 from fedtailor.remote import demo
 from fedtailor.remote.flower import require_flower
-from fedtailor.remote.processes import stop
+from fedtailor.remote.job import read_job
+from fedtailor.remote.kit import JOB
+from fedtailor.remote.plan import plan_of
 from fedtailor.storage.run_directory import METRICS
 
 require_flower()  # sets Flower's environment before its first import
@@ -40,14 +41,14 @@ EXACT = ("fedavg", "ucfl")
 
 def assert_same_models(directory, simulated, exact):
     names = simulated.federation.names
-    models = demo.personal_models(directory, list(names))
+    models, initial = demo.personal_models(directory, list(names)), plan_of(read_job(directory / JOB)).initial()
     for name in names:
+        assert np.abs(models[name] - initial).max() > 0.01
         wanted = simulated.personal(name).theta
         if exact:
             np.testing.assert_array_equal(models[name], wanted)
         else:
             np.testing.assert_allclose(models[name], wanted, rtol=1e-5, atol=1e-5)
-    assert any(np.abs(models[name] - models[names[0]]).max() > 0 for name in names) or exact
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -64,35 +65,32 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
 
 
-def test_random_kills_lose_nothing(tmp_path):
-    """The short form of the campaign: coordinator and clients are killed at random moments, and start again."""
-    directory, kills, draw = tmp_path / "digits", 4, random.Random(0)
-    files = demo.prepare(directory, METHODS["ditto"], rounds=8)
-    simulated = demo.simulate(directory, files)
-    serve = ["serve", str(directory), "--listen", "127.0.0.1"]
-    with (directory / "serve.log").open("ab") as log, demo.clients_of(directory, files) as clients:
-        serving = demo.start(serve, log)
-        try:
-            for kill in range(kills):
-                demo.wait_for_round(directory, demo.rounds_done(directory) + 1, serving)
-                time.sleep(draw.uniform(0.0, 2.0))
-                if kill % 2 == 0:
-                    serving.kill()
-                    serving.wait()
-                    serving = demo.start([*serve, "--resume"], log)
-                else:
-                    victim = draw.choice(sorted(clients))
-                    clients[victim].kill()
-                    clients[victim].wait()
-                    with (directory / f"{victim}.log").open("ab") as own:
-                        clients[victim] = demo.start(demo.join_command(directory, victim, files), own)
-            assert serving.wait(2 * demo.WAIT_S) == 0, (directory / "serve.log").read_text()[-2000:]
-        finally:
-            stop(serving)
-    assert_same_models(directory, simulated, exact=False)
-    keys = ["round", "client", "split", "metric"]
-    measured, expected = (
-        frame.sort(keys) for frame in (pl.read_parquet(directory / "run" / METRICS), simulated.frame())
-    )
-    assert len(measured) > 0 and measured.select(keys).equals(expected.select(keys))
-    np.testing.assert_allclose(measured["value"], expected["value"], rtol=1e-4)
+LISTENING = """
+import os, sys
+
+def heard(event, details):
+    if event == "socket.connect" or event == "socket.getaddrinfo":
+        address = details[1] if event == "socket.connect" else details[:2]
+        with open(os.environ["CONTACTED"], "a") as file:
+            file.write(f"{event} {address!r}" + chr(10))
+
+sys.addaudithook(heard)
+"""
+
+
+def test_nobody_is_contacted_but_the_coordinator(tmp_path, monkeypatch):
+    """Every connection and every name that any of the processes looks up, by Python's audit events."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(LISTENING)
+    monkeypatch.syspath_prepend(tmp_path / "hook")
+    monkeypatch.setenv("CONTACTED", str(tmp_path / "contacted"))
+    directory = tmp_path / "digits"
+    files = demo.prepare(directory, METHODS["fedavg"], rounds=1)
+    port = read_job(directory / JOB).port
+    with (tmp_path / "serve.log").open("wb") as log, demo.clients_of(directory, files):
+        serving = demo.start(["serve", str(directory), "--listen", "127.0.0.1", "--check"], log)
+        assert serving.wait(2 * demo.WAIT_S) == 0, (tmp_path / "serve.log").read_text()[-2000:]
+    contacted = set((tmp_path / "contacted").read_text().splitlines())
+    assert f"socket.connect ('127.0.0.1', {port})" in contacted
+    strange = [line for line in contacted if "127.0.0.1" not in line and not re.search(r"connect '|None, \d", line)]
+    assert not strange, strange

@@ -93,6 +93,8 @@ with connected(directory, host="127.0.0.1") as connection:
 def make(directory, clients=NAMES):
     make_federation(directory, clients, address=f"127.0.0.1:{free_port()}")
     (directory / "data.csv").write_text("age,ward,label\n30,surgery,no\n41,medicine,yes\n50,medicine,no\n")
+    job = directory / "job.toml"
+    job.write_text(job.read_text().replace('"federated"', '"none"'))
     for name in clients:
         shutil.copy(directory / "job.toml", directory / "kits" / name)
 

@@ -1,5 +1,7 @@
 """A page of made-up numbers, with everything that a page can hold, and names that would break careless HTML."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedtailor.report.page import Chart, Page, Section, Series
@@ -23,6 +25,7 @@ def charts(series: int = SERIES) -> list[Chart]:
         Series(HOSTILE if k == 0 else f"method {k}", [1 + k / 10, 2 + k / 10, 3 + k / 10], [k, k + 0.5, float("nan")])
         for k in range(series)
     ]
+    lines[1] = replace(lines[1], low=[-40, -40, float("nan")], high=[60, 60, 60])
     return [Chart("Many", "rounds", "accuracy, %", lines), Chart("One", "MB", "loss", [Series("one", [1], [2])])]
 
 

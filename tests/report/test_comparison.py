@@ -10,7 +10,7 @@ import pytest
 from fedtailor.experiments.experiment import METRICS
 from fedtailor.report import overview
 from fedtailor.report.comparison import tables
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import Experiment, ScenarioUse
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import StoredRun
 from report.results import CLIENTS, NAME, ROUNDS, SEEDS, UNSEEN, as_loss, write_index
@@ -275,3 +275,13 @@ def test_a_damaged_run_is_named(tmp_path):
     (path / "metrics.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"metrics.parquet is damaged"):
         run.curve()
+
+
+def test_the_report_says_who_is_drawn_to_report():
+    found = [
+        overview._reporters(ScenarioUse("digits", {}, "MLP", 3, *drawn))
+        for drawn in ((1.0,), (0.5,), (5,), (5, "samples"), (0.5, "samples"))
+    ]
+    by_samples = ", drawn by their samples,"
+    assert found == ["all clients", "50 % of the clients", "5 clients", f"5 clients{by_samples}",
+                     f"50 % of the clients{by_samples}"]  # fmt: skip

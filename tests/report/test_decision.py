@@ -31,14 +31,14 @@ def outcomes(method, client, seed):
     return rng.permutation(CLIENTS_OF[client]) < SHARE[method][client] * CLIENTS_OF[client]
 
 
-def make_run(path, method, seed, *, rows=True, metric="accuracy"):
+def make_run(path, method, seed, *, rows=True, metric="accuracy", splits=("val", "test")):
     """The files of a finished run that a decision reads."""
     path.mkdir(parents=True)
     names = list(CLIENTS_OF)
     right = {name: outcomes(method, name, seed) for name in names}
     curve = [(0, 2.0), (1, 1.5), (2, 1.2), (3, 1.0)]  # falls to the end
     lines = [(round, name, False, "val", "loss", loss) for round, loss in curve for name in names]
-    for split in ("val", "test"):
+    for split in splits:
         lines += [(3, name, False, split, metric, float(right[name].mean())) for name in names]
     schema = ["round", "client", "unseen", "split", "metric", "value"]
     pl.DataFrame(lines, schema=schema, orient="row").write_parquet(path / METRICS)
@@ -106,6 +106,33 @@ def test_runs_that_kept_no_rows_say_so(tmp_path):
     assert "did not keep" in decide(experiment, "shift").sentences[-1]
     assert not experiment.baselines["shift"]
     assert all(row[0] != BASELINE_ROW for row in tables(experiment)["mean"].rows)
+
+
+def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
+    experiment = build(tmp_path, rows=False, splits=("val",))
+    write_index(tmp_path, experiment.index.cells, algorithms=["LOCAL", "SHARED", "OTHER"], seeds=list(SEEDS),
+                published={}, sweeps={"LOCAL": {"parameter": "lr", "rows": {"1": "LOCAL"}}})  # fmt: skip
+    experiment = Experiment.read(tmp_path, NAME)  # every measure, every figure
+    decision = decide(experiment, "shift")
+    assert (decision.winner, decision.choice, decision.gains) == (None, None, None)
+    (sentence,) = decision.sentences
+    assert sentence.startswith("There are no test data by which accuracy could be told")
+    assert "rows repeat" in decision.warnings  # what is known from validation data is still said
+    for name, table in tables(experiment).items():
+        if name not in ("chosen", "shift-costs", "permuted-costs"):
+            assert {str(cell) for row in table.rows for cell in row[1:]} <= {"-"}, name
+    results, out, page = str(tmp_path), tmp_path / "out", tmp_path / "page.html"
+    for form in ("terminal", "markdown", "csv", "latex", "json"):
+        assert main(["report", results, "--format", form]) == 0
+        printed = capsys.readouterr().out
+        assert (sentence in printed) == (form in ("terminal", "markdown", "json")) and "nan" not in printed.lower()
+    assert main(["report", results, "--out", str(out)]) == 0
+    assert (
+        "accuracy-by-round is left out: it needs a finished run with test rows"
+        in (out / NAME / "report.md").read_text()
+    )
+    assert main(["report", results, "--html", str(page)]) == 0
+    assert sentence in page.read_text()
 
 
 def test_gains_by_a_metric_that_rows_do_not_give_are_in_accuracy(tmp_path):

@@ -13,9 +13,13 @@ from fedtailor.cli import main
 from fedtailor.report.decision import Decision
 from fedtailor.report.page import Chart, Page, Section, Series, page_of, render, write_page
 from fedtailor.report.page.contents import gains
+from fedtailor.report.page.curves import curves
 from fedtailor.report.page.pictures import Gain, extent, forest, matrix
+from fedtailor.report.page.reliability import reliability
 from fedtailor.report.page.render import MOST_BYTES
+from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Table
+from fedtailor.storage.run_directory import CLIENTS, METRICS, ROWS, SUMMARY
 from report.pages import HOSTILE, SERIES, page
 from report.results import NAME, write_index
 
@@ -68,7 +72,10 @@ def test_names_are_text_wherever_they_stand():
     assert sum(HOSTILE in piece for piece in found.texts) >= 6  # subtitle, sentence, cell, settings, two drawings
     chart = json.loads(found.scripts[0])
     assert chart["series"][0]["label"] == HOSTILE and len(chart["series"]) == SERIES
-    assert chart["series"][1] == {"label": "method 1", "x": [1.1, 2.1, 3.1], "y": [1.0, 1.5, None], "colour": 1}
+    assert chart["series"][2] == {
+        "label": "method 2", "x": [1.2, 2.2, 3.2], "y": [2.0, 2.5, None], "colour": 2, "shown": True,
+    }  # fmt: skip
+    assert chart["series"][1]["low"] == [-40, -40, None] and not chart["series"][-1]["shown"]
 
 
 def test_a_thousand_clients_stay_under_the_limit():
@@ -138,8 +145,52 @@ def test_page_of_an_experiment(experiment):
     assert (
         protocol["which round"].startswith("the last one, 3") and "every client counts" in protocol["which weighting"]
     )
-    assert "Not measured" in sections["Calibration"].paragraphs[0]
+    last = [100 * list(run.curve().values())[-1] for run in runs]
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx((min(last), max(last)), abs=1e-6)
+    assert "measured" in sections["Calibration"].paragraphs[0] and not sections["Calibration"].charts
     assert "finished" not in found.subtitle.replace("unfinished", "") and render(found)
+
+
+def test_at_most_six_methods_have_bands_and_are_shown_at_first(experiment):
+    """Those that end best, and FedAvg, whatever its place."""
+    runs = experiment.runs["shift"]
+    local, fedavg = runs["Local"], runs["FedAvg"]  # here FedAvg is the worse one
+    many = {f"local {k}": local for k in range(7)} | {"FedAvg": fedavg}
+    for chart in curves(many).charts:
+        banded = [line.label for line in chart.series if len(line.low)]
+        shown = [line.label for line in chart.series if line.shown]
+        if chart.title != "Test, by traffic":  # training alone sends nothing
+            assert len(banded) == 6 and "FedAvg" in banded and "local 6" not in banded
+            assert shown == banded
+    one = curves({"FedAvg": fedavg[:1]}).charts[0].series[0]
+    assert not len(one.low) and one.shown  # of one seed there is no range
+
+
+def test_reliability_is_accuracy_by_confidence_of_clients_that_train(tmp_path):
+    def run(name, confidence, correct, unseen):
+        path = tmp_path / name
+        path.mkdir()
+        (path / SUMMARY).write_text('{"metric": "accuracy"}')
+        (path / "manifest.toml").write_text('run = {seed = 0}\nalgorithm = {name = "local"}')
+        clients = pl.DataFrame({"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]})
+        clients.with_columns(train=1, val=0, test=len(confidence)).write_parquet(path / CLIENTS)
+        measured = {"round": 1, "client": "a", "unseen": False, "split": "test", "metric": "accuracy", "value": 0.5}
+        pl.DataFrame([measured]).write_parquet(path / METRICS)
+        rows = pl.DataFrame({"client": ["a"] * len(confidence), "confidence": confidence, "correct": correct})
+        strangers = rows.with_columns(client=pl.lit("b"), correct=pl.lit(False))
+        pl.concat([rows, strangers] if unseen else [rows]).write_parquet(path / ROWS)
+        return StoredRun(path)
+
+    # 30 rows at 0.85 of which 21 are right, 20 at 0.95 of which all are, and too few at 0.55
+    first = run("s0", [0.85] * 30 + [0.55] * 19, [True] * 21 + [False] * 28, unseen=True)
+    second = run("s1", [0.95] * 20, [True] * 20, unseen=False)
+    chart = reliability({"Local": [first, second]})
+    perfect, line = chart.series
+    assert (perfect.x, perfect.colour) == (perfect.y, -1)
+    np.testing.assert_allclose(line.x, [85, 95])
+    np.testing.assert_allclose(line.y, [70, 100])
+    first.rows.drop("confidence").write_parquet(first.path / ROWS)  # as 0.1 wrote them
+    assert reliability({"Local": [StoredRun(first.path)]}) is None
 
 
 def test_the_command(results, capsys, tmp_path):

@@ -42,13 +42,16 @@ addEventListener("load", () => setTimeout(() => {
   const ticks = Array.from(figure.querySelectorAll("input[type=checkbox]"));
   const shown = () => plot.series.slice(1).map(({ show }) => show);
   found.shown = [shown()];
+  found.scales = [[plot.scales.y.min, plot.scales.y.max]];
   ticks[0].click();
   ticks.at(-1).click();
   found.shown.push(shown());
   found.checked = ticks.map(({ checked }) => checked);
   found.colours = Array.from(figure.querySelectorAll(".swatch"), (it) => it.style.background);
   figure.querySelector(".plot").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+  ticks[1].click();
   setTimeout(() => {
+    found.scales.push([plot.scales.y.min, plot.scales.y.max]);
     found.read = Array.from(figure.querySelectorAll(".readout"), (it) => it.textContent);
     const canvas = figure.querySelector("canvas");
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -130,6 +133,12 @@ def test_series_switch_on_and_off(opened):
     assert before == [True] * 6 + [False] * 2
     assert after == [False] + [True] * 5 + [False, True] == opened["checked"]
     assert len(set(opened["colours"][:6])) == 6
+
+
+def test_the_axis_has_room_for_bands_while_they_are_shown(opened):
+    (low, high), (low_after, high_after) = opened["scales"]
+    assert low <= -40 and high >= 60
+    assert low_after > -10 and high_after < 20
 
 
 def test_curves_are_drawn_and_read_by_keys(opened):

@@ -157,7 +157,18 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
         start(tmp_path / "run", rounds=4, resume=True)
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == sorted(
-        [MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, "diagnostics.json", "diagnostics.safetensors", SUMMARY]
+        [
+            MANIFEST,
+            CLIENTS,
+            METRICS,
+            LEDGER,
+            CHECKPOINT,
+            "diagnostics.json",
+            "diagnostics.safetensors",
+            "models.json",
+            "models.safetensors",
+            SUMMARY,
+        ]
     )
     assert RunDirectory(tmp_path / "run").finished_summary(2) is not None
 

@@ -221,3 +221,34 @@ def test_tasks_are_guessed_and_said():
     many = pl.DataFrame({"site": ["a", "b"] * 1500, "v": rng.normal(size=3000), "y": np.arange(3000) % 62})
     assert from_table(many, **ROLES).classes is None
     assert from_table(many, **ROLES, task="classification").classes == 62
+
+
+def test_further_targets_are_encoded_as_those_of_training(frame):
+    numbers = from_table(frame, **ROLES, seed=1)
+    rows = frame.head(5)
+    x, y = numbers.preprocessing.transform_labelled(rows)
+    where = [int(np.flatnonzero(numbers.rows == row)[0]) for row in range(5)]
+    np.testing.assert_array_equal(y, numbers.y[where])
+    np.testing.assert_array_equal(x, numbers.x[where])
+    with pytest.raises(ValueError, match="target column 'y' holds more than finite numbers"):
+        numbers.preprocessing.transform_labelled(rows.with_columns(y=pl.lit(float("inf"))))
+    for positive in (">100", "2"):
+        classes = from_table(frame, client="site", target="y" if ">" in positive else "code", positive=positive)
+        again = Preprocessing.from_json(classes.preprocessing.to_json())
+        assert again == classes.preprocessing
+        assert 0 < again.transform_labelled(frame)[1].sum() < N
+        np.testing.assert_array_equal(again.transform_labelled(frame)[1], classes.y[np.argsort(classes.rows)])
+    codes = from_table(frame, client="site", target="code").preprocessing
+    as_text = frame.with_columns(pl.col("code").cast(pl.Float64).cast(pl.String))  # "1.0", "2.0"
+    assert codes.transform_labelled(as_text)[1].tolist() == (frame["code"] - 1).to_list()
+
+
+def test_clients_that_are_not_asked_for_are_not_looked_at(frame):
+    some = from_table(frame, **ROLES, clients=["s0", "s2"], seed=1)
+    assert some.names == ("s0", "s2")
+    assert set(some.rows % 4) == {0, 2}  # rows keep their numbers in the table
+    alone = from_table(frame.filter(pl.col("site").is_in(["s0", "s2"])), **ROLES, seed=1)
+    np.testing.assert_array_equal(some.x, alone.x)
+    assert some.preprocessing == alone.preprocessing
+    with pytest.raises(ValueError, match="client column 'site' never holds 's9', which clients asks for"):
+        from_table(frame, **ROLES, clients=["s0", "s9"])

@@ -1,5 +1,8 @@
 """One number says who reports in a round, with one meaning in Python, in files and on the command line."""
 
+from itertools import permutations
+
+import numpy as np
 import pytest
 
 from fedtailor.cli import main
@@ -41,3 +44,40 @@ def test_files_and_the_command_line_say_the_same(written, reporters, tmp_path, m
     monkeypatch.setattr("fedtailor.cli.commands.run.train", train)
     assert main(["run", "fedavg", "digits-rotated", "--participation", written]) == 2
     assert asked == [reporters] and "seen" in capsys.readouterr().err
+
+
+def test_reporters_are_drawn_in_proportion_to_their_samples():
+    """Two of three, one after another of those that are left; whoever is listed where."""
+    sizes, ids, rounds = np.array([1, 2, 5]), np.array([7, 99, 12345], np.uint64), 4000
+    sampled = Participation(count=2, sampling="samples")
+    reports = np.array([sampled.sample(ids, 3, round, sizes) for round in range(rounds)])
+    assert (reports.sum(axis=1) == 2).all()
+    p = sizes / 8
+    out = [sum(p[i] * p[j] / (1 - p[i]) for i, j in permutations(set(range(3)) - {k})) for k in range(3)]
+    expected = 1 - np.array(out)
+    assert np.abs(reports.mean(axis=0) - expected).max() < 4 * 0.5 / np.sqrt(rounds)
+    order = np.array([2, 0, 1])
+    again = sampled.sample(ids[order], 3, 17, sizes[order])
+    np.testing.assert_array_equal(again, reports[17][order])
+    assert sampled.sample(ids, 3, 0, np.array([0, 0, 4])).tolist()[2]
+
+
+def test_a_run_draws_by_samples_where_files_and_the_command_line_say_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "e.toml").write_text(
+        'title = "t"\nrounds = 1\nparticipation = 3\n[scenarios.digits-rotated]\nsampling = "samples"\n'
+        "[scenarios.digits-permuted]\n[algorithms.fedavg]\n"
+    )
+    found = [column.participation for column in load(tmp_path / "e.toml").columns]
+    assert found == [Participation(count=3, sampling="samples"), Participation(count=3)]
+    asked = []
+
+    def train(*arguments, participation, **options):
+        asked.append(participation)
+        raise ValueError("seen")
+
+    monkeypatch.setattr("fedtailor.cli.commands.run.train", train)
+    arguments = ["run", "fedavg", "digits-rotated", "--participation", "3", "--sampling"]
+    assert main([*arguments, "samples"]) == 2 and asked == found[:1]
+    assert main([*arguments, "size"]) == 2 and "--sampling is 'size'; it must be one of" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="participation weights is 'size'"):
+        Participation(weights="size")

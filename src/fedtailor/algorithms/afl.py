@@ -77,6 +77,7 @@ class AFL(Algorithm):
         up="1 gradient (or model) and its loss",
         keeps="nothing",
         unseen="the averaged global model",
+        sees="sums, numbers",
     )
 
     lr: float = 0.1

@@ -48,6 +48,7 @@ class APFL(FedAvg):
         up="1 model",
         keeps="its personal model and its share alpha",
         unseen="a round of its own training from the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=50)

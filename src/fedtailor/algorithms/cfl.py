@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
+from fedtailor.algorithms.helpers.own_steps import sgd_from_velocity
 from fedtailor.protocol import (
     SGD,
     About,
@@ -32,6 +33,7 @@ from fedtailor.protocol import (
     TracedInt,
     TreeDiagnostic,
     hyperparameters,
+    is_off,
     require,
     server_state,
 )
@@ -93,10 +95,14 @@ class CFL(Algorithm):
         up="1 model",
         keeps="nothing",
         unseen="walks down the tree of splits by its own updates",
+        travels="one of several",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=128, lr_decay=0.01)
-    """Local training (released code, whose momentum also persists from round to round)."""
+    """Local training (released code; see `persist`)."""
+    persist: bool = False
+    """Keep the momentum of local training on the client from round to round (released code), or start it at zero in
+    every round. A split does not reset it."""
     eps1: float = 0.4
     """Norm of a cluster's mean update below which it is stationary (released code; a norm of whole-model updates: it
     scales with rate, epochs and model; about a tenth of the largest norm at the start is a rule of thumb)."""
@@ -115,6 +121,10 @@ class CFL(Algorithm):
 
     def __post_init__(self) -> None:
         require(self.eps1 >= 0 and self.eps2 >= 0, f"eps1 {self.eps1} and eps2 {self.eps2} must be 0 or more")
+        require(
+            not self.persist or not (is_off(self.sgd.momentum) or self.sgd.optimizer is not None),
+            "persist keeps the momentum of local training, which has none; give sgd a momentum and no optimizer",
+        )
         require(self.min_clients >= 2, f"min_clients is {self.min_clients}; it must be 2 or more")
         linkages = ("complete", "single")
         require(self.linkage in linkages, f"linkage is {self.linkage!r}; it must be one of {linkages}")
@@ -138,8 +148,15 @@ class CFL(Algorithm):
         cluster = server.cluster[cohort.position].astype(np.int32)
         return Downlink({"model": Streams(server.model, cluster[:, None])})
 
+    def init_client(self, theta: Float[Array, " d"]) -> Any:
+        return {"velocity": jnp.zeros_like(theta)} if self.persist else ()
+
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        theta = inbox["model"][0]
+        if not self.persist:
+            return state, {"model": local.sgd(theta, self.sgd)}
+        trained, velocity = sgd_from_velocity(local, theta, state["velocity"], self.sgd)
+        return {"velocity": velocity}, {"model": trained}
 
     def server(self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> CFLState:
         models = answers["model"]
@@ -258,7 +275,7 @@ class CFL(Algorithm):
         return {"model": clusters[local.fori_loop(capacity, descend, jnp.int32(0))]}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        return state["model"] if state else inbox["model"][0]
+        return state["model"] if "model" in state else inbox["model"][0]
 
 
 def _capacity(clusters: int) -> int:

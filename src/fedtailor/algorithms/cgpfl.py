@@ -198,6 +198,7 @@ class CGPFL(Contextual):
         up="1 model",
         keeps="its personal model",
         unseen="all contexts, of which it takes the one of lowest loss; then inner steps",
+        travels="one of several",
     )
 
     contexts: int = 4

@@ -39,6 +39,7 @@ class CGPFLHeur(Contextual):
         up="1 model",
         keeps="its personal model",
         unseen="all contexts, of which it takes the one of lowest loss; then inner steps",
+        travels="one of several",
     )
 
     mu: float | None = None

@@ -10,6 +10,8 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.aggregation import ServerOptimizer
+from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
+from fedtailor.algorithms.helpers.moments import WithMoments, loss_by_moments, models_of, sums_of_moments
 from fedtailor.algorithms.helpers.selection import closest, require_cover
 from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState, cluster_diagnostics, train_closest
 from fedtailor.protocol import (
@@ -39,6 +41,11 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 """(generator, n) -> n examples x [n, ...], y [n, ...], as the federation stores them."""
 
 
+_LINEAR = "source='moments' needs a linear model with squared error, such as models.logistic() with loss squared_error"
+_ROUNDING = 1e-3
+"""Relative deviation from a linear model's squared error that single precision may cause."""
+
+
 @hyperparameters
 class DAPPER(Algorithm):
     """Data interpolation (Mansour et al. 2020, section 4, figure 2).
@@ -58,7 +65,12 @@ class DAPPER(Algorithm):
     the loss on the data that it trained on, which nearly always is the largest lambda.
 
     Where C' must not be other clients' data (section 4.2), `source` takes it from public `proxy` data, or, for models
-    without inputs (densities), from h_c itself: clients draw from it and no example travels.
+    without inputs (densities), from h_c itself: clients draw from it and no example travels. For a linear model and
+    squared error, `moments` is enough (section 4.2, sufficient statistics): once, before training, clients send the
+    means of u u' and u y' over their samples, u = (x, 1), of which the server sends out the mean over all samples. From
+    these F_C' and its gradient follow for C' = all clients' training data, without any example and without chance:
+
+        F_C'(h) = tr(H' M_uu H) - 2 tr(H' M_uy) + constant    for h(x) = H' u
     """
 
     about: ClassVar[About] = About(
@@ -68,6 +80,8 @@ class DAPPER(Algorithm):
         up="1 model, and its number if there are several",
         keeps="nothing",
         unseen="its model and r m_k examples, on which it adapts as others do",
+        sees="data",
+        validation="the share lambda; else held-out training samples",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
@@ -94,8 +108,12 @@ class DAPPER(Algorithm):
     """What chooses lambda: the loss on held-out samples (the paper's text), or on all of the training data."""
     held_out: float = 0.2
     """Share of the training data held out to choose lambda, for clients without a validation split."""
-    source: Literal["clients", "proxy", "model"] = "clients"
-    """Where C' comes from: the seen clients' training data, `proxy`, or samples of the model itself."""
+    source: Literal["clients", "proxy", "model", "moments"] = "clients"
+    """Where C' comes from: the seen clients' training data, `proxy`, samples of the model itself, or the second moments
+    of all training data (linear models with squared error)."""
+    best: bool = False
+    """Start from the common model of the round of least validation loss ("the best baseline model" of Mansour et al.,
+    section 6; see `FineTune`), or else from the last one."""
     proxy: Sampler | None = None
     """Public data, or a generator trained on some, for `source="proxy"`; for arrays see `sampler`."""
 
@@ -105,15 +123,25 @@ class DAPPER(Algorithm):
         require(self.r >= 1, f"r is {self.r}; it must be 1 or more")
         require(self.select in ("held-out", "train"), f"select is {self.select!r}; it must be 'held-out' or 'train'")
         require(0 < self.held_out < 1, f"held_out is {self.held_out}; it must be above 0 and below 1")
-        sources = ("clients", "proxy", "model")
+        sources = ("clients", "proxy", "model", "moments")
         require(self.source in sources, f"source is {self.source!r}; it must be one of {', '.join(sources)}")
         require((self.source == "proxy") == (self.proxy is not None), "source='proxy' and proxy=... need each other")
+        require(
+            self.source != "moments" or not self.coin,
+            "source='moments' gives no batches to toss a coin for; leave coin out",
+        )
+        require(not self.best or self.clusters == 1, "best is of a single common model; leave it or clusters out")
+
+    @property
+    def probes(self) -> bool:
+        return self.source == "moments"
 
     def check(self, population: Population) -> None:
         require(
             self.source != "clients" or population.examples is not None,
             "dapper's server needs examples of the clients and has none; give public ones with source='proxy'",
         )
+        require(self.source != "moments" or population.model is None or not population.model.classification, _LINEAR)
 
     # training: the common models ------------------------------------------------------------------------------------
 
@@ -128,27 +156,57 @@ class DAPPER(Algorithm):
             warm=self.warm,
         )
 
-    def init_server(self, init: Init, population: Population) -> HypClusterState:
-        return self._training().init_server(init, population)
+    def init_server(self, init: Init, population: Population) -> Any:
+        begun = self._training().init_server(init, population)
+        begun = BestRound(begun, begun, None) if self.best else begun
+        return WithMoments(begun, None) if self.source == "moments" else begun
 
-    def broadcast(self, server: HypClusterState, cohort: Cohort) -> Downlink:
-        return self._training().broadcast(server, cohort)
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return self._training().broadcast(present(models_of(server)), cohort)
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        return state, train_closest(inbox, local, self.clusters, lambda theta: {"model": local.sgd(theta, self.sgd)})
+        sent = train_closest(inbox, local, self.clusters, lambda theta: {"model": local.sgd(theta, self.sgd)})
+        return state, {**sent, **validation_loss(inbox["model"][0], local)} if self.best else sent
 
-    def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
-        return self._training().server(server, downlink, answers, cohort)
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        models = models_of(server)
+        moved = self._training().server(present(models), downlink, answers, cohort)
+        moved = models.after(moved, answers, cohort) if self.best else moved
+        return server.replace(models=moved) if self.source == "moments" else moved
 
-    def diagnostics(self, server: HypClusterState) -> Sequence[Diagnostic]:
-        return cluster_diagnostics(server)
+    def global_model(self, server: Any) -> Float[Array, " d"]:
+        return self._training().global_model(chosen(models_of(server)))
+
+    def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
+        return cluster_diagnostics(present(models_of(server)))
+
+    # before training: second moments ---------------------------------------------------------------------------------
+
+    def probe_downlink(self, server: WithMoments, cohort: Cohort) -> Downlink:
+        # theta^0 is common knowledge (the seed)
+        start = present(server.models).model[0]
+        return Downlink({"model": Streams.everyone(start, len(cohort), already_held=True)})
+
+    def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
+        sums = sums_of_moments(inbox["model"][0], local, self.tune.batch_size)
+        return {"moments": sums[0] / jnp.maximum(local.size, 1), "deviation": sums[1]}
+
+    def aggregate_probe(self, server: WithMoments, answers: Answers, cohort: Cohort) -> WithMoments:
+        means, deviation = answers.host("moments"), answers.host("deviation")[cohort.reporting]
+        require(not len(deviation) or float(deviation.max()) < _ROUNDING, _LINEAR)
+        share = np.where(cohort.reporting, cohort.sizes, 0) / max(cohort.sizes[cohort.reporting].sum(), 1)
+        return server.replace(moments=(share[:, None, None] * means).sum(axis=0).astype(means.dtype))
 
     # after training: examples C' for every client -------------------------------------------------------------------
 
-    def serve(self, server: HypClusterState, cohort: Cohort) -> Downlink:
-        models = self._training().serve(server, cohort)
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        models = self._training().serve(chosen(models_of(server)), cohort)
         if self.source == "model":
             return models
+        if self.source == "moments":
+            moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
+            return Downlink({**models.streams, "moments": moments})
+        server = chosen(models_of(server))
         counts = self.r * cohort.sizes
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
         clusters = server.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
@@ -219,8 +277,14 @@ class DAPPER(Algorithm):
             mine = jax.random.bernoulli(jax.random.fold_in(local.key("coin"), step), lam)
             return local.batch_gradient(params, jax.tree.map(lambda a, b: jnp.where(mine, a, b), batch, theirs))
 
+        def from_moments(params: Params, batch: Batch, step: Any) -> Params:
+            g = local.batch_gradient(params, batch)
+            theirs = jax.grad(lambda params: loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:]))
+            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, g, theirs(params))
+
         steps = local.steps(self.tune) * (self.r if self.coin else 1)
-        return local.sgd(start, self.tune, gradient=tossed if self.coin else weighed, steps=steps)
+        gradient = from_moments if self.source == "moments" else tossed if self.coin else weighed
+        return local.sgd(start, self.tune, gradient=gradient, steps=steps)
 
     def _others(self, start: Float[Array, " d"], inbox: Inbox, local: LocalTrainer, step: Any, size: int) -> Batch:
         """The batch of C' for a step: batch after batch, over and over."""

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedavg import FedAvg
@@ -34,6 +35,10 @@ class Ditto(FedAvg):
         v_i <- v_i - eta ( g_i(v_i) + lam (v_i - w) )
 
     lam = 0 is training alone; a large lam is the global model. A client that never took part starts from v = w.
+
+    With `lams`, a client takes the steps of a round with `lam` and with each of them, and keeps the v of least loss on
+    its validation samples, the first one on ties (released code, `dynamic_lam`, which chooses after every single step).
+    One without validation samples uses `lam`, and so does one that never took part.
     """
 
     about: ClassVar[About] = About(
@@ -43,6 +48,7 @@ class Ditto(FedAvg):
         up="1 model",
         keeps="its personal model",
         unseen="proximal steps from the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.05, steps=2, batch_size=16)
@@ -51,13 +57,17 @@ class Ditto(FedAvg):
     """Weights of the average over reporters (the paper's algorithms 1 and 2: equal)."""
     lam: ZeroIsStatic = 1.0
     """Pull of the personal model towards the global one (released code: 1, or the best of {0.1, 1, 2})."""
+    lams: tuple[float, ...] = ()
+    """Other pulls to choose from on validation samples (released code: 0.1 and 2 beside 1); none = `lam` for
+    everybody."""
     personal_sgd: SGD | None = None
     """Training of the personal model; None = as `sgd`, on the same batches."""
     newcomer_steps: TracedInt = 40
     """Steps of a client that never took part, from the global model (as the released code's fine-tuning baseline)."""
 
     def __post_init__(self) -> None:
-        require_stable("lam", self.lam, self.personal_sgd or self.sgd)
+        for lam in (self.lam, *self.lams):
+            require_stable("lam", lam, self.personal_sgd or self.sgd)
         require(self.newcomer_steps >= 0, f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more")
 
     def init_client(self, theta: Float[Array, " d"]) -> Any:
@@ -65,7 +75,7 @@ class Ditto(FedAvg):
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         w = inbox["model"][0]
-        return {"model": self._personal_steps(state["model"], w, local)}, {"model": local.sgd(w, self.sgd)}
+        return {"model": self._best_of_pulls(state["model"], w, local)}, {"model": local.sgd(w, self.sgd)}
 
     def _personal_steps(
         self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: Any = None
@@ -73,6 +83,15 @@ class Ditto(FedAvg):
         """v after the local steps that pull it towards w."""
         pull = None if is_off(self.lam) else (self.lam, w)
         return local.sgd(v, self.personal_sgd or self.sgd, pull=pull, steps=steps)
+
+    def _best_of_pulls(self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " d"]:
+        """v after the local steps of the pull that validation samples are for; of `lam` where there are none."""
+        if not self.lams:
+            return self._personal_steps(v, w, local)
+        sgd, pulls = self.personal_sgd or self.sgd, jnp.asarray((self.lam, *self.lams), v.dtype)
+        models = local.map(lambda lam: local.sgd(v, sgd, pull=(lam, w)), pulls)
+        # without samples all losses are 0, and the first pull is taken
+        return models[jnp.argmin(local.map(lambda model: local.loss(model, "val"), models))]
 
     def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         return Downlink() if cohort.seen else self.broadcast(server, cohort)

@@ -52,6 +52,7 @@ class FedALA(FedAvg):
         up="1 model",
         keeps="its model and its weights",
         unseen="the global model",
+        sees="sums",
     )
 
     part: str = "head"

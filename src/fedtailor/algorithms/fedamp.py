@@ -73,6 +73,7 @@ class FedAMP(Algorithm):
         up="1 model",
         keeps="its personal model",
         unseen="all clients' models; trains, attends to them, and trains again",
+        travels="one of several",
     )
 
     sgd: SGD = SGD()

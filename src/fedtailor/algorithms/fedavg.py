@@ -39,6 +39,7 @@ class FedAvg(Algorithm):
         up="1 model",
         keeps="nothing",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD()

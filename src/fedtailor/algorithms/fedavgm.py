@@ -24,6 +24,7 @@ class FedAvgM(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.algorithms.helpers.shared_part import SharedPart
+from fedtailor.algorithms.helpers.shared_part import SharedPart, model_of
 from fedtailor.protocol import (
     SGD,
     About,
@@ -15,8 +15,10 @@ from fedtailor.protocol import (
     Inbox,
     LocalTrainer,
     ModelParts,
+    Population,
     Predictor,
     hyperparameters,
+    require,
 )
 
 
@@ -39,16 +41,22 @@ class FedBABU(FedPer):
         up="1 body",
         keeps="nothing",
         unseen="the shared model, fine-tuned on its own data",
+        travels="a part",
+        sees="sums",
     )
 
+    part: str = "head"
+    """The part of the model that is never trained nor sent: "head", "last2", a pattern on parameter paths, ..."""
     tune: SGD = SGD(epochs=5)
     """The final training on a client's own data (the paper: 5 epochs)."""
     tune_part: str = "everything"
     """The part that fine-tuning trains: "everything" (the paper's choice), or "head"."""
 
-    def check(self, population: Any) -> None:
+    def check(self, population: Population) -> None:
         super().check(population)
-        population.model.part(self.tune_part)
+        model = model_of(population, self.about.name)
+        require(model.part(self.part).complement.size > 0, f"part {self.part!r} leaves fedbabu nothing to train")
+        model.part(self.tune_part)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
         # the head is common knowledge (the seed)

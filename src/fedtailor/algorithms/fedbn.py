@@ -27,6 +27,8 @@ class FedBN(FedPer):
         up="1 model without normalisation layers",
         keeps="its normalisation layers",
         unseen="the shared model, with running statistics from its own data",
+        travels="a part",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=1, batch_size=32)

@@ -62,6 +62,7 @@ class FedDyn(Algorithm):
         up="1 model",
         keeps="its linear term",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.helpers.own_steps import descend, descend_with_momentum
 from fedtailor.protocol import (
     SGD,
     About,
@@ -66,10 +67,14 @@ class FedEM(Algorithm):
         up="K models",
         keeps="its proportions of the K models",
         unseen="all K models; it finds its proportions",
+        travels="several",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.05, batch_size=128)
-    """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to 0.05)."""
+    """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to 0.05; their released code adds
+    momentum 0.9, kept from round to round, and weight decay 5e-4). Momentum starts anew in every round, for each
+    model by its own weighted gradients."""
     components: int = 3
     """K, the number of models (Marfoq et al.: 3)."""
     weights: Literal["samples", "uniform"] = "samples"
@@ -80,10 +85,7 @@ class FedEM(Algorithm):
     def __post_init__(self) -> None:
         require(self.components >= 1, f"components is {self.components}; it must be 1 or more")
         require(self.newcomer_steps >= 1, f"newcomer_steps is {self.newcomer_steps}; it must be 1 or more")
-        require(
-            is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "fedem's weighted steps are plain SGD; train without momentum and without an optimizer",
-        )
+        require(self.sgd.optimizer is None, "fedem's weighted steps are SGD's; train without an optimizer")
 
     # on the server ----------------------------------------------------------------------------------------------------
 
@@ -107,21 +109,31 @@ class FedEM(Algorithm):
         pi, received = state["weights"], self._models(inbox, local)
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
-        def step(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
+        def gradients(models: Models, batch: Batch) -> Models:
             r = self._responsibilities(received, pi, batch, local)
-            return tuple(descend(params, batch, share) for params, share in zip(models, r, strict=True))
+            return tuple(gradient(params, batch, share) for params, share in zip(models, r, strict=True))
 
-        def descend(params: Params, batch: Batch, share: Float[Array, " b"]) -> Params:
+        def gradient(params: Params, batch: Batch, share: Float[Array, " b"]) -> Params:
             weight = batch.weight * share
             g = local.batch_gradient(params, Batch(batch.x, batch.y, weight))
             # a mean over the batch's samples, not over the sum of their weights
             scale = jnp.maximum(weight.sum(), 1) / jnp.maximum(batch.weight.sum(), 1)
-            g = jax.tree.map(lambda g: scale * g, g)
-            if not is_off(sgd.weight_decay):
-                g = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, g, params)
-            return jax.tree.map(lambda w, g: w - rate * g, params, g)
+            return jax.tree.map(lambda g: scale * g, g)
 
-        trained = local.loop(received, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+        def plain(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
+            return descend(models, gradients(models, batch), sgd, rate)
+
+        def momentum(carry: tuple[Models, Models], batch: Batch, index: Int[Array, ""]) -> tuple[Models, Models]:
+            models, velocities = carry
+            return descend_with_momentum(models, velocities, gradients(models, batch), sgd, rate)
+
+        def loop(carry: Any, step: Any) -> Any:
+            return local.loop(carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+
+        if is_off(sgd.momentum):
+            trained = loop(received, plain)
+        else:
+            trained, _ = loop((received, jax.tree.map(jnp.zeros_like, received)), momentum)
         new = self._expectation(received, pi, local)
         return {"weights": new}, {"model": jnp.stack([local.vector(params) for params in trained])}
 

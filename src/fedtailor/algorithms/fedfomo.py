@@ -69,6 +69,8 @@ class FedFomo(Algorithm):
         up="1 model and M weights",
         keeps="its model before and after training",
         unseen="weighs all models on held-out training samples, then trains on the others",
+        travels="several",
+        validation="the weights of the models that it receives; else held-out training samples",
     )
 
     sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-4, lr_decay=0.01)

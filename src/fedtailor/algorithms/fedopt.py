@@ -22,7 +22,13 @@ class FedAdam(FedAvg):
     """
 
     about: ClassVar[About] = About(
-        name="fedadam", paper=_PAPER, down="1 model", up="1 model", keeps="nothing", unseen="the global model"
+        name="fedadam",
+        paper=_PAPER,
+        down="1 model",
+        up="1 model",
+        keeps="nothing",
+        unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
@@ -44,7 +50,13 @@ class FedYogi(FedAvg):
     """
 
     about: ClassVar[About] = About(
-        name="fedyogi", paper=_PAPER, down="1 model", up="1 model", keeps="nothing", unseen="the global model"
+        name="fedyogi",
+        paper=_PAPER,
+        down="1 model",
+        up="1 model",
+        keeps="nothing",
+        unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
@@ -66,7 +78,13 @@ class FedAdagrad(FedAvg):
     """
 
     about: ClassVar[About] = About(
-        name="fedadagrad", paper=_PAPER, down="1 model", up="1 model", keeps="nothing", unseen="the global model"
+        name="fedadagrad",
+        paper=_PAPER,
+        down="1 model",
+        up="1 model",
+        keeps="nothing",
+        unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)

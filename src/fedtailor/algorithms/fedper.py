@@ -2,11 +2,10 @@
 
 from typing import Any, ClassVar, Literal
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import ServerOptimizer, reporter_weights
-from fedtailor.algorithms.helpers.shared_part import SharedPart, model_of
+from fedtailor.algorithms.helpers.shared_part import SharedPart, joined, model_of, named
 from fedtailor.protocol import (
     SGD,
     About,
@@ -46,6 +45,8 @@ class FedPer(Algorithm):
         up="1 body",
         keeps="its head",
         unseen="trains a head on the shared body",
+        travels="a part",
+        sees="sums",
     )
 
     sgd: SGD = SGD()
@@ -88,12 +89,12 @@ class FedPer(Algorithm):
     # on the client ----------------------------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
-        return _named("own", model.part(self.own_part(model.parts)).take(theta))
+        return named("own", model.part(self.own_part(model.parts)).take(theta))
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         own = self._own(local)
-        theta = self._train(_joined(own, state, inbox["model"][0]), own, local)
-        return _named("own", own.take(theta)), _named("model", own.complement.take(theta))
+        theta = self._train(joined(own, state, inbox["model"][0]), own, local)
+        return named("own", own.take(theta)), named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
         return local.part_of_model(self.own_part(local.parts_of_model))
@@ -103,25 +104,13 @@ class FedPer(Algorithm):
         return local.sgd(theta, self.sgd)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        return _joined(self._own(local), state, inbox["model"][0])
+        return joined(self._own(local), state, inbox["model"][0])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         own = self._own(local)
         theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
-        return _named("own", own.take(self._train_newcomer(theta, own, local)))
+        return named("own", own.take(self._train_newcomer(theta, own, local)))
 
     def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
         """The model of a client that never took part, from the shared part and the initial rest."""
         return local.sgd(theta, self.sgd, train_only=own) if own.size else theta
-
-
-def _joined(own: ModelPart, state: Any, shared: Float[Array, " d_shared"]) -> Float[Array, " d"]:
-    """The model of a client's own part and the shared one."""
-    kept = state.get("own", jnp.zeros(0, shared.dtype))
-    whole = own.put(jnp.zeros(len(kept) + len(shared), shared.dtype), kept)
-    return own.complement.put(whole, shared)
-
-
-def _named(name: str, part: Float[Array, " d_part"]) -> dict[str, Array]:
-    """What a client keeps or sends of a part; nothing where the part is empty."""
-    return {name: part} if len(part) else {}

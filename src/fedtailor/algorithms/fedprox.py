@@ -26,7 +26,8 @@ class FedProx(FedAvg):
 
     around the model theta that it received. With mu = 0, or a single local step, this is FedAvg. The paper samples
     clients in proportion to n_i and averages equally, its released code samples uniformly and weighs by n_i (the
-    default here); `weights="uniform"` is the paper's average.
+    default here). The paper's are `weights="uniform"` and `Participation(sampling="samples")`, on the command line
+    `--weights uniform --sampling samples`.
     """
 
     about: ClassVar[About] = About(
@@ -36,6 +37,7 @@ class FedProx(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=20, batch_size=10)

@@ -28,6 +28,8 @@ class FedRep(FedPer):
         up="1 body",
         keeps="its head",
         unseen="trains a head on the shared body",
+        travels="a part",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=1, batch_size=10)

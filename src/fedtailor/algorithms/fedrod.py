@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.own_steps import descend, head_of, mean_over, require_plain
+from fedtailor.algorithms.helpers.own_steps import descend, descend_in_training, head_of, mean_over, require_plain
 from fedtailor.protocol import (
     SGD,
     About,
@@ -50,6 +50,7 @@ class FedRoD(FedAvg):
         up="1 model",
         keeps="its residual head",
         unseen="the generic model",
+        sees="sums",
     )
 
     sgd: SGD = SGD()
@@ -105,7 +106,7 @@ class FedRoD(FedAvg):
             of_generic, of_own = jax.grad(loss, argnums=(0, 1))(generic, own)
             moved = descend(own, of_own, sgd, own_rate)
             own = jax.tree.map(lambda new, old, inside: new if inside else old, moved, own, in_head)
-            return descend(generic, of_generic, sgd, rate), own
+            return descend_in_training(generic, of_generic, batch, sgd, rate, local), own
 
         carry = local.params(theta), local.params(own)
         generic, own_params = local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last)

@@ -2,8 +2,24 @@
 
 from typing import Any, ClassVar
 
+from jaxtyping import Array, Float
+
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.protocol import SGD, About, Inbox, LocalTrainer, Predictor, hyperparameters
+from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    Init,
+    LocalTrainer,
+    Population,
+    Predictor,
+    hyperparameters,
+)
 
 
 @hyperparameters
@@ -13,6 +29,10 @@ class FineTune(FedAvg):
         v_i = SGD(theta^T; D_i)
 
     after FedAvg; nothing travels in the second phase, and clients that never took part do the same.
+
+    With `best`, theta is not the last model but the one of the best round (the "best baseline model" of Mansour et al.,
+    section 6): of those that clients were sent in rounds, the one of least mean loss on the reporters' validation
+    samples. Clients then send that loss and the number of those samples, too.
     """
 
     about: ClassVar[About] = About(
@@ -22,10 +42,35 @@ class FineTune(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="the global model, fine-tuned on its own data",
+        sees="sums",
     )
 
     tune: SGD = SGD(lr=0.005, batch_size=10)
     """The final local training (Mansour et al.: one epoch, batch 10, learning rate 0.005)."""
+
+    best: bool = False
+    """Fine-tune the model of the round of least validation loss, or else the last one."""
+
+    def init_server(self, init: Init, population: Population) -> Any:
+        begun = super().init_server(init, population)
+        return BestRound(begun, begun, None) if self.best else begun
+
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        return super().broadcast(present(server), cohort)
+
+    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        state, update = super().client(state, inbox, local)
+        return state, {**update, **validation_loss(inbox["model"][0], local)} if self.best else update
+
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+        moved = super().server(present(server), downlink, answers, cohort)
+        return server.after(moved, answers, cohort) if self.best else moved
+
+    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        return super().broadcast(chosen(server), cohort)
+
+    def global_model(self, server: Any) -> Float[Array, " d"]:
+        return super().global_model(chosen(server))
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return local.sgd(inbox["model"][0], self.tune)

@@ -71,6 +71,8 @@ class HypCluster(Algorithm):
         up="1 model, and its number",
         keeps="nothing",
         unseen="all q models; it picks the one that fits its data best",
+        travels="several",
+        sees="sums, numbers",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

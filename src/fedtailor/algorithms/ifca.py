@@ -32,6 +32,8 @@ class IFCA(HypCluster):
         up="1 model or gradient, and the model's number",
         keeps="nothing",
         unseen="all q models; it picks the one that fits its data best",
+        travels="several",
+        sees="sums, numbers",
     )
 
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=200)

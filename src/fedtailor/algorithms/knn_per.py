@@ -48,8 +48,10 @@ class KNNPer(FedAvg):
         paper="Marfoq et al. 2022, Personalized Federated Learning through Local Memorization",
         down="1 model",
         up="1 model",
-        keeps="nothing; features and labels of its samples to predict with",
+        keeps="nothing",
         unseen="the global model beside its own nearest samples",
+        sees="sums",
+        validation="the neighbours' share; else lam_without_validation",
     )
 
     k: int = 10

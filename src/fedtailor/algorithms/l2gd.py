@@ -65,6 +65,7 @@ class L2GD(Algorithm):
         up="1 model, in the last local round before an averaging one",
         keeps="its personal model (and the mean)",
         unseen="proximal steps from the mean",
+        sees="sums",
     )
     participants: ClassVar = "all"
 

@@ -26,6 +26,8 @@ class LGFedAvg(FedPer):
         up="1 head",
         keeps="its body",
         unseen="trains a body under the shared head",
+        travels="a part",
+        sees="sums",
     )
 
     part: str = "head"

@@ -53,6 +53,8 @@ class Local(Algorithm):
         up="nothing",
         keeps="its model",
         unseen="trains alone in as many rounds as the others did",
+        travels="nothing",
+        sees="nothing",
     )
     participants: ClassVar = "all"
 

@@ -51,6 +51,7 @@ class MAPPER(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="fits its own local model and lambda to the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

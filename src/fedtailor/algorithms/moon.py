@@ -37,7 +37,8 @@ class MOON(FedAvg):
 
         l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) + exp(cos(z, z_previous) / tau) ) )
 
-    The other two models are read in evaluation mode. The last one of a client's first round is the common initial one.
+    The other two models are read in evaluation mode, also where the client's own normalises by batches (released code).
+    The last one of a client's first round is the common initial one.
     """
 
     about: ClassVar[About] = About(
@@ -47,6 +48,7 @@ class MOON(FedAvg):
         up="1 model",
         keeps="the model that it trained last",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, epochs=10, batch_size=64)

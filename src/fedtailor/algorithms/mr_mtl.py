@@ -42,6 +42,7 @@ class MRMTL(FedAvg):
         up="1 model",
         keeps="its personal model",
         unseen="a round of training from the mean, towards it",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01)

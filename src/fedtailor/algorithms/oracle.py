@@ -50,6 +50,8 @@ class Oracle(Algorithm):
         up="1 model",
         keeps="nothing",
         unseen="the model of its true group",
+        travels="one of several",
+        sees="sums",
     )
 
     sgd: SGD = SGD()

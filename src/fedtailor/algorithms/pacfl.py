@@ -81,6 +81,8 @@ class PACFL(Algorithm):
         up="1 model; once, p vectors of each class's inputs",
         keeps="nothing",
         unseen="sends its vectors; the model of the nearest client's cluster",
+        travels="one of several",
+        sees="data",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=10, batch_size=10)

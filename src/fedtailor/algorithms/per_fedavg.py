@@ -43,6 +43,7 @@ class PerFedAvg(FedAvg):
         up="1 model",
         keeps="nothing",
         unseen="the global model after gradient steps on its own data",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.001, steps=10, batch_size=40)

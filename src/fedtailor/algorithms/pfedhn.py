@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import reporter_weights
 from fedtailor.aggregation.distances import cosine_similarity
+from fedtailor.algorithms.helpers.shared_part import joined, model_of, named, part_of_runs, runs_of
+from fedtailor.models import Part
 from fedtailor.protocol import (
     SGD,
     About,
@@ -25,6 +27,8 @@ from fedtailor.protocol import (
     Init,
     LocalTrainer,
     MatrixDiagnostic,
+    ModelPart,
+    ModelParts,
     Population,
     Predictor,
     ServerState,
@@ -54,6 +58,13 @@ class PFedHNState(ServerState):
     """The memory of the server's optimiser."""
     initial: Float[Array, " d"]
     """The common initial model, to which the last layer adds."""
+    runs: Int[np.ndarray, "runs 2"]
+    """Where the generated entries lie in theta: first entry, and one past the last, of every run."""
+
+    @property
+    def part(self) -> Part:
+        """The generated entries of a model."""
+        return part_of_runs(self.runs, len(self.initial))
 
 
 @hyperparameters
@@ -70,7 +81,11 @@ class PFedHN(Algorithm):
     Here H adds to the common initial model, theta^0 + a perceptron with ReLU of e_i, whose last bias is zero at first.
     The personal model is H(e_i; phi) as it is.
 
-    A client that never took part is sent phi (once) and fits an embedding to its own deltas, phi fixed.
+    With `part="head"` this is pFedHN-pc (their section 3.4): H generates the body only; the head, from the common
+    initial one, is trained with it by the client and never leaves it.
+
+    A client that never took part is sent phi (once) and fits an embedding to its own deltas, phi fixed; a part of its
+    own it trains along.
     """
 
     about: ClassVar[About] = About(
@@ -80,6 +95,7 @@ class PFedHN(Algorithm):
         up="1 model",
         keeps="nothing",
         unseen="the hypernetwork; it fits an embedding to its own training",
+        travels="one of several",
     )
 
     sgd: SGD = SGD(lr=0.005, momentum=0.9, weight_decay=5e-5, steps=50, batch_size=64)
@@ -93,13 +109,15 @@ class PFedHN(Algorithm):
     hidden_size: int = 100
     """Units of a hidden layer (Shamsian et al.: 100); the last layer has this times the model's size parameters."""
     server_lr: float = 0.01
-    """Rate of the server's steps (released code: 0.01)."""
+    """Rate of the server's steps (released code: 0.01; 0.05 of pFedHN-pc)."""
     server_momentum: float = 0.9
     """Momentum of the server's steps, in [0, 1) (released code: 0.9)."""
     server_decay: float = 1e-3
     """Weight decay of phi and embeddings (released code: 0.001)."""
     clip: ZeroIsStatic = 50.0
     """Largest norm of the server's gradient (released code: 50); 0 = none."""
+    part: str = "nothing"
+    """The part of the model that is not generated and stays on the client: "head" (pFedHN-pc), a pattern, ..."""
     newcomer_steps: TracedInt = 20
     """Local trainings by which a client that never took part fits its embedding."""
     newcomer_lr: float = 0.1
@@ -125,14 +143,25 @@ class PFedHN(Algorithm):
 
     # on the server ----------------------------------------------------------------------------------------------------
 
+    def check(self, population: Population) -> None:
+        generated = self._generated(population)
+        require(generated is None or generated.size > 0, f"part {self.part!r} leaves pfedhn nothing to generate")
+
+    def _generated(self, population: Population) -> ModelPart | None:
+        """What the hypernetwork generates; None = all of the model."""
+        if self.part == "nothing":
+            return None
+        return model_of(population, self.about.name).part(self.part).complement
+
     def init_server(self, init: Init, population: Population) -> PFedHNState:
-        theta, clients = init(0), len(population)
+        theta, clients, generated = init(0), len(population), self._generated(population)
+        runs = np.array([[0, len(theta)]]) if generated is None else runs_of(generated)
         rng = server_rng(population.seed, "pfedhn", 0)
         if self.embedding == "one-hot":
             embeddings = np.eye(clients)
         else:
             embeddings = rng.normal(size=(clients, self.embedding_size or 1 + clients // 4))
-        sizes = [embeddings.shape[1], *[self.hidden_size] * self.hidden_layers, len(theta)]
+        sizes = [embeddings.shape[1], *[self.hidden_size] * self.hidden_layers, int(np.diff(runs).sum())]
         layers: Layers = []
         for inputs, outputs in pairwise(sizes):
             # as PyTorch draws dense layers, except that the last one's bias, and a linear map, are zero
@@ -145,7 +174,7 @@ class PFedHN(Algorithm):
             layers.append({"weights": jnp.asarray(weights, theta.dtype), "bias": jnp.asarray(bias, theta.dtype)})
         found = jnp.asarray(embeddings, theta.dtype)
         memory = tuple(jax.tree.leaves(self._optimizer().init((layers, found))))
-        return PFedHNState(layers, found, memory, theta)
+        return PFedHNState(layers, found, memory, theta, runs)
 
     def _optimizer(self) -> optax.GradientTransformation:
         clip = optax.identity() if is_off(self.clip) else optax.clip_by_global_norm(self.clip)
@@ -153,7 +182,8 @@ class PFedHN(Algorithm):
         return optax.chain(clip, decay, optax.sgd(self.server_lr, self.server_momentum))
 
     def broadcast(self, server: PFedHNState, cohort: Cohort) -> Downlink:
-        models = _generate(server.layers, server.initial, server.embeddings[cohort.position])
+        start = server.part.take(server.initial)
+        models = _generate(server.layers, start, server.embeddings[cohort.position])
         return Downlink({"model": Streams(models, np.arange(len(cohort), dtype=np.int32)[:, None])})
 
     def server(self, server: PFedHNState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PFedHNState:
@@ -161,11 +191,14 @@ class PFedHN(Algorithm):
             return server
         share = reporter_weights(cohort, "uniform")[cohort.reporting]
         trained = answers.reporters("model")
-        layers, embeddings, memory = _step(self, server, cohort.reporters, trained, share.astype(trained.dtype))
+        start = server.part.take(server.initial)
+        layers, embeddings, memory = _step(self, server, start, cohort.reporters, trained, share.astype(trained.dtype))
         return server.replace(layers=layers, embeddings=embeddings, optimizer=memory)
 
     def global_model(self, server: PFedHNState) -> Float[Array, " d"]:
-        return _generate(server.layers, server.initial, server.embeddings.mean(axis=0))
+        part = server.part
+        mean = _generate(server.layers, part.take(server.initial), server.embeddings.mean(axis=0))
+        return part.put(server.initial, mean)
 
     def serve(self, server: PFedHNState, cohort: Cohort) -> Downlink:
         if cohort.seen:
@@ -183,8 +216,13 @@ class PFedHN(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+        return named("own", model.part(self.part).take(theta))
+
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        own = local.part_of_model(self.part)
+        theta = local.sgd(joined(own, state, inbox["model"][0]), self.sgd)
+        return named("own", own.take(theta)), {"model": own.complement.take(theta)}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         layers: Layers = []
@@ -192,18 +230,25 @@ class PFedHN(Algorithm):
             names = ("weights", "bias") if self.hidden_layers else ("weights",)
             layers.append({name: inbox[f"layer {number} {name}"][0] for name in names})
 
-        def generate(e: Float[Array, " e"]) -> Float[Array, " d"]:
-            return _generate(layers, inbox["initial"][0], e)
+        own, initial = local.part_of_model(self.part), inbox["initial"][0]
 
-        def fit(k: Any, e: Float[Array, " e"]) -> Float[Array, " e"]:
-            theta, back = jax.vjp(generate, e)
-            delta = local.in_round(local.round + k).sgd(theta, self.sgd) - theta
-            return e + self.newcomer_lr * back(delta)[0]
+        def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
+            return _generate(layers, own.complement.take(initial), e)
 
-        return {"model": generate(local.fori_loop(self.newcomer_steps, fit, inbox["embedding"][0]))}
+        def fit(k: Any, found: tuple[Array, Any]) -> tuple[Array, Any]:
+            e, kept = found
+            shared, back = jax.vjp(generate, e)
+            theta = local.in_round(local.round + k).sgd(joined(own, kept, shared), self.sgd)
+            delta = own.complement.take(theta) - shared
+            return e + self.newcomer_lr * back(delta)[0], named("own", own.take(theta))
+
+        start = inbox["embedding"][0], named("own", own.take(initial))
+        e, kept = local.fori_loop(self.newcomer_steps, fit, start)
+        return {**kept, "model": generate(e)}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        return state["model"] if state else inbox["model"][0]
+        shared = state["model"] if "model" in state else inbox["model"][0]
+        return joined(local.part_of_model(self.part), state, shared)
 
 
 def _named(layers: Layers) -> dict[str, Array]:
@@ -224,13 +269,15 @@ def _generate(layers: Layers, initial: Float[Array, " d"], embedding: Float[Arra
 def _step(
     algorithm: PFedHN,
     server: PFedHNState,
-    clients: np.ndarray,
-    trained: Float[np.ndarray, "r d"],
-    share: Float[np.ndarray, " r"],
+    initial: Float[Array, " d_shared"],
+    clients: Int[Array | np.ndarray, " r"],
+    trained: Float[Array | np.ndarray, "r d_shared"],
+    share: Float[Array | np.ndarray, " r"],
 ) -> tuple[Layers, Float[Array, "m e"], tuple[Array, ...]]:
     """One step of the hypernetwork and the embeddings, from what some clients made of their models.
 
     Args:
+        initial: what the hypernetwork adds to.
         clients: [r] their rows in the table of embeddings.
         share: their weights in the mean.
 
@@ -238,7 +285,7 @@ def _step(
         New layers, embeddings and memory of the optimiser.
     """
     params = (server.layers, server.embeddings)
-    models, back = jax.vjp(lambda params: _generate(params[0], server.initial, params[1][clients]), params)
+    models, back = jax.vjp(lambda params: _generate(params[0], initial, params[1][clients]), params)
     (gradient,) = back(-share[:, None] * (trained - models))
     fixed = algorithm.embedding == "one-hot"
     if fixed:

@@ -49,6 +49,7 @@ class PFedMe(Algorithm):
         up="1 model",
         keeps="its personal model",
         unseen="inner steps around the global model",
+        sees="sums",
     )
     participants: ClassVar = "all"
 

@@ -62,6 +62,7 @@ class SCAFFOLD(Algorithm):
         up="1 model and 1 control",
         keeps="its control",
         unseen="the global model",
+        sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=5)

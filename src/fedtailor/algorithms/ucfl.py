@@ -89,6 +89,7 @@ class UCFL(Algorithm):
         up="1 model (1 gradient and 2 scalars once, in the probe)",
         keeps="nothing",
         unseen="answers the probe; the nearest stream, or its own mix of the last models",
+        travels="one of several",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)

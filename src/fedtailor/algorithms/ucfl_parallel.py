@@ -42,6 +42,7 @@ class UCFLParallel(UCFL):
         up="as many models as streams",
         keeps="nothing",
         unseen="answers the probe; the nearest stream, or its own mix of the streams",
+        travels="several",
     )
 
     def __post_init__(self) -> None:

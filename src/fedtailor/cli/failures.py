@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: all is well; the machine or fedtailor failed; the input is wrong; Ctrl-C."""
+"""Exit codes: all is well; the machine or fedtailor failed; the input is wrong; Ctrl-C. After SIGTERM it is 143."""
 
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code for an error and what to say about it in one line ("" for nothing)."""
     interrupt = next((link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None)
     if interrupt is not None:  # libraries that are interrupted may raise errors of their own from it
-        return INTERRUPTED, one_line(str(interrupt)) or "interrupted"
+        return getattr(interrupt, "code", INTERRUPTED), one_line(str(interrupt)) or "interrupted"
     if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough (fedtailor algorithms | head)
         return DONE, ""
     code, said = _kind(error)

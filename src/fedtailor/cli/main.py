@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 TRACEBACK = "--traceback"
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it; the others are in `failures`."""
+"""The exit code after Ctrl-C, as shells have it (128 + 2; 128 + 15 after SIGTERM); the others are in `failures`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unwritten and isinstance(error, OSError) and error.filename is None:
             said = f"the standard output: {unwritten}"
         # A terminal has shown ^C, or a bar, on the line that the cursor is in.
-        _say(said, "\n" if code == INTERRUPTED and sys.stderr.isatty() else "")
+        _say(said, "\n" if code >= INTERRUPTED and sys.stderr.isatty() else "")
         return code
 
 
@@ -70,6 +70,7 @@ def _usage(summaries: dict[str, str]) -> str:
         "",
         *(f"  {name:<{width}}  {what}" for name, what in summaries.items()),
         "",
+        "Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.",
         f"`fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them.",
     ])  # fmt: skip
 

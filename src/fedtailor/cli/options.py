@@ -2,7 +2,9 @@
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -37,6 +39,19 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
     config = (tyro.conf.SuppressFixed,)  # fields that no text can express (functions, arrays) are Python's alone
     with errors.on_parse_error(refuse):
         return tyro.cli(target, args=arguments, prog=program, config=config)
+
+
+@contextmanager
+def as_typed() -> Iterator[None]:
+    """Errors that advise to call a function with `missing='impute'` say how that is typed on a command line.
+
+    Raises:
+        ValueError: in place of the block's.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", str(error))) from error
 
 
 def check_counts(options: object, *names: str) -> None:

@@ -58,7 +58,11 @@ def _run_lines(title: str, runs: int) -> ComparisonProgress:
 def _score(training: Training) -> str:
     metric = training.metric.name
     values = training.metrics.values(metric)
-    return f"{metric} {values.mean():.3f}" if len(values) else ""
+    texts = [f"{metric} {values.mean():.3f}"] if len(values) else []
+    if training.privacy is not None:
+        largest = training.privacy.largest(training.round)
+        texts += [f"{name.replace('_', ' ')} {epsilon:.2f}" for name, epsilon in largest.items()]
+    return ", ".join(texts)
 
 
 @contextmanager

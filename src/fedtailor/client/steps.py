@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedtailor.client.private_steps import PrivateSteps
 from fedtailor.protocol import SGD, Batch, ModelPart, Params, StepGradient, is_off
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def train(
     `gradient` replaces that of the mean loss F over a batch. Entries outside `train_only` keep their bits."""
     rate = sgd.rate(local.round)
     params = local.params(theta)
+    private = None if sgd.dp_noise is None else PrivateSteps(local, sgd, split)
+    if private is not None and gradient is not None:
+        raise ValueError("private steps clip the gradient of the loss, and this method descends along another one")
 
     def is_turned(w: Array) -> bool:
         # An optimiser of the user's own may look at shapes, so it sees the model's.
@@ -51,7 +55,9 @@ def train(
     def direction(params: Params, batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         """What a step descends along, and parameters that hold the new running statistics, if the model has any."""
         given = turn(params)
-        if gradient is None:
+        if private is not None:
+            g, renewed = private.direction(given, step), given
+        elif gradient is None:
             g, renewed = local.gradient_and_statistics(given, batch)
         else:
             g, renewed = gradient(given, batch, step), local.renew_statistics(given, batch)
@@ -98,6 +104,8 @@ def train(
         return settle(params, stepped, renewed), state
 
     def loop(carry: Any, step: Any) -> Any:
+        if private is not None:
+            return local.private_loop(carry, step, steps, sgd.batch_size, split)
         return local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)
 
     params = turn(params)

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from fedtailor.client.private_steps import private_settings
 from fedtailor.client.trainer import DeviceTrainer
-from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, encode
+from fedtailor.protocol import PRIVATE_STEPS, Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, encode
 
 EVALUATED_SPLITS = ("val", "test")
 
@@ -35,12 +36,16 @@ def client_task(
     Returns:
         "update" (kind -> array), "state", "predictor" or "scores", as the task has it.
     """
+    # what leaves a client that trains privately must come from private steps alone
+    local.guarded = task in ("probe", "client") and bool(private_settings(algorithm))
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
         algorithm_state, uplink_state = state
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
+        if local.private_steps is not None:
+            update = {**update, PRIVATE_STEPS: local.private_steps}
         return {"state": (algorithm_state, uplink_state), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}
@@ -50,10 +55,11 @@ def client_task(
     # From here on test rows may be read, and no work is counted: measuring a model is not work of the method.
     work = local.work
     local.evaluating = True
-    scores = {
-        split: {"count": local.count(split), "statistics": local.statistics(predictor, split, metrics)}
-        for split in EVALUATED_SPLITS
-    }
+    scores = {}
+    for split in EVALUATED_SPLITS:
+        sums = local.statistics(predictor, split, metrics)
+        condensed = {metric.name: metric.condense(sums[metric.name]) for metric in metrics}
+        scores[split] = {"count": local.count(split), "statistics": condensed}
     local.work = work
     return {"scores": scores}
 

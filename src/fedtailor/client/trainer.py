@@ -3,7 +3,8 @@
 import copy
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -100,6 +101,10 @@ class DeviceTrainer:
         self._step: Step | None = None
         self._in_step: list[Work] | None = None
         self._enclosing: tuple[Count, ...] = ()
+        self.guarded = False  # whether examples may be read by private steps only
+        self.private_steps: Int[Array, ""] | None = None  # how many were taken
+        self._private_loops = 0
+        self._mapped = False  # whether what is traced is repeated by `map` or `fori_loop`
 
     # data ---------------------------------------------------------------------------------------------------------
 
@@ -145,6 +150,11 @@ class DeviceTrainer:
             split: "train", "val" or, in evaluations, "test".
         """
         self._require_open(split)
+        if self._root.guarded:
+            raise ValueError(
+                "this method's clients look at their examples in other ways than by private steps, so that dp_noise "
+                "would promise too much; choose a method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
+            )
         if split == "train":
             # from positions in the innermost part outwards, to positions in all of the client's samples
             for view in reversed(self._views):
@@ -252,12 +262,9 @@ class DeviceTrainer:
     ) -> Float[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.features(params, x)
-        if self.model.has_statistics:
-            raise ValueError(
-                "this method trains through the features, where batch statistics cannot be taken; use a model with "
-                "group instead of batch normalisation"
-            )
-        return self.model.features(params, x, self._training_key())
+        if (step := self._root._step) is not None:
+            step.took_gradient = True  # or will: batch statistics are for training
+        return self.model.train_features(params, x, self._weight_of(x), self._training_key())
 
     def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         return self.model.head_outputs(params, features)
@@ -275,13 +282,16 @@ class DeviceTrainer:
     ) -> Shaped[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.logits(params, x)
-        # Padding must not enter batch statistics. Inputs that the step has not drawn are the method's own, all real.
+        outputs, _ = self.model.train_outputs(params, x, self._weight_of(x), self._training_key())
+        return outputs
+
+    def _weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
+        """0 for inputs that only pad a batch of the present step, and must not enter batch statistics.
+
+        Inputs that the step has not drawn are the method's own, all real."""
         step = self._root._step
         weight = None if step is None else step.weight_of(x)
-        if weight is None:
-            weight = jnp.ones(len(x), self.model.dtype)
-        outputs, _ = self.model.train_outputs(params, x, weight, self._training_key())
-        return outputs
+        return jnp.ones(len(x), self.model.dtype) if weight is None else weight
 
     def _in_training_mode(self, asked: bool | None) -> bool:
         return self._root._step is not None if asked is None else asked
@@ -339,6 +349,13 @@ class DeviceTrainer:
         self._mark_renewed()
         return self.model.train_outputs(params, batch.x, batch.weight, self._training_key())[1]
 
+    @property
+    def has_statistics(self) -> bool:
+        return self.model.has_statistics
+
+    def with_statistics(self, params: Params, source: Params) -> Params:
+        return self.model.with_statistics(params, source) if self.model.has_statistics else params
+
     def _mark_renewed(self) -> None:
         if self._root._step is not None:
             self._root._step.renewed = True
@@ -394,6 +411,39 @@ class DeviceTrainer:
         )
         return carry
 
+    def private_loop(
+        self,
+        carry: Carry,
+        step: Callable[[Carry, Any, Int[Array, ""]], Carry],
+        steps: Int[Array, ""] | int,
+        batch_size: int,
+        split: str,
+    ) -> Carry:
+        """`carry = step(carry, None, s)` for s = 0..steps-1, counted as private steps; `step` draws its own batch."""
+        root, n = self._root, self.count(split)
+        if root.guarded and (root._in_step is not None or root._mapped):
+            raise ValueError("this method trains several models at once, which private steps do not account for")
+        steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
+        carry = self._repeat(steps, lambda index, inner: step(inner, None, index), carry)
+        if root.guarded:
+            root.private_steps = steps if root.private_steps is None else root.private_steps + steps
+        self._add(gradients=steps * jnp.minimum(n, batch_size))
+        return carry
+
+    def next_private_loop(self) -> int:
+        """A number for each loop of private steps of a round: no two may draw the same noise."""
+        self._root._private_loops += 1
+        return self._root._private_loops
+
+    @contextmanager
+    def reading_privately(self) -> Iterator[None]:
+        """While it is open examples may be read."""
+        before, self._root.guarded = self._root.guarded, False
+        try:
+            yield
+        finally:
+            self._root.guarded = before
+
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
         root = self._root
         work_before = root.work
@@ -403,7 +453,9 @@ class DeviceTrainer:
             root.work = jnp.zeros(2, jnp.int32)
             return function(*arguments), root.work
 
+        before, root._mapped = root._mapped, True
         out, work = self._map(one, rows)
+        root._mapped = before
         root.work = work_before + work.sum(0)
         return out
 
@@ -418,7 +470,9 @@ class DeviceTrainer:
             inner = function(index, inner)
             return inner, root.work
 
+        before, root._mapped = root._mapped, True
         carry, root.work = self._repeat(jnp.asarray(times, jnp.int32), body, (carry, root.work))
+        root._mapped = before
         return carry
 
     def _require_statistics(self, step: Step) -> None:

@@ -2,7 +2,7 @@
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.gains import client_gains, holm
-from fedtailor.decision.intervals import SCORES, Interval, Score, bootstrap_gains, two_way_interval
+from fedtailor.decision.intervals import SCORES, Interval, Score, bootstrap_gains, metric_interval, two_way_interval
 from fedtailor.decision.warnings import (
     still_falling,
     warn_grid_edges,
@@ -24,6 +24,7 @@ __all__ = [
     "choose_by_validation",
     "client_gains",
     "holm",
+    "metric_interval",
     "still_falling",
     "two_way_interval",
     "warn_grid_edges",

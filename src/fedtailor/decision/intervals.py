@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy import optimize, special
 
 _COUNTS_AT_ONCE = 1 << 22
 """Numbers that a bootstrap holds at once (32 MiB)."""
@@ -135,6 +134,8 @@ def student_interval(
     Returns:
         The interval, and the p-value of "the mean is 0": the level at which the interval would just exclude 0.
     """
+    from scipy import optimize, special  # 30 MB, which clients of a federation of machines never need
+
     estimate = centre if estimate is None else estimate
     if np.isnan(centre):
         return Interval(np.nan, np.nan, np.nan, np.nan)
@@ -156,6 +157,33 @@ def student_interval(
         return Interval(estimate, low, high, 0.0)
     solution = optimize.root_scalar(lambda log_p: reach(log_p) - abs(centre), bracket=(_LEAST_LOG_P, 0.0))
     return Interval(estimate, low, high, float(np.exp(solution.root)))
+
+
+def metric_interval(scores: Float[np.ndarray, " rows"], score: Score, confidence: float = 0.95) -> Interval:
+    """One client's metric in one run, as it might be on other test rows of its; nothing is said of other trainings.
+
+    A share of rows (accuracy) has Wilson's interval (1927), which holds for few rows and near 0 and 1; a mean has
+    Student's, and a root that of the delta method.
+
+    Args:
+        scores: of the test rows.
+        score: what they are.
+        confidence: of the interval.
+    """
+    values = np.asarray(scores, np.float64)
+    rows = len(values)
+    if not rows:
+        return Interval(np.nan, np.nan, np.nan, np.nan)
+    estimate = float(score.metric(values.mean(keepdims=True))[0])
+    if score.bounds == (0.0, 1.0):
+        from scipy import stats  # see above
+
+        found = stats.binomtest(round(float(values.sum())), rows).proportion_ci(confidence, "wilson")
+        return Interval(estimate, float(found.low), float(found.high), np.nan)
+    linear = score.linear(values[None])[0]
+    variance = float(linear.var(ddof=1)) / rows if rows > 1 else np.inf
+    found = student_interval(estimate, [(variance, rows - 1)], confidence)
+    return replace(found, low=max(found.low, 0.0), p=np.nan)
 
 
 def bootstrap_gains(

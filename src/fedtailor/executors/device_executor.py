@@ -145,7 +145,7 @@ class DeviceExecutor:
         """Rows of the program: the cohort, rounded up to whole shards."""
         cohort = exchange.cohort
         whole = -(-len(cohort.clients) // self.shards) * self.shards
-        needed = -(-len(cohort) // self.shards) * self.shards
+        needed = -(-max(len(cohort), cohort.room) // self.shards) * self.shards
         if exchange.task == "client" or needed == whole:
             return needed
         # How many clients were never sampled changes from round to round: powers of two, lest each compiles anew.

@@ -24,14 +24,17 @@ import polars as pl
 
 from fedtailor._files import reason, replacing
 from fedtailor._version import __version__
+from fedtailor.algorithms import Local
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
+from fedtailor.experiments import halving
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
-from fedtailor.metrics import find_metric
+from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import Diverged, Exchanges, drive, require
 from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import bind, executor_of
-from fedtailor.storage import DirectoryLock, Interrupted, Unusable, interrupts
+from fedtailor.runs.target_units import default_metrics
+from fedtailor.storage import Damaged, DirectoryLock, Interrupted, Unusable, check, interrupts
 from fedtailor.storage.manifest import settings as described
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_directory import (
@@ -43,10 +46,12 @@ from fedtailor.storage.run_directory import (
     read_summary,
     require_unchanged,
 )
+from fedtailor.trackers import Tracker, find_trackers
 from fedtailor.training import AfterRound, Training
 
 INDEX = "experiment.json"
 RUNS = "runs"
+ALL_FAILED = "every candidate diverged or was refused; offer smaller learning rates in its grid"
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
 """Called when a run begins (without a training), after each of its rounds, and for finished runs not at all: the
@@ -64,6 +69,8 @@ class Comparison:
         at_once: how many seeds of a method are trained at once, as one cohort.
         source: the file that says what is compared, if there is one.
         any_version: take runs that another version of fedtailor made as if this one had made them.
+        budget: whether methods and settings are halved on validation data instead of all being trained to the end.
+        track: trackers that are shown every run, beside those that the file names.
         cells, candidates: the index so far.
         skipped: what was not run, or could not be chosen, and why.
     """
@@ -75,8 +82,12 @@ class Comparison:
     at_once: int = 1
     source: Path | None = None
     any_version: bool = False
+    track: Sequence[str] = ()
+    budget: bool = False
 
     def __post_init__(self) -> None:
+        self.track = (*self.experiment.file.track, *self.track)
+        find_trackers(self.track)  # refuses what is not installed before anything runs
         require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
@@ -85,6 +96,7 @@ class Comparison:
         self._seconds: dict[str, float] = {}
         self._shares: dict[str, float] = {}
         self._federations: dict[tuple[str, int], Federation] = {}
+        self._rounds = 0
 
     @property
     def done(self) -> int:
@@ -126,8 +138,10 @@ class Comparison:
         chosen: dict[int, Candidate | None] = {}
         for column in self.experiment.columns:
             entries = [entry for entry in self.experiment.entries if entry.column is column]
-            for entry in entries:
-                chosen[id(entry)] = self._choose(entry, seeds[0])
+            if self.budget:
+                chosen |= self._halve(entries, seeds[0])
+            else:
+                chosen |= {id(entry): self._choose(entry, seeds[0]) for entry in entries}
             for start in range(0, len(seeds), self.at_once):
                 for entry in entries:
                     candidate = chosen[id(entry)]
@@ -173,14 +187,88 @@ class Comparison:
         )
         if scores[best] is None:
             best = None
-            why = "every candidate diverged or was refused; offer smaller learning rates in its grid"
-            self._skip(entry, None, {}, why, runs=len(self.experiment.file.seeds) - 1)
+            self._skip(entry, None, {}, ALL_FAILED, runs=len(self.experiment.file.seeds) - 1)
         for number, (candidate, run, score) in enumerate(zip(entry.candidates, runs, scores, strict=True)):
             self.candidates.append({
                 **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
                 "run": run, "val": score, "chosen": number == best,
             })  # fmt: skip
         return None if best is None else entry.candidates[best]
+
+    def _halve(self, entries: Sequence[Entry], seed: int) -> dict[int, Candidate | None]:
+        """The candidates of all methods of a column that are left in the end (see `halving`), by the entry's id: at
+        most one for each entry, trained to the end on one seed.
+
+        A run that is stopped at a cut and goes on later is resumed from its checkpoint.
+        """
+        column, other_seeds = entries[0].column, len(self.experiment.file.seeds) - 1
+        going = [(entry, candidate) for entry in entries for candidate in entry.candidates]
+        for entry in entries:
+            for refusal in entry.refused:
+                self._skip(entry, None, refusal.parameters, refusal.why)
+        after = halving.cuts(column.rounds, self._every(column))
+        left = dict.fromkeys(map(id, entries))
+        done = 0
+        for rounds, keep in zip([*after, column.rounds], [*halving.kept(len(going), len(after)), 0], strict=True):
+            scores = [self._score_after(entry, candidate, seed, rounds) for entry, candidate in going]
+            self._rounds += len(going) * (rounds - done)
+            done = rounds
+            rows, alone = [id(entry) for entry, _ in going], [isinstance(it.algorithm, Local) for _, it in going]
+            last = rounds == column.rounds
+            here = halving.survivors(scores, rows, alone, keep or len(going), one_a_row=last or rounds == after[-1])
+            for place, ((entry, candidate), score) in enumerate(zip(going, scores, strict=True)):
+                if last and place in here:
+                    left[id(entry)] = candidate
+                if last or place not in here:
+                    self._put_down(entry, candidate, seed, rounds, score, chosen=place in here)
+            going = [going[place] for place in here]
+        for entry in entries:
+            if left[id(entry)] is None:
+                tried = [it for it in self.candidates if _names(entry).items() <= it.items()]
+                reached = f"{max(it['rounds'] for it in tried)} of {column.rounds} rounds"
+                why = f"left out after {reached} by its validation data (--budget)"
+                failed = all(it["val"] is None for it in tried)
+                self._skip(entry, None, {}, ALL_FAILED if failed else why, runs=other_seeds)
+        self._rounds += other_seeds * len(going) * column.rounds
+        return left
+
+    def _score_after(self, entry: Entry, candidate: Candidate, seed: int, rounds: int) -> float | None:
+        """A candidate's score on validation data after some rounds; None if it diverged before, or was refused."""
+        name, column = self._place(entry, candidate, seed), entry.column
+        metric = self._metric(column, seed)
+        whole = rounds == column.rounds
+        if not whole and (found := _stored_score(self.results / name, metric, rounds)) is not None:
+            return found  # stopped here before, or gone on already
+        if not _has_diverged(self.results / name):
+            self._train(entry, candidate, seed, rounds)
+        if name in self._refusals:
+            self._skip(entry, seed, candidate.parameters, self._refusals[name])
+            return None
+        return None if _has_diverged(self.results / name) else _stored_score(self.results / name, metric, rounds)
+
+    def _metric(self, column: Column, seed: int) -> Metric:
+        """What the runs of a column are judged by."""
+        federation = self._data(column, seed)
+        require(
+            len(federation.val.rows) > 0,
+            f"a budget is spent by validation data, and scenario {column.label!r} has none; give it some, such as "
+            "val = 0.1, or leave out the budget",
+        )
+        model = bind(column.scenario.model, federation)
+        asked = self.experiment.file.measured or default_metrics(federation)
+        return find_metrics(asked, model)[0] if asked else find_metric(model.metric)
+
+    def _put_down(
+        self, entry: Entry, candidate: Candidate, seed: int, rounds: int, score: float | None, *, chosen: bool
+    ) -> None:
+        """Put down how far a candidate came, and what it took."""
+        name = self._place(entry, candidate, seed)
+        summary = read_summary(self.results / name / SUMMARY) if (self.results / name / SUMMARY).exists() else {}
+        self._seconds[name] = summary.get("seconds", 0.0)
+        self.candidates.append({
+            **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
+            "run": name, "val": score, "chosen": chosen, "rounds": rounds,
+        })  # fmt: skip
 
     def _skip(self, entry: Entry, seed: int | None, parameters: Mapping[str, Any], why: str, *, runs: int = 0) -> None:
         """Put down what is not run and why; `runs` is how many of the experiment's runs that are."""
@@ -221,24 +309,29 @@ class Comparison:
             if stopped.is_set():
                 raise Interrupted
 
-    def _train(self, entry: Entry, candidate: Candidate, seed: int) -> str:
-        """One run, unless its directory holds it already; where it stands in the result directory."""
+    def _train(self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None) -> str:
+        """One run, unless its directory holds it already; where it stands in the result directory.
+
+        Args:
+            rounds: how many of the column's rounds, all by default.
+        """
         name, column = self._place(entry, candidate, seed), entry.column
-        summary = self._finished(name, column)
+        summary = self._finished(name, column, rounds)
         if summary is None:
             federation = self._data(column, seed)
             model = bind(column.scenario.model, federation)
             executor = executor_of(federation, model, self.settings, self.results / name)
-            drive(self._run(entry, candidate, seed, executor), executor)
+            drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
             if name in self._refusals:
                 return name
-            summary = self._finished(name, column)
+            summary = self._finished(name, column, rounds)
             assert summary is not None
-        self._seconds[name] = summary.get("seconds", 0.0)
+        if rounds in (None, column.rounds):
+            self._seconds[name] = summary.get("seconds", 0.0)
         return name
 
-    def _finished(self, name: str, column: Column) -> dict[str, Any] | None:
-        return RunDirectory(self.results / name).finished_summary(column.rounds)
+    def _finished(self, name: str, column: Column, rounds: int | None = None) -> dict[str, Any] | None:
+        return RunDirectory(self.results / name).finished_summary(rounds or column.rounds)
 
     def _run(
         self,
@@ -247,26 +340,36 @@ class Comparison:
         seed: int,
         executor: DeviceExecutor,
         stopped: threading.Event | None = None,
+        rounds: int | None = None,
     ) -> Exchanges[None]:
         """One run as exchanges. One that diverges ends without an error: its directory says so, and the tables will.
         So does one whose method refuses its settings for these clients: the index says so."""
         name, column = self._place(entry, candidate, seed), entry.column
+        rounds = rounds or column.rounds
         if self.progress is not None:
             self.progress(self, entry, seed, None)
         self._refusals.pop(name, None)
         try:
             yield from run_exchanges(
-                candidate.algorithm, executor, column.rounds,
-                seed=seed, participation=column.participation, evaluate_every=self._every(column),
-                callbacks=[AfterRound(self._forward(entry, seed, name))], directory=self.results / name, resume=True,
+                candidate.algorithm, executor, rounds,
+                seed=seed, participation=column.participation, evaluate_every=self._every(column), uplink=entry.uplink,
+                callbacks=[AfterRound(self._forward(entry, seed, name)), *self._trackers(entry, candidate, seed)],
+                directory=self.results / name, resume=True,
                 checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
-                metrics=self.experiment.file.measured, keep_rows=True,
+                metrics=self.experiment.file.measured, keep_rows=rounds == column.rounds,
+                origin=column.scenario.origin(seed),
             )  # fmt: skip
         except (Diverged, Unusable) as error:
             if isinstance(error, Unusable):  # not the method's doing: nothing else could be run either
                 raise
         except ValueError as error:
             self._refusals[name] = str(error)
+
+    def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
+        chosen = "".join(f", {key} {value}" for key, value in candidate.parameters.items())
+        title = f"{entry.row}{chosen} on {entry.column.label}, seed {seed}"
+        place = self.results / self._place(entry, candidate, seed)
+        return find_trackers(self.track, place, experiment=self.experiment.name, run=title)
 
     def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
         def forward(training: Training, evaluated: bool) -> None:
@@ -297,6 +400,7 @@ class Comparison:
             "algorithm": described(candidate.algorithm), "model": described(column.scenario.model),
             "data": {**column.arguments, "file": _file(column)}, "rounds": column.rounds, "every": self._every(column),
             "participation": described(column.participation),
+            **({"uplink": described(entry.uplink)} if entry.uplink else {}),
             **({"measured": measured} if (measured := self.experiment.file.measured) else {}),
         }  # fmt: skip
         fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
@@ -321,7 +425,7 @@ class Comparison:
             "scenarios": {column.label: _described(column) for column in experiment.columns},
             "algorithms": experiment.rows, "published": file.published, "sweeps": _sweeps(experiment),
             "runs": experiment.runs, "cells": self.cells, "candidates": self.candidates,
-            "skipped": self.skipped, "seconds": sum(self._seconds.values()),
+            "skipped": self.skipped, "budget": self._spent(), "seconds": sum(self._seconds.values()),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}", "versions": self._versions(),
         }  # fmt: skip
         text = json.dumps(found, indent=1, default=str)
@@ -330,6 +434,14 @@ class Comparison:
                 temporary.write_text(text, "utf-8")
         except OSError as error:
             raise Unusable(f"cannot write to {self.index.parent}: {reason(error)}; finished runs are kept") from None
+
+    def _spent(self) -> dict[str, int] | None:
+        """Rounds that halving takes, and those of all candidates on one seed and all methods on the others."""
+        if not self.budget:
+            return None
+        others = len(self.experiment.file.seeds) - 1
+        full = sum((len(entry.candidates) + others) * entry.column.rounds for entry in self.experiment.entries)
+        return {"rounds": self._rounds, "full": full}
 
     def _versions(self) -> dict[str, str]:
         """The versions that made the runs of the tables, as their manifests say; several where they differ."""
@@ -361,6 +473,7 @@ def _described(column: Column) -> dict[str, Any]:
         "use": column.scenario.name, "arguments": dict(column.arguments), "model": repr(column.scenario.model),
         "rounds": column.rounds,
         "participation": participation.fraction if participation.count is None else participation.count,
+        **({"sampling": participation.sampling} if participation.sampling else {}),
     }  # fmt: skip
 
 
@@ -394,3 +507,27 @@ def _validation_score(path: Path) -> float | None:
     last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
     assert isinstance(last, float)
     return last if find_metric(metric).higher_is_better else -last
+
+
+def _stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
+    """As `_validation_score`, after some of a run's rounds, whether it has ended or not; None if it was not evaluated
+    then.
+
+    Raises:
+        Damaged: the directory does not hold what was written to it.
+    """
+    if not (path / METRICS).exists():
+        return None
+    (found,) = check(path)
+    if not found.whole:
+        raise Damaged(found.what)
+    wanted = (pl.col("split") == "val") & (pl.col("metric") == metric.name) & ~pl.col("unseen")
+    values = read_frame(path / METRICS).filter(wanted & (pl.col("round") == rounds))["value"]
+    mean = values.mean()
+    if not isinstance(mean, float):
+        return None
+    return mean if metric.higher_is_better else -mean
+
+
+def _has_diverged(path: Path) -> bool:
+    return (path / SUMMARY).exists() and "diverged" in read_summary(path / SUMMARY)

@@ -1,7 +1,7 @@
 """`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,10 +13,12 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
 from fedtailor.experiments.parsing import RefusedSettings, allow, architecture, combinations, configure, flatten
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
-from fedtailor.protocol import Algorithm, require
+from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.runs.run import MOST_ROUNDS
-from fedtailor.training import Participation, as_participation
+from fedtailor.trackers import find_tracker
+from fedtailor.training import Participation, Sampling, as_participation
 
 METRICS = (
     "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
@@ -55,6 +57,7 @@ class _Scenario(_Table):
     model: str | dict[str, Any] | None = None
     rounds: Rounds | None = None
     participation: Share | None = None
+    sampling: Sampling | None = None
     sgd: dict[str, Any] = {}
 
 
@@ -64,6 +67,7 @@ class _Algorithm(_Table):
     model_config = ConfigDict(extra="allow", strict=True)
     use: str | None = None
     only: list[str] | None = None
+    uplink: list[dict[str, Any]] | None = None
     vary: dict[str, Any] = {}
     grid: dict[str, Any] = {}
 
@@ -77,7 +81,10 @@ class _File(_Table):
     rounds: Rounds | None = None
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
     participation: Share | None = None
+    sampling: Sampling = "uniform"
+    uplink: list[dict[str, Any]] = []
     evaluate_every: Rounds | None = None
+    track: list[str] = []
     measured: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
     figures: list[Literal[FIGURES]] = ["accuracy-by-round", "accuracy-by-bytes", "fairness"]  # type: ignore[valid-type]
@@ -128,6 +135,7 @@ class Entry:
         algorithm: the label in the file, shared by the rows of a sweep.
         varied: what makes this row differ from the others of its sweep, by dotted name.
         refused: what the grid offers besides, and the method does not take.
+        uplink: what happens to an update before it leaves a client.
     """
 
     row: str
@@ -136,6 +144,7 @@ class Entry:
     candidates: tuple[Candidate, ...]
     varied: Mapping[str, Any]
     refused: tuple[Refusal, ...] = ()
+    uplink: Pipeline = ()
 
 
 @dataclass(frozen=True)
@@ -186,7 +195,8 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
     try:
         file = _validated(document.content)
-        _check_measured(file.measured)
+        _check_names("measured", file.measured, find_metric)
+        _check_names("track", file.track, find_tracker)
         columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
         entries = tuple(entry for column in columns for entry in _entries(column, file))
         _check_published(file, entries, quick)
@@ -211,13 +221,13 @@ def _validated(content: Mapping[str, Any]) -> _File:
         raise ConfigError(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
 
 
-def _check_measured(names: Sequence[str]) -> None:
-    """The metrics exist; whether each is defined for a scenario is known with its data."""
+def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
+    """Metrics and trackers exist; whether a metric is defined for a scenario is known with its data."""
     for name in names:
         try:
-            find_metric(name)
+            find(name)
         except ValueError as error:
-            raise ConfigError(("measured",), str(error)) from None
+            raise ConfigError((key,), str(error)) from None
 
 
 def _column(label: str, table: _Scenario, file: _File) -> Column:
@@ -240,7 +250,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
-        reporters = as_participation(participation)
+        reporters = as_participation(participation, table.sampling or file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
     return Column(label, scenario, scenario.parameters, rounds, reporters)
@@ -258,6 +268,10 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
             allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
         if table.only is not None and column.label not in table.only:
             continue
+        if table.uplink is None:
+            uplink = uplink_of_tables(file.uplink, ("uplink",))
+        else:
+            uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
         base = configure(_start(name, column, file), table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
             row = configure(base, varied, (*place, "vary"))
@@ -269,7 +283,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                     "some, such as val = 0.1",
                 )
             name_of_row = ", ".join([label, *(f"{key} {value}" for key, value in flatten(varied).items())])
-            yield Entry(name_of_row, label, column, candidates, flatten(varied), refused)
+            yield Entry(name_of_row, label, column, candidates, flatten(varied), refused, uplink)
 
 
 def _offered(

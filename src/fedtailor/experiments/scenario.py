@@ -68,6 +68,10 @@ class Scenario:
         """The scenario's sizes, by name, with their defaults."""
         return {name: parameter.default for name, parameter in self._sizes().items()}
 
+    def origin(self, seed: int) -> dict[str, Any]:
+        """What a run's directory says of its data, so that they can be made again."""
+        return {"scenario": self.name, "seed": seed, "parameters": self.parameters}
+
     def sized(self, **arguments: Any) -> "Scenario":
         """The same scenario with other defaults of some of its `parameters`.
 

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import existing_file, reading
+from fedtailor._files import existing_file, read_parquet, reading
 from fedtailor.federation.build import from_arrays
 from fedtailor.federation.checks import check_memory
 from fedtailor.federation.federation import Federation
@@ -122,7 +122,7 @@ def _read(path: Path) -> pl.DataFrame:
     name = path.name.removesuffix(".gz")
     try:
         if name.endswith(".parquet"):
-            return pl.read_parquet(path)
+            return read_parquet(path)
         if name.endswith((".csv", ".tsv")):
             separator = "\t" if name.endswith(".tsv") else ","
             return pl.read_csv(path, separator=separator, infer_schema_length=None)

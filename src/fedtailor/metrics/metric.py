@@ -67,6 +67,14 @@ class Metric(ABC):
             weight: 1 for a sample, 0 for padding.
         """
 
+    def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
+        """What of the sums over all batches leaves the client (traced): all of them, unless the number needs less.
+
+        Where it is much less, a thousand clients' evaluation is many times as fast. `result`, `values` and
+        `values_of_clients` then take both.
+        """
+        return statistic
+
     @abstractmethod
     def result(self, statistic: Statistic) -> float:
         """The number, in double precision, from the sums over all batches (on the host); NaN where it is undefined."""

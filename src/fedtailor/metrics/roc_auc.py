@@ -1,7 +1,8 @@
 """The area under the receiver operating characteristic, from histograms of scores."""
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,12 +63,16 @@ class ROCAUC(Metric):
             "of_others": empty.at[column, row].add(weights * (1 - is_class)),
         }
 
+    def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
+        # two numbers a class instead of two histograms, of 64 KB each
+        ordered, pairs = _pairs(statistic["of_class"], statistic["of_others"], jnp)
+        return {"ordered": ordered, "pairs": pairs}
+
     def result(self, statistic: Statistic) -> float:
-        positives, negatives = _histograms(statistic)
-        pairs = positives.sum(axis=1) * negatives.sum(axis=1)
-        below = np.cumsum(negatives, axis=1) - negatives / 2
-        areas = (positives * below).sum(axis=1)[pairs != 0] / pairs[pairs != 0]
-        return float(areas.mean()) if len(areas) else float("nan")
+        return float(_mean_area(statistic))
+
+    def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
+        return {self.name: _mean_area(statistic)}
 
     def error_bound(self, statistic: Statistic) -> float:
         """The most by which `result` may differ from the area that a sort would give; NaN where it is undefined."""
@@ -92,6 +97,32 @@ def _bin(odds: Float[Array, "b scores"], bins: int) -> Int[Array, "b scores"]:
     top = math.asinh(LARGEST / FINEST)
     place = (jnp.arcsinh(odds / FINEST) / top + 1) / 2 * bins
     return jnp.clip(jnp.nan_to_num(place), 0, bins - 1).astype(jnp.int32)
+
+
+def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:
+    """Pairs of a sample of the class and one of the others: those in the right order (ties count half), and all.
+
+    Args:
+        of_class, of_others: [..., scores, bins] samples by score and bin.
+        numpy: the library of the arrays.
+
+    Returns:
+        [..., scores] each.
+    """
+    below = numpy.cumsum(of_others, axis=-1) - of_others / 2
+    return (of_class * below).sum(axis=-1), of_class.sum(axis=-1) * of_others.sum(axis=-1)
+
+
+def _mean_area(statistic: Statistic) -> NDArray[np.float64]:
+    """The mean over scores [...] of the areas below their curves; NaN where no score has a pair."""
+    if "pairs" in statistic:
+        ordered, pairs = (np.asarray(statistic[name], np.float64) for name in ("ordered", "pairs"))
+    else:
+        ordered, pairs = _pairs(*_histograms(statistic), np)
+    defined = pairs != 0  # NaN is not 0: a model that has diverged stays NaN
+    areas = np.divide(ordered, pairs, out=np.zeros_like(pairs), where=defined)
+    count = defined.sum(axis=-1)
+    return np.divide(areas.sum(axis=-1), count, out=np.full(count.shape, np.nan), where=count > 0)
 
 
 def _histograms(statistic: Statistic) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

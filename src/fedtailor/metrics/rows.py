@@ -23,14 +23,15 @@ def row_scores(
     """What is kept of a batch (traced).
 
     Returns:
-        `loss` [b] float32; of classifications `correct` [b] bool and `prediction` [b] int32, the predicted class; of
-        regressions `squared_error` [b] float32, summed over targets, and `prediction` [b] (or [b, targets]) float32.
-        Of sequences the loss alone.
+        `loss` [b] float32; of classifications `correct` [b] bool, `prediction` [b] int32, the predicted class, and
+        `confidence` [b] float32, its probability; of regressions `squared_error` [b] float32, summed over targets, and
+        `prediction` [b] (or [b, targets]) float32. Of sequences the loss alone.
     """
     columns: dict[str, Array] = {"loss": model.losses(outputs, y).astype(jnp.float32)}
     if is_classification(model):
         columns["correct"] = model.correct(outputs, y)
         columns["prediction"] = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+        columns["confidence"] = jnp.exp(model.log_probabilities(outputs).max(axis=-1)).astype(jnp.float32)
     elif is_regression(model):
         predicted, target = predictions_and_targets(outputs, y)
         columns["squared_error"] = jnp.square(predicted - target).sum(axis=-1).astype(jnp.float32)
@@ -44,7 +45,7 @@ def rows_schema(model: Model) -> "dict[str, pl.DataType | type[pl.DataType]]":
 
     types: dict[str, pl.DataType | type[pl.DataType]] = {"client": pl.String, "row": pl.Int32, "loss": pl.Float32}
     if is_classification(model):
-        return types | {"correct": pl.Boolean, "prediction": pl.Int32}
+        return types | {"correct": pl.Boolean, "prediction": pl.Int32, "confidence": pl.Float32}
     if is_regression(model):
         several = model.outputs > 1
         return types | {"squared_error": pl.Float32, "prediction": pl.List(pl.Float32) if several else pl.Float32}

@@ -50,20 +50,45 @@ class EquinoxModule(Architecture):
     def train(
         self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
     ) -> tuple[Float[Array, "b ..."], Network]:
+        outputs, _, state = self._train(network, x, key, weight)
+        network = eqx.nn.inference_mode(network, value=False)
+        return outputs, map_nodes(network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state))
+
+    def train_features(
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        return self._train(network, x, key, weight, watched=anatomy.head)[1]
+
+    def _train(
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+        watched: str | None = None,
+    ) -> tuple[Float[Array, "b ..."], Float[Array, "b ..."], eqx.nn.State]:
+        """Outputs of a training step, what the dense layer `watched` is given, and the state after the step."""
         network = eqx.nn.inference_mode(network, value=False)
         axis = _axis_name(network)
 
-        def one(example: Array, weight: Array, key: Array | None) -> tuple[Array, eqx.nn.State]:
+        def one(example: Array, weight: Array, key: Array | None) -> tuple[Array, Array, eqx.nn.State]:
             weighted = map_nodes(network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight))
-            options = {} if key is None else {"key": key}
-            return weighted(example, eqx.nn.State(network), **options)
+            options, tap = {} if key is None else {"key": key}, _Tap()
+            if watched is not None:
+                weighted = _tapped(weighted, watched, tap)
+            output, state = weighted(example, eqx.nn.State(network), **options)
+            return output, tap.seen, state
 
         keys = None if key is None else jax.random.split(key, len(x))
         key_axis = None if key is None else 0
         # BatchNorm takes means over the named axis; so all examples end with one state, which is not stacked.
-        batched = jax.vmap(one, in_axes=(0, 0, key_axis), out_axes=(0, None), axis_name=axis)
-        outputs, state = batched(x, weight, keys)
-        return outputs, map_nodes(network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state))
+        batched = jax.vmap(one, in_axes=(0, 0, key_axis), out_axes=(0, 0, None), axis_name=axis)
+        return batched(x, weight, keys)
 
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         dtype, called = _dense_calls(network, input_shape)

@@ -81,14 +81,23 @@ class LinenModule(Architecture):
     def features(
         self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
-        seen: list[Array] = []
-
-        def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-            if ".".join(context.module.path) == anatomy.head:
-                seen.append(args[0])
-            return call(*args, **kwargs)
-
+        look, seen = _watching(anatomy.head)
         self._intercepted(look, network, x, key)
+        return seen[-1]
+
+    def train_features(
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        from flax import linen
+
+        look, seen = _watching(anatomy.head)
+        with linen.intercept_methods(look):
+            self.train(network, x, key, weight)
         return seen[-1]
 
     def head_outputs(
@@ -115,6 +124,18 @@ class LinenModule(Architecture):
         accepted = inspect.signature(type(self.module).__call__).parameters
         modes = {"train": training, "training": training, "deterministic": not training}
         return {name: value for name, value in modes.items() if name in accepted}
+
+
+def _watching(path: str | None) -> tuple[Callable[..., Any], list[Array]]:
+    """An interceptor of calls, and a list to which it adds what the module of that path is given."""
+    seen: list[Array] = []
+
+    def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if ".".join(context.module.path) == path:
+            seen.append(args[0])
+        return call(*args, **kwargs)
+
+    return look, seen
 
 
 STATISTICS = "batch_stats"

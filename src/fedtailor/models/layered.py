@@ -51,6 +51,16 @@ class Layered(Drawn):
     ) -> Float[Array, "b ..."]:
         return Stack(network.layers[:-1])(x, key)
 
+    def train_features(
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        return Stack(network.layers[:-1]).train(x, key, weight)[0]
+
     def head_outputs(
         self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b outputs"]:

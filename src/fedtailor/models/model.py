@@ -74,6 +74,17 @@ class Architecture(ABC):
         """What the head is given; called only where `anatomy` names a head."""
         raise NotImplementedError(f"{type(self).__name__} names a head and has no method `features`")
 
+    def train_features(
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        """What the head is given in a training step; called only where there are `statistics`, as `train` is."""
+        raise NotImplementedError(f"{type(self).__name__} names a head and statistics and has no `train_features`")
+
     def head_outputs(
         self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:
@@ -225,6 +236,20 @@ class Model:
         self._require_inputs(x)
         return self.architecture.features(self._network(params), anatomy, x, key)
 
+    def train_features(
+        self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+    ) -> Float[Array, "b ..."]:
+        """The input of the head in a training step, by the statistics of this batch; arguments as `train_outputs`.
+
+        Raises:
+            ValueError: the model has no head.
+        """
+        if not self.has_statistics:
+            return self.features(params, x, key)
+        anatomy = self._anatomy()
+        self._require_inputs(x)
+        return self.architecture.train_features(self._network(params), anatomy, x, key, weight)
+
     def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
         """What the head makes of features: `logits` = `head_outputs` of `features`.
 
@@ -350,6 +375,10 @@ class Model:
     def log_probabilities(self, outputs: Float[Array, "*b classes"]) -> Float[Array, "*b classes"]:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
+
+    def network(self, theta: Float[Array, " d"]) -> Network:
+        """The network with the parameters theta [d], as `Architecture.apply` takes it."""
+        return self._network(theta)
 
     def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""

@@ -179,6 +179,11 @@ class Outline:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """Every named part that is neither all of the model nor nothing of it."""
+        return {name: part for name, part in self._named.items() if 0 < part.size < self.d}
+
+    @cached_property
+    def _named(self) -> dict[str, Part]:
+        """Every named part, also those that are all of the model, or nothing."""
         head, norms = self.anatomy.head, self.anatomy.norms
         # part's name -> which of the parameters belong to it
         members: dict[str, list[bool]] = {}
@@ -189,8 +194,7 @@ class Outline:
         members["bias"] = ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters]
         for count, layers in enumerate(self._last_layers(), 1):
             members[f"last{count}"] = [_layer(p.path) in layers for p in self.parameters]
-        parts = {name: self._part(name, inside) for name, inside in members.items()}
-        return {name: part for name, part in parts.items() if 0 < part.size < self.d}
+        return {name: self._part(name, inside) for name, inside in members.items()}
 
     def find(self, name: str) -> Part:
         """The part of this name: see `Model.part`.
@@ -203,8 +207,8 @@ class Outline:
         if name.startswith(NOT):
             others = self.find(name.removeprefix(NOT).strip()).complement
             return Part(name, others.slices, others.d)
-        if name in self.parts:
-            return self.parts[name]
+        if name in self._named:
+            return self._proper(self._named[name])
         if "," in name and not name.startswith(REGEX):
             masks = [self.find(one.strip()).mask for one in name.split(",") if one.strip()]
             inside = [any(mask[p.start : p.end].any() for mask in masks) for p in self.parameters]

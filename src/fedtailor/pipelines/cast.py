@@ -13,10 +13,10 @@ from fedtailor.protocol import (
     Inbox,
     LocalTrainer,
     Transform,
+    Update,
     hyperparameters,
     require,
 )
-from fedtailor.protocol.pipeline import Update
 
 TYPES = ("float16", "bfloat16")
 
@@ -34,13 +34,13 @@ class Cast(Transform):
     def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
         return {kind: self._narrow(value) if kind in MODEL_KINDS else value for kind, value in update.items()}, state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
         return {
             kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))
             if kind in MODEL_KINDS
             else rows
             for kind, rows in update.items()
-        }
+        }, state
 
     def send(self, downlink: Downlink) -> Downlink:
         streams = {

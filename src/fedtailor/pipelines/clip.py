@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor.pipelines.change import reference
 from fedtailor.protocol import MODEL_KINDS, ClientUpdate, Inbox, LocalTrainer, Transform, hyperparameters, require
 
 
@@ -24,23 +25,19 @@ class Clip(Transform):
         require(self.norm > 0, f"norm is {self.norm}; it must be above 0")
 
     def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        start = {kind: reference(kind, value, inbox) for kind, value in update.items() if kind in MODEL_KINDS}
-        change = {kind: update[kind] - start[kind] for kind in start}
-        square = sum((jnp.square(value).sum() for value in change.values()), start=jnp.zeros(()))
-        scale = jnp.minimum(1.0, self.norm / jnp.maximum(jnp.sqrt(square), jnp.finfo(square.dtype).tiny))
-        # a client within the bound sends what it would send without it, to the bit
-        clipped = {
-            kind: jnp.where(scale < 1, start[kind] + scale.astype(value.dtype) * value, update[kind])
-            for kind, value in change.items()
-        }
-        return {**update, **clipped}, state
+        return clipped(update, inbox, self.norm)[0], state
 
 
-def reference(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> Float[Array, "*k d"]:
-    """What a vector that a client sends is a change of: the nearest model that it received, else zero."""
-    if kind != "model" or "model" not in inbox.values:
-        return jnp.zeros_like(value)
-    models, received = inbox["model"], inbox.received["model"]
-    distances = jnp.square(value[..., None, :] - models).sum(axis=-1)
-    nearest = models[jnp.where(received, distances, jnp.inf).argmin(axis=-1)]
-    return jnp.where(received.any(), nearest, 0)
+def clipped(update: ClientUpdate, inbox: Inbox, norm: Any) -> tuple[ClientUpdate, Float[Array, ""]]:
+    """An update whose change is at most `norm` long, and how long its change was."""
+    start = {kind: reference(kind, value, inbox) for kind, value in update.items() if kind in MODEL_KINDS}
+    change = {kind: update[kind] - start[kind] for kind in start}
+    square = sum((jnp.square(value).sum() for value in change.values()), start=jnp.zeros(()))
+    length = jnp.sqrt(square)
+    scale = jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(square.dtype).tiny))
+    # a client within the bound sends what it would send without it, to the bit
+    shortened = {
+        kind: jnp.where(scale < 1, start[kind] + scale.astype(value.dtype) * value, update[kind])
+        for kind, value in change.items()
+    }
+    return {**update, **shortened}, length

@@ -28,13 +28,26 @@ from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uni
 from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGradient
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelPart, ModelParts
-from fedtailor.protocol.pipeline import MODEL_KINDS, Pipeline, Transform, decode, encode, init_pipeline, receive, send
+from fedtailor.protocol.pipeline import (
+    MODEL_KINDS,
+    PRIVATE_STEPS,
+    Pipeline,
+    Transform,
+    Update,
+    announce,
+    decode,
+    encode,
+    init_pipeline,
+    receive,
+    send,
+)
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
 
 __all__ = [
     "MODEL_KINDS",
+    "PRIVATE_STEPS",
     "SGD",
     "About",
     "Algorithm",
@@ -74,7 +87,9 @@ __all__ = [
     "TracedInt",
     "Transform",
     "TreeDiagnostic",
+    "Update",
     "ZeroIsStatic",
+    "announce",
     "check_choice",
     "client_ids",
     "client_keys",

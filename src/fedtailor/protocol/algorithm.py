@@ -19,9 +19,22 @@ Init = Callable[[int], Float[Array, " d"]]
 """init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of all methods."""
 
 
+Travels = Literal["nothing", "a part", "one model", "one of several", "several"]
+"""What of the server's models a client receives in a round: none, some entries of the only one, the only one, its own
+(or its group's) of several, or several."""
+
+Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
+"""What the server computes with, of what clients send:
+
+* "sums": weighted sums over clients, with weights that do not depend on what is summed;
+* "sums, numbers": such sums of vectors, and a number or two of each client (its loss, which model it chose);
+* "models": each client's model or gradient;
+* "data": examples of clients, or a summary of each client's inputs."""
+
+
 @dataclass(frozen=True)
 class About:
-    """What the tables of methods say.
+    """What the tables of methods say, of the method with its default settings.
 
     Attributes:
         name: the name on the command line.
@@ -30,6 +43,9 @@ class About:
         up: what travels up in a round.
         keeps: what stays on the client between rounds.
         unseen: how a client that never took part is served.
+        travels: what of the server's models a client receives in a round.
+        sees: what the server computes with; the default promises nothing.
+        validation: what a client decides by its validation data, and by what where it has none; "" = nothing.
     """
 
     name: str
@@ -38,6 +54,9 @@ class About:
     up: str
     keeps: str
     unseen: str
+    travels: Travels = "one model"
+    sees: Sees = "models"
+    validation: str = ""
 
 
 @server_state

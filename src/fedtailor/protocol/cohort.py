@@ -84,6 +84,7 @@ class Cohort:
         seed: the run's seed.
         probes: answers to the probe, for unseen clients of methods that have a probe; else None.
         examples: as in `Population`.
+        room: rows that programs make room for, where cohorts differ in size: so that not each size compiles anew.
     """
 
     clients: Clients
@@ -94,6 +95,7 @@ class Cohort:
     seed: int
     probes: "Answers | None" = None
     examples: Examples | None = field(default=None, repr=False)
+    room: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)

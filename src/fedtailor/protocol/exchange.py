@@ -37,6 +37,10 @@ class BatchMetric(Protocol):
         """The sums of one batch."""
         ...
 
+    def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
+        """What of a split's sums leaves the client."""
+        ...
+
 
 @dataclass(frozen=True)
 class Exchange:

@@ -149,8 +149,11 @@ class LocalTrainer(Protocol):
 
         `params` is a tree, or theta [d]; `training` as for `logits`.
 
+        A step that takes them in training mode from a model with running statistics renews these, too
+        (`renew_statistics`).
+
         Raises:
-            ValueError: the model has no head, or training mode would renew running statistics.
+            ValueError: the model has no head.
         """
         ...
 
@@ -244,6 +247,15 @@ class LocalTrainer(Protocol):
         """The parameters with the running statistics that a training step on a batch leaves, and all else as given.
 
         For steps of the method's own on models with batch normalisation; other models come back as they are."""
+        ...
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the model keeps running statistics, which its training mode replaces by those of a batch."""
+        ...
+
+    def with_statistics(self, params: Params, source: Params) -> Params:
+        """`params` with the running statistics of `source`, such as `renew_statistics` makes."""
         ...
 
     def logits(

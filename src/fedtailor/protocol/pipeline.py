@@ -1,11 +1,11 @@
 """What stands between a client and the server: transforms of what travels, one after another."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Array, Float
 
-from fedtailor.protocol.cohort import Cohort
+from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
@@ -13,6 +13,9 @@ from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
 MODEL_KINDS = frozenset({"model", "gradient", "control"})
 """Kinds of message that are vectors of the model's size. Everything else (examples, weights of a mixture, ...) counts
 in bytes only, and what is one number for each client as a scalar."""
+
+PRIVATE_STEPS = "private_steps"
+"""What clients send beside their update where `SGD` is private: how many noisy steps they have taken in the round."""
 
 Update = Mapping[str, ClientRows]
 
@@ -22,6 +25,7 @@ class Transform:
 
     Up, in rounds: `encode` is traced at the end of a client's part; what it returns travels and is what the ledger
     counts. `decode` is host code that the server calls on all clients' messages before the algorithm sees them.
+    What the server keeps for it (`init_server`) may travel down beside the models (`announce`).
 
     Down, in every exchange: `send` is host code that the server calls on what the algorithm sends; what it returns
     travels and is counted. `receive` is traced at the start of a client's part.
@@ -45,9 +49,29 @@ class Transform:
         """
         return update, state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
-        """What the algorithm's `server` sees of the messages that arrived."""
-        return update
+    @property
+    def steps_alone(self) -> bool:
+        """Whether the server takes a step also in a round in which nobody reports (noise that must always be there)."""
+        return False
+
+    def init_server(self, population: Population) -> Any:
+        """What the server keeps for this transform from round to round, as checkpoints take it."""
+        return ()
+
+    def announce(self, downlink: Downlink, state: Any) -> Downlink:
+        """What travels down in a round in place of what the algorithm sends: numbers that `encode` needs."""
+        return downlink
+
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+        """What the algorithm's `server` sees of the messages that arrived, and what the server keeps.
+
+        Args:
+            update: kind -> what every client of the cohort sent.
+            downlink: what they had been sent.
+            cohort: the clients, and who of them reports.
+            state: what the server kept.
+        """
+        return update, state
 
     def send(self, downlink: Downlink) -> Downlink:
         """What travels down in place of `downlink`."""
@@ -99,8 +123,19 @@ def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
     return inbox
 
 
-def decode(pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort) -> Update:
-    """What the algorithm's server sees of the messages that arrived."""
-    for transform in reversed(pipeline):
-        update = transform.decode(update, downlink, cohort)
-    return update
+def announce(pipeline: Pipeline, downlink: Downlink, states: Sequence[Any]) -> Downlink:
+    """What an algorithm sends in a round, and what the transforms of the uplink send beside it."""
+    for transform, state in zip(pipeline, states, strict=True):
+        downlink = transform.announce(downlink, state)
+    return downlink
+
+
+def decode(
+    pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort, states: Sequence[Any]
+) -> tuple[Update, list[Any]]:
+    """What the algorithm's server sees of the messages that arrived, and what the server keeps for the transforms."""
+    kept = []
+    for transform, state in zip(reversed(pipeline), reversed(states), strict=True):
+        update, state = transform.decode(update, downlink, cohort, state)
+        kept.append(state)
+    return update, kept[::-1]

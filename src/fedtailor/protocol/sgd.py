@@ -30,6 +30,13 @@ class SGD:
     """Relative decrease of the rate a round: the rate in round t is lr * (1 - lr_decay)^t (0.01 for CFL's x 0.99)."""
     optimizer: Any = None
     """An `optax.GradientTransformation` instead of momentum SGD; then `lr` and `momentum` are not used."""
+    dp_noise: float | None = None
+    """Differential privacy of single examples (DP-SGD): deviation of the noise on a batch's sum of gradients, over
+    `dp_norm`; None = none. Batches are then drawn anew in every step, each example with equal probability."""
+    dp_norm: float | None = None
+    """What every example's gradient is clipped to, above 0; needed with `dp_noise`."""
+    dp_delta: float | None = None
+    """The delta that epsilon is reported for, with `dp_noise`; None = 1e-5."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
@@ -41,6 +48,13 @@ class SGD:
         require(0 <= self.lr_decay < 1, f"lr_decay is {self.lr_decay}; it must be in [0, 1)")
         usable = self.optimizer is None or hasattr(self.optimizer, "update")
         require(usable, f"optimizer is {self.optimizer!r}; it must be an optax.GradientTransformation, set in Python")
+
+        require(self.dp_noise is None or self.dp_noise > 0, f"dp_noise is {self.dp_noise}; it must be above 0")
+        require(self.dp_norm is None or self.dp_norm > 0, f"dp_norm is {self.dp_norm}; it must be above 0")
+        delta = self.dp_delta is None or 0 < self.dp_delta < 1
+        require(delta, f"dp_delta is {self.dp_delta}; it must be between 0 and 1")
+        both = (self.dp_noise is None) == (self.dp_norm is None)
+        require(both, "private steps need dp_noise and dp_norm; give both, or neither")
 
     def rate(self, round: Any) -> Any:
         """The learning rate in a round (traced or a number)."""

@@ -19,6 +19,8 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
+from fedtailor.remote.secret import secret_in
+from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
@@ -35,6 +37,8 @@ def coordinate(
     directory: Path,
     *,
     resume: bool = False,
+    agreed: Statistics | None = None,
+    remember: bool = True,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     tell: Callable[[str], None] = lambda line: None,
@@ -48,6 +52,8 @@ def coordinate(
         directory: keeps the run: settings, measurements, ledger, a checkpoint after every round.
         resume: go on with the run in `directory`, with the clients that began it; others that are there now are served
             as newcomers.
+        agreed: what the clients' tables hold together, where the job asks for federated preprocessing.
+        remember: name vectors that clients hold instead of sending them; clients are processes that last.
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: look on.
         tell: is given a line for every answer that is refused, and for clients that are missing.
@@ -57,7 +63,7 @@ def coordinate(
         TooFewClients: the minimum of clients is not there; everything up to the round before is saved.
         Interrupted: Ctrl-C; the last finished round is saved.
     """
-    plan, store = plan_of(job), RunDirectory(directory)
+    plan, store = plan_of(job, agreed), RunDirectory(directory)
     began = _began(directory) if resume else None
     seen_rows = dict(rows) if began is None else began
     seen = _table(seen_rows, 0)
@@ -65,11 +71,13 @@ def coordinate(
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:
         executor = RemoteExecutor(
-            plan, seen, transport, template_of(job), unseen=unseen, rules=Rules(job.minimum, job.deadline), tell=tell
-        )
+            plan, seen, transport, template_of(job, agreed), unseen=unseen, rules=Rules(job.minimum, job.deadline),
+            tell=tell, remember=remember,
+        )  # fmt: skip
         training = Training(
             plan.algorithm, executor, plan.model, seed=plan.seed, participation=job.participation, uplink=plan.uplink,
-            downlink=plan.downlink,
+            downlink=plan.downlink, secret=secret_in(directory) if plan.coordinator_needs_secret else None,
+            target_scale=1.0 if agreed is None else agreed.preprocessing(job.schema).target_scale,
         )  # fmt: skip
         if continued:
             store.load(training)
@@ -122,6 +130,7 @@ def _manifest(job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], every
     return {
         "run": {"seed": job.seed, "evaluate_every": every, "participation": settings(job.participation)},
         "algorithm": settings(plan.algorithm),
+        **({"uplink": settings(plan.uplink)} if plan.uplink else {}),
         "model": settings(plan.model),
         "data": {"name": job.title, "clients": len(rows), "names": list(rows), "job": job.identity},
         "versions": {

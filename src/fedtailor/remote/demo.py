@@ -20,13 +20,12 @@ from fedtailor.client.pool import split_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.examples import federation_of
+from fedtailor.remote.examples import read_all
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB, make_federation, read_kit
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.processes import free_port, stop
-from fedtailor.remote.table import read_rows
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import Run, run
 from fedtailor.storage import load_models
@@ -87,8 +86,8 @@ def prepare(directory: Path, method: str = METHOD, rounds: int = ROUNDS) -> dict
 def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
     """The job on this machine."""
     job = read_job(directory / JOB)
-    rows = {name: read_rows(path, job.schema) for name, path in sorted(files.items())}
-    clients, plan = federation_of(job, rows), plan_of(job)
+    clients, agreed = read_all(job, dict(sorted(files.items())))
+    plan = plan_of(job, agreed)
     print({name: split_sizes(clients)[place].tolist() for place, name in enumerate(clients.names)}, "train, val, test")
     settings = Settings(devices=1, canonical=True)
     return run(

@@ -1,6 +1,7 @@
 """A client's rows as a federation of one, and all clients' as a simulation has them: split alike, each by itself."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,8 @@ from numpy.typing import NDArray
 from fedtailor.federation import SPLITS, Federation, Ragged
 from fedtailor.protocol import client_ids
 from fedtailor.remote.job import Job, Schema
-from fedtailor.remote.table import Rows
+from fedtailor.remote.statistics import Statistics, read_table, together
+from fedtailor.remote.table import Rows, read_rows
 
 
 def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
@@ -33,10 +35,27 @@ def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
     )
 
 
-def template_of(job: Job) -> Federation:
+def read_all(job: Job, files: Mapping[str, Path]) -> tuple[Federation, Statistics | None]:
+    """The federation of all clients' files, to simulate the job on one machine, and what they agree on.
+
+    Raises:
+        ValueError: a file does not fit the job.
+    """
+    if not job.schema.federated:
+        return federation_of(job, {name: read_rows(path, job.schema) for name, path in files.items()}), None
+    tables = {name: read_table(path, job.schema) for name, path in files.items()}
+    agreed = together(
+        tables[name].statistics(split_rows(len(tables[name].y), job.schema, job.seed, name)["train"])
+        for name in sorted(tables)
+    )
+    return federation_of(job, {name: table.rows(agreed) for name, table in tables.items()}), agreed
+
+
+def template_of(job: Job, agreed: Statistics | None = None) -> Federation:
     """A federation of one row of zeros: the form of what clients have, for a coordinator that has no rows."""
+    width = job.schema.width if agreed is None else len(agreed.preprocessing(job.schema).inputs)
     y = np.zeros(1, np.float32 if job.schema.classes is None else np.int32)
-    return federation_of(job, {"template": Rows(np.zeros((1, job.schema.width), np.float32), y)})
+    return federation_of(job, {"template": Rows(np.zeros((1, width), np.float32), y)})
 
 
 def split_rows(count: int, schema: Schema, seed: int, name: str) -> dict[str, NDArray[np.int64]]:

@@ -14,11 +14,20 @@ from numpy.typing import NDArray
 from fedtailor.client.pool import build_pool
 from fedtailor.federation import Federation
 from fedtailor.protocol import Algorithm, Answers, Clients, Exchange, Pipeline, client_ids, init_pipeline
+from fedtailor.remote.held import INITIAL, Holdings, digest
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.transport import PAUSE_S, Collected, Transport
 from fedtailor.remote.transport import exchange as ask
-from fedtailor.remote.wire import INITIAL, WORK, WORK_SPEC, answer_shapes, downlink_arrays, specs_of, stack
+from fedtailor.remote.wire import (
+    WORK,
+    WORK_SPEC,
+    answer_shapes,
+    downlink_arrays,
+    downlink_digests,
+    specs_of,
+    stack,
+)
 from fedtailor.remote.work import NEWCOMER
 
 SENT_UP = {"client": "update", "probe": "update", "evaluate": "scores"}
@@ -82,6 +91,7 @@ class RemoteExecutor:
         *,
         unseen: Clients | None = None,
         rules: Rules = Rules(),
+        remember: bool = True,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Nobody is asked yet.
@@ -91,6 +101,7 @@ class RemoteExecutor:
             transport: carries the messages.
             template: any federation whose examples have the form of the clients': it says what answers must look like.
             rules: when an exchange ends.
+            remember: name vectors that clients hold instead of sending them.
             tell: is given a line for every answer that is refused, and for clients that are missing.
         """
         self.plan, self.seen, self.rules = plan, seen, rules
@@ -99,6 +110,7 @@ class RemoteExecutor:
         pool, _ = build_pool([template], plan.model.dtype)
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
+        self._holdings = Holdings(plan.common_vectors()) if remember else None
         self._last = (-1, -1)
         self._newcomer: Any = ()  # the form of what `init_unseen` makes
         self._accepted = self._durable = self._pending = np.full(len(seen), -1, np.int64)
@@ -146,11 +158,29 @@ class RemoteExecutor:
         everybody = len(cohort)
         minimum = {"client": min(self.rules.minimum, everybody), "probe": everybody}.get(task, 0)
         requests = self._requests(exchange, asked)
+        holdings, digests, shortened = self._holdings, self._digests(exchange, requests), {}
 
         def expected(request: Request) -> dict[str, ArraySpec]:
             return {WORK: WORK_SPEC, **(specs if request.reply else {})}
 
-        return ask(self._transport, requests, expected, minimum=minimum, tell=self._tell, pause=self.rules.pause)
+        if holdings is not None:
+            shortened = {name: holdings.shorten(request, digests[name]) for name, request in requests.items()}
+        found = ask(
+            self._transport, requests, expected, shortened=shortened, minimum=minimum, tell=self._tell,
+            pause=self.rules.pause,
+        )  # fmt: skip
+        if holdings is not None:
+            for name in found.replies:
+                holdings.received(name, digests[name])
+        return found
+
+    def _digests(self, exchange: Exchange, requests: Mapping[str, Request]) -> dict[str, dict[str, list[bytes]]]:
+        """The digests of the vectors in each client's request, by its name."""
+        found = dict(zip(requests, downlink_digests(exchange.downlink, len(requests)), strict=True))
+        for name, request in requests.items():
+            if INITIAL in request.arrays:
+                found[name][INITIAL] = [digest(request.arrays[INITIAL])]
+        return found
 
     def _requests(self, exchange: Exchange, asked: NDArray[np.bool_]) -> dict[str, Request]:
         """One request for each client of the cohort, by name."""

@@ -12,20 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, configure
+from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture
-from fedtailor.protocol import Algorithm, require
-from fedtailor.training import Participation, as_participation
+from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.tables.kinds import Kind
+from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
 """How the file says that a column holds numbers; a list of texts says which categories it holds."""
 
-UPLINK = {
-    "clip": {"norm": float},
-    "gaussian-noise": {"multiplier": float},
-    "quantize": {"bits": int},
-    "top-k": {"fraction": float},
-}
-"""Transforms of what a client sends, each with its settings."""
+KINDS = (NUMBER, "category", "boolean", "date")
+"""What a column can hold where the clients agree on the preprocessing; else numbers, or the categories in a list."""
 
 TEMPLATE = """\
 # What this federation trains. Every machine has a copy of this file; a client takes part in no other job.
@@ -40,8 +37,8 @@ target = "label"                  # column to predict
 classes = ["no", "yes"]           # what the target can be; leave this out to predict a number
 validation = 0.1                  # shares of each client's rows that do not train
 test = 0.2
-
-[data.columns]                    # inputs: "number", or the categories that a column can hold
+preprocessing = "federated"       # numbers standardised, gaps filled, by sums over all clients; "none": as they stand
+[data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
 age = "number"
 ward = ["surgery", "medicine"]
 
@@ -59,6 +56,7 @@ seed = 0
 minimum = {minimum}                       # clients without which a round does not count
 deadline = 300                    # seconds that a round waits for clients
 participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
+sampling = "uniform"              # or "poisson": each client trains with that probability, independently (for noise)
 
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions
@@ -82,7 +80,8 @@ class _Data(_Table):
     classes: list[str] | None = None
     validation: Share = 0.1
     test: Share = 0.2
-    columns: dict[str, Literal["number"] | list[str]]
+    preprocessing: Literal["none", "federated"] = "none"
+    columns: dict[str, Literal["number", "category", "boolean", "date"] | list[str]]
 
 
 class _Training(_Table):
@@ -91,6 +90,7 @@ class _Training(_Table):
     minimum: Annotated[int, Field(ge=1)] = 1
     deadline: Annotated[float, Field(gt=0)] = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
+    sampling: Sampling = "uniform"
 
 
 class _Privacy(_Table):
@@ -105,8 +105,11 @@ class Schema:
     Attributes:
         target: column to predict.
         classes: what it can be; None for a regression.
-        columns: inputs in order: None for a number, or the categories.
+        columns: inputs in order: the categories, or None where the job does not list them.
         validation, test: shares of each client's rows that do not train.
+        kinds: what each input holds.
+        federated: whether clients agree on the preprocessing before the first round; else tables are taken as they
+            stand, numbers and listed categories without gaps.
     """
 
     target: str
@@ -114,10 +117,12 @@ class Schema:
     columns: Mapping[str, tuple[str, ...] | None]
     validation: float = 0.1
     test: float = 0.2
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    federated: bool = False
 
     @property
     def width(self) -> int:
-        """Inputs of the model: one for a number, one for each category."""
+        """Inputs of the model: one for a number, one for each category (of tables taken as they stand)."""
         return sum(1 if categories is None else len(categories) for categories in self.columns.values())
 
 
@@ -135,7 +140,7 @@ class Job:
             many seconds a round waits.
         participation: who reports in a round.
         evaluate: whether clients send sums of losses and of correct predictions.
-        uplink: what happens to an update before it leaves a client, in order; each a table with `use`.
+        uplink: what happens to an update before it leaves a client, in this order.
         content: the file as plain values.
     """
 
@@ -151,7 +156,7 @@ class Job:
     deadline: float
     participation: Participation
     evaluate: bool
-    uplink: tuple[Mapping[str, Any], ...]
+    uplink: Pipeline
     content: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -223,13 +228,13 @@ def _job(document: Document) -> Job:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
     try:
-        participation = as_participation(training.participation)
+        participation = as_participation(training.participation, training.sampling)
     except ValueError as error:
         raise ConfigError(("training", "participation"), str(error)) from None
     return Job(
         title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
         _algorithm(content["method"]), training.rounds, training.seed, training.minimum, training.deadline,
-        participation, privacy.evaluate, _uplink(privacy.uplink), content,
+        participation, privacy.evaluate, uplink_of_tables(privacy.uplink, ("privacy", "uplink")), content,
     )  # fmt: skip
 
 
@@ -244,12 +249,19 @@ def _schema(data: _Data) -> Schema:
         raise ConfigError(("data", "test"), f"validation and test take {data.validation + data.test:g} of all rows")
     columns: dict[str, tuple[str, ...] | None] = {}
     for name, kind in data.columns.items():
-        if kind != NUMBER and len(set(kind)) < max(2, len(kind)):
+        if isinstance(kind, list) and len(set(kind)) < max(2, len(kind)):
             said = f"{name} has the categories {kind}; it needs two or more, each once"
             raise ConfigError(("data", "columns", name), said)
-        columns[name] = None if kind == NUMBER else tuple(kind)
+        if isinstance(kind, str) and kind != NUMBER and data.preprocessing == "none":
+            said = f'{name} is {kind!r}, which needs preprocessing = "federated"; or list the categories'
+            raise ConfigError(("data", "columns", name), said)
+        columns[name] = None if isinstance(kind, str) else tuple(kind)
     classes = None if data.classes is None else tuple(data.classes)
-    return Schema(data.target, classes, columns, data.validation, data.test)
+    kinds: dict[str, Kind] = {
+        name: kind if isinstance(kind, str) else "category" for name, kind in data.columns.items()
+    }
+    federated = data.preprocessing == "federated"
+    return Schema(data.target, classes, columns, data.validation, data.test, kinds, federated)
 
 
 def _algorithm(given: Mapping[str, Any]) -> Algorithm:
@@ -262,24 +274,6 @@ def _algorithm(given: Mapping[str, Any]) -> Algorithm:
         return configure(Algorithm.registry[name](), settings, ("method",))
     except TypeError:
         raise ConfigError(("method", "use"), f"{name} cannot be made from a file") from None
-
-
-def _uplink(entries: list[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    here = ("privacy", "uplink")
-    for entry in entries:
-        allow(str(entry.get("use")), tuple(UPLINK), here, "uplink transform")
-        wanted = UPLINK[entry["use"]]
-        for name, value in entry.items():
-            if name == "use":
-                continue
-            allow(name, tuple(wanted), here, f"setting of {entry['use']}")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or (wanted[name] is int and not isinstance(value, int)) or value <= 0:
-                raise ConfigError(here, f"{name} of {entry['use']} is {value!r}; it must be a number above 0")
-        for name in wanted:
-            if name not in entry:
-                raise ConfigError(here, f"{entry['use']} needs {name}")
-    return tuple(entries)
 
 
 def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
@@ -297,6 +291,7 @@ def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
         if first["type"] == "missing":
             raise ConfigError((name,), f"{key} is missing in [{name}]") from None
         if kind is _Data and loc[:1] == ["columns"]:
-            wrong = f'{key} is {first["input"]!r}; a column is "{NUMBER}" or a list of categories'
+            said = ", ".join(f'"{kind}"' for kind in KINDS)
+            wrong = f"{key} is {first['input']!r}; a column is {said}, or a list of categories"
             raise ConfigError(place, wrong) from None
         raise ConfigError(place, f"{key} is {first['input']!r}; {first['msg'].lower()}") from None

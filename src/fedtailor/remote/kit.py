@@ -23,7 +23,7 @@ from fedtailor.remote.keys import (
     write_new,
 )
 
-JOB = "job.toml"
+JOB, COORDINATOR = "job.toml", "coordinator"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -70,7 +70,7 @@ def make_federation(
         ValueError: a name or the address is not valid, a client is there already, or a file cannot be written.
     """
     _check_names(clients)
-    coordinator = directory / "coordinator"
+    coordinator = directory / COORDINATOR
     if not (coordinator / "server.crt").exists():
         _make_coordinator(directory, len(clients), address, job)
     else:
@@ -127,7 +127,7 @@ def _check_names(clients: Sequence[str]) -> None:
 
 def _make_coordinator(directory: Path, clients: int, address: str | None, job: Path | None) -> None:
     """The job, the authority and the coordinator's certificate; the last file written is what marks them complete."""
-    coordinator, job_file = directory / "coordinator", directory / JOB
+    coordinator, job_file = directory / COORDINATOR, directory / JOB
     if job is not None:
         require(address is None, "the address stands in the job file; leave out --address")
         host = read_job(job).host
@@ -167,7 +167,7 @@ def _authority(coordinator: Path, name: str) -> Pair:
 
 def _make_kit(directory: Path, name: str) -> None:
     """A client's kit, put in its place as a whole; then the coordinator knows the client."""
-    pair, coordinator = make_client_key(), directory / "coordinator"
+    pair, coordinator = make_client_key(), directory / COORDINATOR
     unfinished = directory / "kits" / f".{name}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700, parents=True)

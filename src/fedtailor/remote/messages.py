@@ -27,6 +27,9 @@ DTYPES = {
 }  # fmt: skip
 """Types that may cross the wire, by their names in safetensors."""
 
+MAX_TEXT = 2**22
+"""Entries of an array whose length is the sender's to choose."""
+
 _ENVELOPE = "fedtailor"
 
 TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -38,13 +41,13 @@ class ArraySpec:
     """What an array in a message must be.
 
     Attributes:
-        shape: its exact shape.
+        shape: its exact shape; (None,) for an array of one dimension, of at most `MAX_TEXT` entries.
         dtype: its exact type, such as "float32".
         optional: whether it may be missing.
         finite: whether NaN and infinity are refused.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
     optional: bool = False
     finite: bool = True
@@ -92,6 +95,7 @@ class Reply:
         experiment, round, exchange, task, client, nonce: of the request.
         arrays: what the method reports, by name.
         problem: in one line, why the client could not do what it was asked; empty if it could.
+        lacks: whether the client must be asked again with all vectors, as it does not hold one that was only named.
     """
 
     experiment: str
@@ -102,13 +106,21 @@ class Reply:
     nonce: str = ""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     problem: str = ""
+    lacks: bool = False
 
     @classmethod
-    def to(cls, request: Request, arrays: Mapping[str, np.ndarray] | None = None, problem: str = "") -> "Reply":
+    def to(
+        cls,
+        request: Request,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        problem: str = "",
+        *,
+        lacks: bool = False,
+    ) -> "Reply":
         """The answer to a request; what goes wrong is said in one line of at most 300 characters."""
         return cls(
             request.experiment, request.round, request.exchange, request.task, request.client, request.nonce,
-            arrays or {}, " ".join(problem.split())[:300],
+            arrays or {}, " ".join(problem.split())[:300], lacks,
         )  # fmt: skip
 
 
@@ -136,6 +148,7 @@ class _RequestEnvelope(_Envelope):
 class _ReplyEnvelope(_Envelope):
     kind: Literal["reply"]
     problem: Annotated[str, Field(max_length=400)]
+    lacks: bool
 
 
 def encode_request(request: Request) -> bytes:
@@ -174,7 +187,7 @@ def decode_request(data: bytes, expected: Mapping[str, ArraySpec] | None = None)
 
 def encode_reply(reply: Reply) -> bytes:
     """A reply as bytes."""
-    return _pack(_common(reply) | {"kind": "reply", "problem": reply.problem}, reply.arrays)
+    return _pack(_common(reply) | {"kind": "reply", "problem": reply.problem, "lacks": reply.lacks}, reply.arrays)
 
 
 def decode_reply(data: bytes) -> Reply:
@@ -186,7 +199,7 @@ def decode_reply(data: bytes) -> Reply:
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
         envelope.experiment, envelope.round, envelope.exchange, envelope.task, envelope.client, envelope.nonce,
-        arrays, envelope.problem,
+        arrays, envelope.problem, envelope.lacks,
     )  # fmt: skip
 
 
@@ -228,7 +241,8 @@ def check_arrays(arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArrayS
             continue
         array = arrays[name]
         require(array.dtype == np.dtype(spec.dtype), f"array {name!r} is {array.dtype}; it must be {spec.dtype}")
-        require(array.shape == spec.shape, f"array {name!r} has shape {array.shape}; it must be {spec.shape}")
+        fits = array.shape == spec.shape or (spec.shape == (None,) and array.ndim == 1 and array.size <= MAX_TEXT)
+        require(fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}")
         if spec.finite and array.dtype.kind == "f":
             require(bool(np.isfinite(array).all()), f"array {name!r} holds NaN or infinity")
 

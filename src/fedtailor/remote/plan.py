@@ -4,13 +4,18 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedtailor.client.private_steps import private_settings
 from fedtailor.metrics import Metric, default_metrics
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.pipelines import GaussianNoise
+from fedtailor.protocol import Algorithm, Downlink, Pipeline, Streams, require, send
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
+from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.run import bind
 from fedtailor.storage.manifest import settings
 
@@ -27,6 +32,7 @@ class Plan:
         uplink: what clients apply to their updates before they send them.
         downlink: what the server applies to what it sends.
         evaluate: whether clients send sums of losses and of correct predictions.
+        inputs: fingerprint of the preprocessing that the clients agreed on; empty where tables are taken as they stand.
     """
 
     experiment: str
@@ -36,11 +42,23 @@ class Plan:
     uplink: Pipeline = ()
     downlink: Pipeline = ()
     evaluate: bool = True
+    inputs: str = ""
 
     @property
     def measured(self) -> tuple[Metric, ...]:
         """What clients measure, and send the sums of."""
         return default_metrics(self.model)
+
+    @property
+    def clients_need_secrets(self) -> bool:
+        """Whether the promise rests on random numbers of a client that the coordinator must not know."""
+        by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in self.uplink)
+        return by_client or any(private_settings(phase) for phase, _ in self.algorithm.phases())
+
+    @property
+    def coordinator_needs_secret(self) -> bool:
+        """Whether the promise rests on random numbers of the coordinator that the clients must not know."""
+        return any(isinstance(it, GaussianNoise) and it.by == "server" for it in self.uplink)
 
     def phase(self, number: int) -> Algorithm:
         """The method of a phase of the schedule.
@@ -54,26 +72,43 @@ class Plan:
         )
         return phases[number][0]
 
+    def initial(self) -> np.ndarray:
+        """The model [d] that everybody starts from, which follows from the seed."""
+        return np.asarray(self.model.init(jax.random.fold_in(jax.random.key(self.seed), 0)))
+
+    def common_vectors(self) -> list[np.ndarray]:
+        """Vectors that all machines can make, as they are and as they would travel: nobody need send them."""
+        theta = self.initial()
+        sent = send(self.downlink, Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)}))
+        return [theta, np.asarray(sent.streams["model"].values)[0]]
+
     def describe(self, phase: int) -> dict[str, Any]:
         """A phase as the plain values of a message: both sides must give the same."""
         described = {"phase": phase, "seed": self.seed, "method": settings(self.phase(phase))}
+        if self.inputs:
+            described["inputs"] = self.inputs
         for name, pipeline in (("uplink", self.uplink), ("downlink", self.downlink)):
             if pipeline:
                 described[name] = settings(pipeline)
         return json.loads(json.dumps(_finite(described)))
 
 
-def plan_of(job: Job) -> Plan:
+def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
     """The plan that a job file describes.
+
+    Args:
+        agreed: what the clients' tables hold together, where the job asks for federated preprocessing.
 
     Raises:
         ValueError: the job asks for what this version cannot do.
     """
-    require(
-        not job.uplink,
-        "uplink transforms of a job are not part of this version; leave `uplink` empty, or do not take part",
-    )
-    return Plan(job.identity, job.algorithm, bind(job.model, template_of(job)), job.seed, evaluate=job.evaluate)
+    model = bind(job.model, template_of(job, agreed))
+    inputs = "" if agreed is None else agreed.fingerprint
+    plan = Plan(job.identity, job.algorithm, model, job.seed, job.uplink, evaluate=job.evaluate, inputs=inputs)
+    by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in job.uplink)
+    require(not (by_client and job.evaluate), "the clients' noise does not cover the sums that they send with "
+            "evaluate = true; set evaluate = false")  # fmt: skip
+    return plan
 
 
 def _finite(value: Any) -> Any:

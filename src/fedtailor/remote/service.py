@@ -3,29 +3,24 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedtailor.client.pool import split_sizes
 from fedtailor.federation import Federation
 from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.examples import federation_of
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.kit import JOB, Kit, read_public_keys
+from fedtailor.remote.job_work import AGREED, HELLO, STATISTICS, JobWork
+from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
-from fedtailor.remote.plan import plan_of
 from fedtailor.remote.processes import running_superlink
-from fedtailor.remote.table import read_rows
+from fedtailor.remote.statistics import Statistics, as_array, from_arrays, together
 from fedtailor.remote.transport import Collected, Responder, Transport, Work, exchange
-from fedtailor.remote.work import ClientWork
-
-HELLO = "hello"
-"""The task that asks a client whether it is ready: it answers how many rows it trains, validates and tests on."""
 
 HELLO_ANSWER = {"rows": ArraySpec((3,), "int64")}
 
@@ -61,7 +56,7 @@ def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], N
     require_flower()
     from fedtailor.remote.flower_server import GridTransport, open_grid, register
 
-    job, coordinator = read_job(directory / JOB), directory / "coordinator"
+    job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
@@ -78,6 +73,49 @@ def greet(connection: Connection, *, wait: float, tell: Callable[[str], None] = 
     deadline, identity = time.time() + wait, connection.job.identity
     requests = {name: Request(identity, 0, 0, HELLO, name, deadline=deadline) for name in connection.clients}
     return exchange(connection.transport, requests, HELLO_ANSWER, minimum=connection.job.minimum, tell=tell)
+
+
+def agree(
+    job: Job,
+    transport: Transport,
+    names: Iterable[str],
+    wait: float,
+    known: Statistics | None = None,
+    tell: Callable[[str], None] = print,
+) -> Statistics | None:
+    """Have clients agree on the preprocessing of their tables; None where the job takes tables as they stand.
+
+    Args:
+        names: of the clients that are there.
+        wait: seconds that each of the two messages may take.
+        known: what was agreed before, to be told again; else all clients' statistics are asked for.
+
+    Raises:
+        TooFewClients: a client did not answer: its rows would be missing.
+        ValueError: a column holds nothing to learn from, or what a client sent is not valid.
+    """
+    if not job.schema.federated:
+        return None
+    order = sorted(names)
+
+    def ask(task: str, expected: Mapping[str, ArraySpec], **arrays: np.ndarray) -> Collected:
+        requests = {
+            name: Request(job.identity, 0, 0, task, name, deadline=time.time() + wait, arrays=arrays) for name in order
+        }
+        return exchange(transport, requests, expected, minimum=len(order), tell=tell)
+
+    if known is None:
+        found = ask(STATISTICS, {STATISTICS: ArraySpec((None,), "uint8")}).replies
+        parts = []
+        for name in order:
+            try:
+                parts.append(from_arrays(found[name].arrays, job.schema))
+            except ValueError as error:
+                raise ValueError(f"client {name}: {error}") from None
+        known = together(parts)
+        known.preprocessing(job.schema)  # what cannot be used is said before anybody is told
+    ask(AGREED, {}, statistics=as_array(known))
+    return known
 
 
 def join(
@@ -103,29 +141,13 @@ def join(
     require_flower()
     from fedtailor.remote.flower_client import FleetConnection, answer_messages, read_key
 
-    rows = read_rows(data, kit.job.schema)
-    tell(f"{kit.name}: {len(rows.y)} rows of {data.name} fit the job {kit.job.title!r}")
-    own, stop = federation_of(kit.job, {kit.name: rows}), threading.Event()
-    make = _work_of_method if make_work is None else make_work
+    stop = threading.Event()
     with ClientStore(kit.state, kit.job.identity) as store, _stopping(stop):
-        respond = Responder(kit.job.identity, kit.name, _answering(own, make(kit, own, store)))
+        work = JobWork(kit.job, kit.name, data, store, None if make_work is None else partial(make_work, kit))
+        tell(f"{kit.name}: {work.sizes.sum()} rows of {data.name} fit the job {kit.job.title!r}")
+        respond = Responder(kit.job.identity, kit.name, work, work.common_vectors)
         connection = FleetConnection(kit.job.address, kit.authority, read_key(kit.key))
         answer_messages(connection, respond, memory=store.directory / "node", stop=stop, tell=tell)
-
-
-def _work_of_method(kit: Kit, own: Federation, store: ClientStore) -> Work:
-    return ClientWork(plan_of(kit.job), own, store)
-
-
-def _answering(own: Federation, other: Work) -> Work:
-    """Answers "hello" here, and everything else by `other`."""
-
-    def work(request: Request) -> Mapping[str, np.ndarray]:
-        if request.task == HELLO:
-            return {"rows": split_sizes(own)[0].astype(np.int64)}
-        return other(request)
-
-    return work
 
 
 @contextmanager

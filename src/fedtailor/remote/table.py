@@ -7,10 +7,12 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, Shaped
 
+from fedtailor._files import read_parquet
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
+from fedtailor.tables.kinds import category_text
 
-READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": pl.read_parquet}
+READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": read_parquet}
 """How files are read, by the end of their names."""
 
 
@@ -47,31 +49,33 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
         )
     require(frame.height > 0, f"{path.name} has no rows")
     parts = [
-        _numbers(frame[name], path)[:, None]
+        numbers(frame[name], path)[:, None]
         if categories is None
-        else np.eye(len(categories), dtype=np.float32)[_codes(frame[name], categories, path)]
+        else np.eye(len(categories), dtype=np.float32)[codes(frame[name], categories, path)]
         for name, categories in schema.columns.items()
     ]
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     if not target:
         return Rows(x, np.zeros(len(x), np.float32 if schema.classes is None else np.int32))
     column = frame[schema.target]
-    return Rows(x, _numbers(column, path) if schema.classes is None else _codes(column, schema.classes, path))
+    return Rows(
+        x, numbers(column, path).astype(np.float32) if schema.classes is None else codes(column, schema.classes, path)
+    )
 
 
-def _numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
+def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
     """A column of numbers, without gaps."""
     require(column.dtype.is_numeric(), f"the column {column.name!r} of {path.name} holds {column.dtype}, not numbers")
     values = column.cast(pl.Float64).to_numpy()
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
         raise ValueError(f"{path.name}, row {wrong[0] + 1}: {column.name!r} is empty or not finite")
-    return values.astype(np.float32)
+    return values
 
 
-def _codes(column: pl.Series, categories: tuple[str, ...], path: Path) -> Shaped[np.ndarray, " rows"]:
+def codes(column: pl.Series, categories: tuple[str, ...], path: Path) -> Shaped[np.ndarray, " rows"]:
     """A column of categories, as positions in the schema's list."""
-    texts = column.cast(pl.String).to_list()
+    texts = category_text(column).to_list()
     position = {name: code for code, name in enumerate(categories)}
     for row, text in enumerate(texts, 1):
         if text not in position:

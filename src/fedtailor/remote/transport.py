@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from fedtailor.protocol import require
+from fedtailor.remote.held import HeldVectors, Lacks
 from fedtailor.remote.messages import (
     ArraySpec,
     Reply,
@@ -72,6 +73,7 @@ class AnswerBook:
     Attributes:
         requests: all requests, by client.
         expected: from a request to the arrays that its answer must hold.
+        shortened: what is sent in place of the requests to clients that hold some of their vectors.
         open: clients whose answer is awaited; the mark of the connection on which each was asked, None before.
         replies: accepted answers by client.
         refused: why an answer was refused, by client.
@@ -79,12 +81,16 @@ class AnswerBook:
 
     requests: Mapping[str, Request]
     expected: Callable[[Request], Mapping[str, ArraySpec]]
+    shortened: dict[str, Request]
     open: dict[str, str | None]
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.once_shortened = frozenset(self.shortened)
+
     def accept(self, sender: str, body: bytes) -> None:
-        """Take an answer.
+        """Take an answer, or note that the client needs the whole request.
 
         Raises:
             ValueError: in one line that names the client, why the answer is not accepted. A stale answer leaves the
@@ -97,6 +103,11 @@ class AnswerBook:
             check_identity(reply, request)
             require(sender not in self.replies, "it answered twice; the first answer stands")
             require(sender in self.open, "it answered again after its answer was refused")
+            if reply.lacks and sender in self.once_shortened:
+                if self.shortened.pop(sender, None) is not None:
+                    self.open[sender] = None  # it is asked again, with everything
+                return  # else that is under way already, as it was started again
+            require(not reply.lacks, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:
             line = f"client {sender}: {error}"
@@ -113,6 +124,7 @@ def exchange(
     requests: Mapping[str, Request],
     expected: Mapping[str, ArraySpec] | Callable[[Request], Mapping[str, ArraySpec]],
     *,
+    shortened: Mapping[str, Request] | None = None,
     minimum: int = 1,
     tell: Callable[[str], None] = lambda line: None,
     pause: float = PAUSE_S,
@@ -125,6 +137,7 @@ def exchange(
         transport: carries the messages.
         requests: by client; each is given a nonce of its own.
         expected: the arrays that each answer must hold, or a function from a request to those of its answer.
+        shortened: of some requests, a form for a client that holds some of the vectors; who lacks one is sent all.
         minimum: answers without which the exchange fails.
         tell: is given a line for every answer that is not accepted, and for every client that is missing.
         pause: seconds between two looks.
@@ -133,8 +146,9 @@ def exchange(
         TooFewClients: fewer than `minimum` answers were accepted by the deadline.
     """
     marked = {client: replace(request, nonce=secrets.token_hex(12)) for client, request in requests.items()}
+    short = {client: replace(marked[client], arrays=request.arrays) for client, request in (shortened or {}).items()}
     specs = expected if callable(expected) else lambda request: expected
-    book = AnswerBook(marked, specs, dict.fromkeys(marked))
+    book = AnswerBook(marked, specs, short, dict.fromkeys(marked))
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while book.open:
         _send_open(transport, book)
@@ -163,7 +177,9 @@ def _send_open(transport: Transport, book: AnswerBook) -> None:
     for client, asked_on in book.open.items():
         mark = there.get(client)
         if mark is not None and mark != asked_on:
-            transport.send(client, encode_request(book.requests[client]))
+            if asked_on is not None:  # it was started again, and holds nothing any more
+                book.shortened.pop(client, None)
+            transport.send(client, encode_request(book.shortened.get(client, book.requests[client])))
             book.open[client] = mark
 
 
@@ -190,9 +206,15 @@ class Responder:
     that no work is done twice and no state is changed twice.
     """
 
-    def __init__(self, experiment: str, client: str, work: Work) -> None:
-        """Answer for `client` in `experiment` (`Job.identity`) by calling `work`."""
-        self.experiment, self.client, self._work = experiment, client, work
+    def __init__(
+        self, experiment: str, client: str, work: Work, own: Callable[[], Iterable[np.ndarray]] = tuple
+    ) -> None:
+        """Answer for `client` in `experiment` (`Job.identity`) by calling `work`.
+
+        Args:
+            own: makes the vectors that need not be sent, as this client knows them anyway.
+        """
+        self.experiment, self.client, self._work, self._held = experiment, client, work, HeldVectors(own)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
@@ -204,6 +226,8 @@ class Responder:
         request = decode_request(body)
         try:
             return encode_reply(Reply.to(request, self._answer(request)))
+        except Lacks:
+            return encode_reply(Reply.to(request, lacks=True))
         except ValueError as error:
             return encode_reply(Reply.to(request, problem=str(error)))
 
@@ -211,6 +235,7 @@ class Responder:
         require(request.experiment == self.experiment, "the job here differs from the coordinator's; copy its job.toml")
         require(request.client == self.client, f"this is {self.client!r}, and the request is for {request.client!r}")
         require(time.time() <= request.deadline, "the request arrived after its deadline")
+        request = self._held.complete(request)
         if self._last is not None and _same(self._last[0], request):
             return self._last[1]
         arrays = self._work(request)

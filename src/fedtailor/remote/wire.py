@@ -3,6 +3,7 @@
 stream/KIND    [n, ...] the streams of a kind that this client receives, each once
 index/KIND     [k] which of them stands in each of its places, -1 = nothing
 scalar/NAME    () a number for this client
+known/...      digests of streams that the client holds, in their place (see `held`)
 initial        [d] the model that its state starts from, in a later phase of a schedule
 update/KIND    what it sends up
 scores/...     sums of losses and of correct predictions over its validation and test rows, and their counts
@@ -22,9 +23,10 @@ from fedtailor.executors.map_clients import run_one
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, ClientRows, Downlink, Exchange, Streams, require
+from fedtailor.remote.held import INITIAL, STREAM, digest
 from fedtailor.remote.messages import ArraySpec
 
-INITIAL, WORK = "initial", "work"
+WORK = "work"
 WORK_SPEC = ArraySpec((2,), "int64")
 
 
@@ -38,10 +40,22 @@ def downlink_arrays(downlink: Downlink, dtype: str, clients: int) -> list[dict[s
         for kind, sent in downlink.streams.items():
             recipients = sent.recipients[client]
             rows = np.unique(recipients[recipients >= 0])
-            arrays[f"stream/{kind}"] = values[kind][rows]
+            arrays[STREAM + kind] = values[kind][rows]
             arrays[f"index/{kind}"] = np.where(recipients >= 0, np.searchsorted(rows, recipients), -1).astype(np.int32)
         found.append(arrays)
     return found
+
+
+def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[bytes]]]:
+    """The digests of the streams in `downlink_arrays`: for each client, by the array's name."""
+    rows = {kind: [digest(row) for row in np.asarray(sent.values)] for kind, sent in downlink.streams.items()}
+    return [
+        {
+            STREAM + kind: [rows[kind][row] for row in np.unique(sent.recipients[client]) if row >= 0]
+            for kind, sent in downlink.streams.items()
+        }
+        for client in range(clients)
+    ]
 
 
 def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
@@ -68,7 +82,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
             padding = np.zeros((len(index) - len(array), *array.shape[1:]), array.dtype)
             streams[kind] = Streams(jnp.asarray(np.concatenate([array, padding])), index[None])
         else:
-            known = name == INITIAL or (part == "index" and f"stream/{kind}" in arrays)
+            known = name == INITIAL or (part == "index" and STREAM + kind in arrays)
             require(known, f"a request holds {name!r}, which this version does not know")
     return Downlink(streams, scalars)
 
@@ -107,7 +121,9 @@ def answer_shapes(exchange: Exchange, algorithm: Algorithm, state: Any, model: M
 
 def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:
     """What the arrays of an answer must be."""
-    return {name: ArraySpec(leaf.shape, str(np.dtype(leaf.dtype))) for name, leaf in named(shapes, prefix).items()}
+    return {
+        name: ArraySpec(tuple(leaf.shape), str(np.dtype(leaf.dtype))) for name, leaf in named(shapes, prefix).items()
+    }
 
 
 def stack(
@@ -115,12 +131,13 @@ def stack(
 ) -> Any:
     """What the clients of a cohort sent, as a tree of `ClientRows` like `shapes`; zeros where nothing came."""
     rows = np.arange(len(answers))
+    shapes_of = {name: tuple(leaf.shape) for name, leaf in named(shapes, prefix).items()}
 
     def column(name: str) -> ClientRows:
         spec = specs[name]
-        nothing = np.zeros(spec.shape, spec.dtype)
+        nothing = np.zeros(shapes_of[name], spec.dtype)
         parts = [nothing if answer is None else answer.get(name, nothing) for answer in answers]
-        values = np.stack(parts) if parts else np.zeros((0, *spec.shape), spec.dtype)
+        values = np.stack(parts) if parts else np.zeros((0, *shapes_of[name]), spec.dtype)
         return ClientRows(jnp.asarray(values), rows)
 
     structure = jax.tree.structure(shapes)

@@ -13,11 +13,13 @@ from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import Algorithm, Cohort, Diverged, Exchange, init_pipeline, on_host, require
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.held import INITIAL
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.wire import INITIAL, WORK, named, read_downlink
+from fedtailor.remote.secret import secret_in
+from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
-from fedtailor.training import PersonalModel
+from fedtailor.storage.personal_model import PersonalModel
 
 NEWCOMER = "newcomer"
 """Of a request: the client predicts with the state that `init_unseen` made, as it never took part."""
@@ -40,6 +42,8 @@ class ClientWork:
     def __init__(self, plan: Plan, federation: Federation, store: ClientStore) -> None:
         require(len(federation) == 1, f"a client's own data are one client's, not {len(federation)} clients'")
         self._plan, self._store = plan, store
+        # noise that the coordinator could compute would hide nothing from it
+        self._seed = secret_in(store.directory) if plan.clients_need_secrets else plan.seed
         # what `init_unseen` made, for the requests that follow it at once; never on the disk
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
         # canonical: what is computed here does not depend on how many devices this machine has
@@ -80,7 +84,7 @@ class ClientWork:
         executor, task = self._executor, request.task
         cohort = Cohort(
             clients=executor.seen, rows=np.zeros(1, np.int64), seen=True, reporting=np.array([request.reply]),
-            round=request.round, seed=self._plan.seed,
+            round=request.round, seed=self._seed,
         )  # fmt: skip
         states = self._state(request, algorithm) if task in ("client", "personal", "evaluate") else None
         uplink = self._plan.uplink if task == "client" else ()
@@ -114,8 +118,7 @@ class ClientWork:
     def _first_state(self, request: Request, algorithm: Algorithm) -> Any:
         """What a client that has not taken part holds."""
         model, given = self._plan.model, request.arrays.get(INITIAL)
-        theta = model.init(jax.random.fold_in(jax.random.key(self._plan.seed), 0)) if given is None else given
-        theta = jnp.asarray(theta)
+        theta = jnp.asarray(self._plan.initial() if given is None else given)
         require(theta.shape == (model.size,), f"the initial model has shape {theta.shape}; it must be ({model.size},)")
         return algorithm.init_state(theta, self._plan.model), init_pipeline(self._plan.uplink, theta)
 
@@ -130,7 +133,7 @@ class ClientWork:
         mine = jax.tree.map(lambda leaf: leaf[0], predictor)
         model = PersonalModel(federation.names[0], mine, self._plan.model, federation.shift, federation.scale)
         place = self._store.directory / PERSONAL
-        replace_directory(place, lambda path: export_models([model], path))
+        replace_directory(place, lambda path: export_models([model], path, own_examples=True))
 
 
 def replace_directory(place: Path, write: Any) -> None:

@@ -22,6 +22,7 @@ JUDGED = frozenset({"mean", "weighted", "worst", "worst10", "largest10", "unseen
 
 NOTHING = "-"
 NOT_RUN = "not run"
+ONLY_SETTING = "as it is"
 
 BASELINE_ROW = "(nothing learned)"
 """The row of the baseline: each client's majority class, or the mean of its targets."""
@@ -116,9 +117,10 @@ def chosen(experiment: Experiment) -> Table:
             grid: dict[str, list[Candidate]] = {}
             for candidate in experiment.index.candidates:
                 if (candidate.scenario, candidate.algorithm) == (scenario, label):
-                    grid.setdefault(settings(candidate.parameters), []).append(candidate)
+                    grid.setdefault(settings(candidate.parameters) or ONLY_SETTING, []).append(candidate)
             if grid:
-                tried = [f"{name}: {_on_val(tries, unit)}" for name, tries in grid.items()]
+                whole = experiment.index.scenarios[scenario].rounds
+                tried = [f"{name}: {_on_val(tries, unit)}{_stopped(tries, whole)}" for name, tries in grid.items()]
                 rows.append([scenario, label, ", ".join(_winners(grid)) or NOTHING, "; ".join(tried)])
     return Table(
         "Chosen by the mean over clients on val", ["scenario", "algorithm", "chosen", "grid: on val"], rows, text=4
@@ -175,6 +177,12 @@ def _on_val(tries: Sequence[Candidate], unit: Unit) -> str:
     values = [candidate.val for candidate in tries if candidate.val is not None]
     sign = 1 if unit.higher_is_better else -1
     return unit.text([sign * float(np.mean(values))]) if values else "diverged"
+
+
+def _stopped(tries: Sequence[Candidate], whole: int) -> str:
+    """After how many rounds a candidate was left out, if it was."""
+    rounds = [candidate.rounds for candidate in tries if candidate.rounds is not None]
+    return f" after {max(rounds)} rounds" if rounds and max(rounds) < whole else ""
 
 
 def _winners(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:

@@ -23,8 +23,9 @@ TIME_NOTE = (
 
 
 def reference(found: Mapping[str, Sequence[StoredRun]]) -> str | None:
-    """The first row that is FedAvg and has a run; None if there is none."""
-    return next((label for label, runs in found.items() if runs and runs[0].method == REFERENCE), None)
+    """The first row that is FedAvg and has a run with a test result; None if there is none."""
+    tested = {label: [run for run in runs if run.is_tested] for label, runs in found.items()}
+    return next((label for label, runs in tested.items() if runs and runs[0].method == REFERENCE), None)
 
 
 def time_title(label: str, runs: Sequence[StoredRun]) -> str:
@@ -57,7 +58,7 @@ def average(values: Sequence[float], digits: int = 0) -> Number:
     return mean_of(values, digits, deviation=False)
 
 
-def _time(runs: Sequence[StoredRun], targets: Mapping[int, float], system: str) -> Cell:
+def _time(runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str) -> Cell:
     reached = [_reached(run, targets.get(run.seed), system) for run in runs]
     found = [time for time in reached if time is not None]
     return average(found) if len(found) == len(reached) else "-"

@@ -23,6 +23,10 @@ from fedtailor.report.units import Unit, unit_of
 
 ALONE = "local"
 """The method that trains every client alone."""
+NO_TEST = (
+    "There are no test data by which {} could be told, so nothing is said of which method is best or who gains; keep "
+    "some rows for testing."
+)
 MOST_LINES = 60
 """Tables of gains with more lines (a client and a method each) stand in files only."""
 
@@ -40,6 +44,7 @@ class Decision:
         gain_metric: what gains are measured in.
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
+        left_out: methods that were not trained to the end, by their validation data.
         warnings: what to know before believing all this.
     """
 
@@ -51,6 +56,7 @@ class Decision:
     gain_metric: str = ""
     gains: pl.DataFrame | None = None
     why_no_gains: str = ""
+    left_out: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -59,6 +65,8 @@ class Decision:
         unit, found = unit_of(self.metric), list[str]()
         if self.winner is not None:
             found.append(f"By test {unit.label}: {self.winner.sentence()}")
+        if self.left_out:
+            found.append(f"Nothing is said of {', '.join(self.left_out)}: left out early, by validation data.")
         if self.choice is not None:
             reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
             found.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
@@ -128,6 +136,9 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         return None
     higher, metric = first.unit.higher_is_better, first.metric
     test, val = _values(runs, "test"), _values(runs, "val")
+    warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
+    if test.is_empty():
+        return Decision(scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings)
     several = len(runs) > 1
     base = next((label for label, found in runs.items() if found[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
@@ -140,7 +151,8 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
-        warnings=[*first.warnings, *_training_warnings(experiment, scenario, runs)],
+        left_out=_left_out(experiment, scenario),
+        warnings=warnings,
     )
 
 
@@ -155,6 +167,13 @@ def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame
     parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
              for label, found in runs.items() for run in found]  # fmt: skip
     return pl.concat(parts)
+
+
+def _left_out(experiment: Experiment, scenario: str) -> list[str]:
+    """The rows that halving did not train to the end."""
+    tried = [it for it in experiment.index.candidates if it.scenario == scenario]
+    rows = list(dict.fromkeys(it.algorithm for it in tried)) if experiment.index.budget is not None else []
+    return [row for row in rows if not any(it.chosen for it in tried if it.algorithm == row)]
 
 
 def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:
@@ -177,7 +196,7 @@ def _gains(
     kept = {part["method"][0] for part in parts if len(part)}
     if base not in kept or len(kept) < 2:
         return metric, None, "Gains over training alone need the test rows, which these runs did not keep; repeat them."
-    rows = pl.concat(parts)
+    rows = pl.concat(parts, how="diagonal")  # of other versions, some may have columns more
     if metric not in SCORES:
         metric = next((name for name in SCORES if SCORES[name].column in rows.columns and name != "loss"), "loss")
     return metric, client_gains(rows, base, metric), ""

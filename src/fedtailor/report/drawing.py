@@ -45,9 +45,9 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
 def histogram(runs: Runs, path: Path) -> list[Path]:
     """The clients' own accuracies (or losses) on test after the last round, of all seeds together."""
     panels = {
-        name: {label: np.concatenate([_values(run) for run in seeds]) for label, seeds in _drawn(found).items()}
+        name: {label: np.concatenate([_values(run) for run in seeds]) for label, seeds in _tested(found).items()}
         for name, found in runs.items()
-        if _drawn(found)
+        if _tested(found)
     }
     x_labels = [f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels]
     return figures.histograms(panels, x_labels, path, labels=_labels(runs)) if panels else []
@@ -92,9 +92,9 @@ def _is_empty(found: Diagnostic) -> bool:
 
 def fairness(runs: Runs, path: Path) -> list[Path]:
     """The mean over clients against the mean over the worst tenth."""
-    panels, units = {}, [_unit(found) for found in runs.values() if _drawn(found)]
+    panels, units = {}, [_unit(found) for found in runs.values() if _tested(found)]
     for name, found in runs.items():
-        if drawn := _drawn(found):
+        if drawn := _tested(found):
             scale, spreads = (
                 _unit(found).scale,
                 {label: [run.spread() for run in runs] for label, runs in drawn.items()},
@@ -115,7 +115,7 @@ def sweep(experiment: Experiment, path: Path) -> list[Path]:
             ours = [
                 (value, float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else 0.0)
                 for value, label in varied.rows.items()
-                if (means := [unit.scale * run.spread()["mean"] for run in runs.get(label, ())])
+                if (means := [unit.scale * run.spread()["mean"] for run in runs.get(label, ()) if run.is_tested])
             ]
             if not ours:
                 continue
@@ -132,6 +132,9 @@ def sweep(experiment: Experiment, path: Path) -> list[Path]:
     return figures.error_bars(panels, x_labels, y_labels, path, columns=columns) if panels else []
 
 
+TESTED = "a finished run with test rows"
+
+
 @dataclass(frozen=True)
 class Figure:
     """What can be asked for by name.
@@ -142,7 +145,7 @@ class Figure:
     """
 
     draw: Callable[[Experiment, Path], list[Path]]
-    needs: str = "a finished run"
+    needs: str
 
 
 def _of_runs(draw: Callable[[Runs, Path], list[Path]]) -> Callable[[Experiment, Path], list[Path]]:
@@ -150,14 +153,14 @@ def _of_runs(draw: Callable[[Runs, Path], list[Path]]) -> Callable[[Experiment, 
 
 
 FIGURES: Mapping[str, Figure] = {
-    "accuracy-by-round": Figure(_of_runs(by_round)),
-    "accuracy-by-bytes": Figure(_of_runs(by_bytes), "a finished run in which something travels"),
-    "accuracy-by-time": Figure(_of_runs(by_time), "a finished run in which something travels"),
-    "histogram": Figure(_of_runs(histogram)),
+    "accuracy-by-round": Figure(_of_runs(by_round), TESTED),
+    "accuracy-by-bytes": Figure(_of_runs(by_bytes), f"{TESTED} in which something travels"),
+    "accuracy-by-time": Figure(_of_runs(by_time), f"{TESTED} in which something travels"),
+    "histogram": Figure(_of_runs(histogram), TESTED),
     "collaboration": Figure(_of_runs(collaboration), "a finished run of a method that weighs clients (ucfl)"),
     "silhouette": Figure(_of_runs(silhouette), "a finished run of a method that chooses its number of streams (ucfl)"),
     "diagnostics": Figure(_of_runs(diagnostics), "a finished run of a method that tells more about itself (afl)"),
-    "fairness": Figure(_of_runs(fairness)),
+    "fairness": Figure(_of_runs(fairness), TESTED),
     "sweep": Figure(sweep, "finished runs of an algorithm with a varied parameter"),
 }
 
@@ -189,7 +192,7 @@ def _lines(
     """Curves of every panel's runs, in the unit that they are shown in; panels without runs are left out."""
     curves, y_labels = {}, []
     for title, (found, curve) in panels.items():
-        if drawn := _drawn(found):
+        if drawn := _tested(found):
             unit = _unit(found)
             y_labels.append(f"test {unit.axis}")
             curves[title] = {
@@ -207,7 +210,7 @@ def featured(runs: Runs) -> list[str]:
     """The rows that a figure draws with bands: FedAvg, to compare with, and those that end best on test, on average
     over scenarios; in the order of all rows."""
     ranks: dict[str, list[float]] = {}
-    for found in map(_drawn, runs.values()):
+    for found in map(_tested, runs.values()):
         ends = {label: float(np.mean([run.spread()["mean"] for run in seeds])) for label, seeds in found.items()}
         ordered = sorted(ends, key=ends.__getitem__, reverse=bool(found) and _unit(found).higher_is_better)
         for rank, label in enumerate(ordered):
@@ -225,6 +228,11 @@ def _labels(runs: Runs) -> list[str]:
 
 def _drawn(found: Found) -> Found:
     return {label: seeds for label, seeds in found.items() if seeds}
+
+
+def _tested(found: Found) -> Found:
+    """What can be drawn of test results: runs without test rows have none."""
+    return _drawn({label: [run for run in seeds if run.is_tested] for label, seeds in found.items()})
 
 
 def _talking(found: Found) -> Found:

@@ -29,6 +29,7 @@ class ScenarioUse:
         model: what is trained.
         rounds: communication rounds.
         participation: who reports in a round: a share (float) or a number (int) of the clients.
+        sampling: "uniform", or "samples" where reporters are drawn in proportion to their training samples.
     """
 
     use: str
@@ -36,6 +37,7 @@ class ScenarioUse:
     model: str
     rounds: int
     participation: int | float
+    sampling: str = "uniform"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Candidate:
 
     Attributes:
         val: mean over clients, on val, of the accuracy or of minus the loss: higher is better. None: it diverged.
+        rounds: after how many rounds; None: after all.
     """
 
     scenario: str
@@ -62,6 +65,7 @@ class Candidate:
     seed: int
     val: float | None
     chosen: bool
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,14 @@ class Skipped:
     parameters: dict[str, Any]
     why: str
     runs: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Rounds that were trained, and those that training everything to the end would have taken."""
+
+    rounds: int
+    full: int
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ class Index:
         cells: the runs of the tables that have ended.
         candidates: the runs that have been chosen from; a chosen one is a cell, too.
         skipped: what was not run, and why.
+        budget: what halving spent, where methods and settings were halved.
         seconds: wall time so far.
         machine, versions: where and with what.
     """
@@ -133,6 +146,7 @@ class Index:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,18 @@ class Measure:
     warning: str = ""
 
 
-def weighted(run: StoredRun) -> float:
+def weighted(run: StoredRun) -> float | None:
     """Mean over seen clients, weighted by test samples."""
     scores = run.scores()
-    return float(np.average(scores["value"], weights=scores["test"]))
+    return float(np.average(scores["value"], weights=scores["test"])) if len(scores) else None
 
 
-def largest10(run: StoredRun) -> float:
+def largest10(run: StoredRun) -> float | None:
     """Mean over the tenth of the seen clients with most training samples (at least one client), weighted by test
     samples. Of equally large clients the earlier ones in the federation count."""
     scores = run.scores()
+    if not len(scores):
+        return None
     most = scores.sort("train", descending=True, maintain_order=True).head(max(len(scores) // 10, 1))
     return float(np.average(most["value"], weights=most["test"]))
 
@@ -48,7 +50,7 @@ def unseen(run: StoredRun) -> float | None:
 def best_on_val(run: StoredRun) -> float | None:
     """Test mean after the round that is best on the clients' validation data (the first of equal ones)."""
     val, test = run.curve("val"), run.curve()
-    return test[best_round(run, val)] if val else None
+    return test[best_round(run, val)] if val and test else None
 
 
 def best_round(run: StoredRun, curve: Mapping[int, float]) -> int:
@@ -56,14 +58,14 @@ def best_round(run: StoredRun, curve: Mapping[int, float]) -> int:
     return (max if run.unit.higher_is_better else min)(curve, key=lambda done: curve[done])
 
 
-def best_on_test(run: StoredRun) -> float:
+def best_on_test(run: StoredRun) -> float | None:
     """Test mean after the round that is best on test: too good by the choice."""
     curve = run.curve()
-    return curve[best_round(run, curve)]
+    return curve[best_round(run, curve)] if curve else None
 
 
-def _of_spread(name: str) -> Callable[[StoredRun], float]:
-    return lambda run: run.spread()[name]
+def _of_spread(name: str) -> Callable[[StoredRun], float | None]:
+    return lambda run: run.spread()[name] if run.is_tested else None
 
 
 MEASURES: Mapping[str, Measure] = {

@@ -2,8 +2,9 @@
 
 import polars as pl
 
-from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
+from fedtailor.report.experiment import Budget, Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
+from fedtailor.training.metrics import PRIVACY
 
 
 def title(experiment: Experiment) -> str:
@@ -23,7 +24,9 @@ def facts(experiment: Experiment) -> list[str]:
         f"Differences: {index.note}" if index.note else "",
         f"Size: {index.size}; seeds {seeds}; {progress}{choosing}; {duration(index.seconds)}",
         *(_scenario(label, used, _any(experiment, label)) for label, used in index.scenarios.items()),
+        *_privacy(experiment),
         f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]" if fewer else "",
+        _budget(index.budget),
         f"Machine: {index.machine}",
         *(_skipped(skipped) for skipped in index.skipped),
         f"Versions: {_versions(experiment)}",
@@ -43,6 +46,15 @@ def _versions(experiment: Experiment) -> str:
     mixed = [name for name, versions in found.items() if len(versions) > 1]
     warning = f"; these runs were made by different versions of {', '.join(mixed)}" if mixed else ""
     return ", ".join(parts) + warning
+
+
+def _budget(budget: Budget | None) -> str:
+    if budget is None:
+        return ""
+    return (
+        f"Budget: {budget.rounds:,} rounds instead of {budget.full:,}: methods and settings were halved on validation "
+        "data of the first seed, and the last two methods went on"
+    )
 
 
 def _skipped(skipped: Skipped) -> str:
@@ -68,8 +80,23 @@ def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
         parts.append(f"{len(seen)} clients with {_samples(seen)}")
         if len(unseen):
             parts.append(f"{len(unseen)} unseen clients with {_samples(unseen)}")
-    parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used.participation)} report in a round"]
+    parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used)} report in a round"]
     return f"Scenario {label}: {'; '.join(parts)}"
+
+
+def _privacy(experiment: Experiment) -> list[str]:
+    """What methods with a guarantee of differential privacy gave away: the largest epsilon of a client and seed."""
+    found = []
+    for scenario, rows in experiment.runs.items():
+        for label, runs in rows.items():
+            largest: dict[str, float] = {}
+            for run in runs:
+                last = run.metrics.filter((pl.col("split") == PRIVACY) & (pl.col("round") == pl.col("round").max()))
+                for name, value in last.group_by("metric").agg(pl.col("value").max()).sort("metric").iter_rows():
+                    largest[name] = max(value, largest.get(name, 0.0))
+            told = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in largest.items())
+            found += [f"Privacy of {label} on {scenario}: at most {told}"] if told else []
+    return found
 
 
 def _samples(clients: pl.DataFrame) -> str:
@@ -78,10 +105,12 @@ def _samples(clients: pl.DataFrame) -> str:
     return ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size) + " samples"
 
 
-def _reporters(participation: int | float) -> str:
-    if isinstance(participation, int):
-        return f"{participation} clients"
-    return "all clients" if participation == 1 else f"{100 * participation:g} % of the clients"
+def _reporters(used: ScenarioUse) -> str:
+    if not isinstance(used.participation, int) and used.participation == 1:
+        return "all clients"
+    whole = isinstance(used.participation, int)
+    share = f"{used.participation} clients" if whole else f"{100 * used.participation:g} % of the clients"
+    return f"{share}, drawn by their samples," if used.sampling == "samples" else share
 
 
 def _any(experiment: Experiment, scenario: str) -> StoredRun | None:

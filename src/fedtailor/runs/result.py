@@ -3,20 +3,22 @@
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.accounting import Ledger
 from fedtailor.executors import DeviceExecutor, guest_executor
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Predictor, drive
+from fedtailor.protocol import Algorithm, Exchanges, Predictor, drive
 from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.summary import Summary, spread
+from fedtailor.storage import PersonalModel
 from fedtailor.storage.export import export_models
-from fedtailor.training import Metrics, PersonalModel, Training
+from fedtailor.tables import Preprocessing, Table
+from fedtailor.training import Metrics, Training
 from fedtailor.training.personal import guest_model, personal_models
 
 if TYPE_CHECKING:
@@ -24,16 +26,25 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A trained federation: personal models, measurements, traffic.
-
-    Attributes:
-        training: the final state (server, client states).
-        ledger: what travelled, the final delivery included.
-        metrics: evaluations by round.
-    """
+    """A trained federation: personal models, measurements, traffic."""
 
     def __init__(self, training: Training[DeviceExecutor], executor: DeviceExecutor, ledger: Ledger) -> None:
-        self.training, self.executor, self.ledger = training, executor, ledger
+        self._training, self._executor, self._ledger = training, executor, ledger
+
+    @property
+    def training(self) -> Training[DeviceExecutor]:
+        """The final state (server, client states)."""
+        return self._training
+
+    @property
+    def executor(self) -> DeviceExecutor:
+        """Who answered for the clients."""
+        return self._executor
+
+    @property
+    def ledger(self) -> Ledger:
+        """What travelled, the final delivery included."""
+        return self._ledger
 
     @property
     def algorithm(self) -> Algorithm:
@@ -50,6 +61,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
+        """Evaluations by round."""
         return self.training.metrics
 
     def frame(self) -> "pl.DataFrame":
@@ -60,6 +72,12 @@ class Run:
     def _personal(self) -> dict[str, PersonalModel]:
         return {}
 
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How rows of the table become inputs; None where the data were no table."""
+        federation = self.federation
+        return federation.preprocessing if isinstance(federation, Table) else None
+
     def personal(self, client: int | str) -> PersonalModel:
         """The personal model of a client, by name or position in the federation.
 
@@ -67,31 +85,51 @@ class Run:
             ValueError: there is no such client.
         """
         index = self.federation.client(client).index
-        self._train_personal([index])
+        drive(self.ask_personal([index]), self.executor)
         return self._personal[self.federation.names[index]]
 
     def personal_models(self) -> dict[str, PersonalModel]:
         """The personal models of all clients, seen and unseen, by name."""
-        self._train_personal(range(len(self.federation)))
+        drive(self.ask_personal(range(len(self.federation))), self.executor)
         return {name: self._personal[name] for name in self.federation.names}
 
-    def _train_personal(self, clients: Iterable[int]) -> None:
+    def ask_personal(self, clients: Iterable[int]) -> Exchanges[None]:
         """Ask for the personal models of clients (places in the federation) that nobody has asked for yet."""
         missing = [client for client in clients if self.federation.names[client] not in self._personal]
         for table, unseen in ((self.executor.seen, False), (self.executor.unseen, True)):
             rows = np.flatnonzero(np.isin(table.listed, missing))
             if len(rows):
-                asked = personal_models(self.training, rows, unseen=unseen)
-                self._keep(drive(asked, self.executor))
+                self._keep((yield from personal_models(self.training, rows, unseen=unseen)))
 
     def _keep(self, predictors: dict[str, Predictor]) -> None:
-        federation = self.federation
         for name, predictor in predictors.items():
-            self._personal[name] = PersonalModel(name, predictor, self.model, federation.shift, federation.scale)
+            self._personal[name] = self._personal_model(name, predictor)
+
+    def _personal_model(self, name: str, predictor: Predictor) -> PersonalModel:
+        federation = self.federation
+        return PersonalModel(name, predictor, self.model, federation.shift, federation.scale, self.preprocessing)
+
+    def predict(self, client: int | str, rows: Any, **options: Any) -> NDArray[Any]:
+        """What a client's personal model predicts.
+
+        Args:
+            client: by name or position in the federation.
+            rows: inputs x [n, ...], as `PersonalModel.predict` takes them; or, of a run on a table, raw rows by the
+                names of their columns (a frame, a dict, a list of dicts), as `PersonalModel.predict_rows` takes them.
+            options: of `predict_rows`: missing, unknown.
+
+        Raises:
+            ValueError: there is no such client, or all that is wrong with the rows.
+        """
+        model = self.personal(client)
+        if model.preprocessing is None or isinstance(rows, np.ndarray):
+            return model.predict(rows, **options)
+        return model.predict_rows(rows, **options)
 
     def row_outcomes(self) -> "pl.DataFrame":
-        """What became of every test row: client, row (its number in the data), loss, and correct and prediction, or
-        squared_error and prediction of a regression, by the final personal models."""
+        """What became of every test row: client, row (its number in the data), loss, and correct, prediction and
+        confidence (the prediction's probability), or squared_error and prediction of a regression, by the final
+        personal models."""
         return drive(row_outcomes(self.training, self.executor), self.executor)
 
     def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:
@@ -106,7 +144,7 @@ class Run:
         federation, settings = self.federation, self.executor.settings
         guest = guest_executor(federation, self.model, np.asarray(x), np.asarray(y), name, group, settings)
         predictor = drive(guest_model(self.training, guest.unseen), guest)[name]
-        return PersonalModel(name, predictor, self.model, federation.shift, federation.scale)
+        return self._personal_model(name, predictor)
 
     def export(self, directory: Path | str, clients: Iterable[int | str] | None = None) -> Path:
         """Write the personal models of all clients, or of some, into a new directory (`load_models` reads them).
@@ -140,4 +178,5 @@ class Run:
             bytes_up=totals.bytes_up,
             seconds=training.seconds,
             seconds_per_round=float(np.median(training.round_seconds)) if training.round_seconds else 0.0,
+            **({} if training.privacy is None else training.privacy.largest(training.round)),
         )

@@ -1,8 +1,9 @@
 """`run`: train one algorithm on one federation, in memory or with a run directory."""
 
+import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -22,9 +23,12 @@ from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.target_units import default_metrics, target_units
 from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
 from fedtailor.storage.run_directory import BASELINE, ROWS
+from fedtailor.tables import Table
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 
 MOST_ROUNDS = 2**31 - 1
+_MOST_KEPT = 1 << 25
+"""Bytes of personal models that a run directory keeps."""
 
 
 def run(
@@ -46,6 +50,8 @@ def run(
     resume: bool = False,
     checkpoint_every: int = 10,
     keep_rows: bool = False,
+    keep_models: bool = True,
+    origin: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train `algorithm` for all clients of `federation`.
 
@@ -70,6 +76,10 @@ def run(
         resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
         checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C or SIGTERM).
         keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
+        keep_models: write the personal models of all clients into the directory, where they take less than 32 MiB
+            (of more, the run makes them again from its data when they are asked for).
+        origin: which scenario the data came from, put down in the directory so that they can be found again:
+            `fedtailor.experiments.scenario.Scenario.origin` gives it. A table says so itself.
 
     Returns:
         The finished run: metrics, ledger, personal models.
@@ -86,6 +96,7 @@ def run(
         algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
         uplink=uplink, downlink=downlink, metrics=metrics, callbacks=callbacks,
         directory=directory, resume=resume, checkpoint_every=checkpoint_every, keep_rows=keep_rows,
+        keep_models=keep_models, origin=origin,
     )  # fmt: skip
     return drive(exchanges, executor)
 
@@ -139,6 +150,8 @@ def run_exchanges(
     resume: bool = False,
     checkpoint_every: int = 10,
     keep_rows: bool = False,
+    keep_models: bool = True,
+    origin: Mapping[str, Any] | None = None,
     stopped: threading.Event | None = None,
 ) -> Exchanges[Run]:
     """`run` as the exchanges that it needs, for whoever drives several runs at once; see there.
@@ -170,6 +183,7 @@ def run_exchanges(
     settings = manifest(
         algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked,
         devices=executor.shards, canonical=executor.settings.canonical,
+        origin=_origin(federation, Path(directory)) or origin,
     )  # fmt: skip
     continued = store.open(settings, resume)
     try:
@@ -177,6 +191,8 @@ def run_exchanges(
             store.load(training)
         else:
             store.write_clients(federation)
+            if isinstance(federation, Table) and federation.preprocessing is not None:
+                store.write_preprocessing(federation.preprocessing)
         with interrupts() if stopped is None else nullcontext(stopped) as stop:
             checkpoints = Checkpoints(store, checkpoint_every, stop)
             try:
@@ -192,6 +208,9 @@ def run_exchanges(
         store.write_ledger(done.ledger)  # with the delivery of the final models
         store.write_diagnostics(training.algorithm.diagnostics(training.server))
         summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+        if keep_models and len(federation) * model.size * np.dtype(model.dtype).itemsize <= _MOST_KEPT:
+            yield from done.ask_personal(range(len(federation)))
+            store.write_models(done.personal_models().values())
         if keep_rows:
             store.write_table(ROWS, (yield from row_outcomes(training, executor)))
             store.write_table(BASELINE, baseline(federation, model, training.measured))
@@ -218,24 +237,32 @@ def train_until(
     require(
         training.round <= rounds, f"the run has already done {training.round} rounds, more than the {rounds} asked for"
     )
-    for callback in callbacks:
-        callback.on_start(training, rounds)
-    enough = False
-    while training.round < rounds and not enough:
-        started = perf_counter()
-        yield from training.next_round()
-        trained = perf_counter()
-        evaluated = training.round % evaluate_every == 0 or training.round == rounds
-        if evaluated:
-            yield from training.evaluation()
-        training.count_time(trained - started, perf_counter() - started)
-        enough = any([callback.after_round(training, evaluated) for callback in callbacks])
-        if enough and not evaluated:
-            yield from training.evaluation()
-        if stopped is not None and stopped.is_set():
-            raise Interrupted
-    for callback in callbacks:
-        callback.on_end(training)
+    ended_by: BaseException | None = None
+    try:
+        for callback in callbacks:
+            callback.on_start(training, rounds)
+        enough = False
+        while training.round < rounds and not enough:
+            started = perf_counter()
+            yield from training.next_round()
+            trained = perf_counter()
+            evaluated = training.round % evaluate_every == 0 or training.round == rounds
+            if evaluated:
+                yield from training.evaluation()
+            training.count_time(trained - started, perf_counter() - started)
+            enough = any([callback.after_round(training, evaluated) for callback in callbacks])
+            if enough and not evaluated:
+                yield from training.evaluation()
+            if stopped is not None and stopped.is_set():
+                raise Interrupted
+        for callback in callbacks:
+            callback.on_end(training)
+    except BaseException as error:
+        ended_by = error
+        raise
+    finally:
+        for callback in callbacks:
+            callback.close(ended_by)
 
 
 def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
@@ -243,6 +270,17 @@ def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
+
+
+def _origin(federation: Federation, directory: Path) -> dict[str, Any] | None:
+    """Where a table is to be found again, from the run's directory: no path of this machine stands in it."""
+    if not isinstance(federation, Table) or federation.origin is None:
+        return None
+    origin = federation.origin
+    path = Path(os.path.relpath(origin.path.resolve(), directory.resolve())).as_posix()
+    return {
+        "scenario": "table", "seed": origin.seed, "file": origin.digest, "parameters": {"path": path, **origin.options},
+    }  # fmt: skip
 
 
 def _require_count(name: str, value: Any) -> None:

@@ -26,6 +26,8 @@ class Summary:
             `Run.ledger.totals()` counts those as scalars.
         seconds: wall time, evaluation and compilation included; of trainings that share the devices' time, a share.
         seconds_per_round: median wall time of a round without evaluation, likewise.
+        client_epsilon, example_epsilon: what was given away by the guarantees of differential privacy that there are,
+            the largest of a client: of whole clients, of single examples; None where nothing is promised.
     """
 
     algorithm: str
@@ -47,10 +49,13 @@ class Summary:
     bytes_up: int
     seconds: float
     seconds_per_round: float
+    client_epsilon: float | None = None
+    example_epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """All fields by name, without guarantees that there are not."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None or not name.endswith("_epsilon")}
 
     def __str__(self) -> str:
         width = max(len(field.name) for field in fields(self))

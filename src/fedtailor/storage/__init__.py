@@ -6,6 +6,7 @@ from fedtailor.storage.export import export_models, load_models
 from fedtailor.storage.interrupts import Interrupted, interrupts
 from fedtailor.storage.lock import DirectoryLock
 from fedtailor.storage.manifest import manifest
+from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.storage.run_directory import Checkpoints, RunDirectory
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "DirectoryLock",
     "Finding",
     "Interrupted",
+    "PersonalModel",
     "RunDirectory",
     "Unusable",
     "check",

@@ -1,4 +1,5 @@
-"""Personal models on disk: `models.safetensors` with the vectors, `manifest.json` with all that prediction needs."""
+"""Personal models on disk: `models.safetensors` with the vectors, `manifest.json` with all that prediction needs, and
+`preprocessing.json` where they were trained on a table."""
 
 import dataclasses
 import json
@@ -12,35 +13,60 @@ from safetensors.numpy import load_file, save_file
 
 from fedtailor._files import private_folder, publish, reason, remove_leftovers
 from fedtailor.models import Architecture, Classification, Model, cross_entropy, squared_error, zoo
-from fedtailor.protocol import Mixture, require
-from fedtailor.storage.digests import SEAL, arrays_digest, is_sealed, sealed
-from fedtailor.training import PersonalModel
+from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
+from fedtailor.storage.digests import SEAL, arrays_digest, file_digest, is_sealed, sealed
+from fedtailor.storage.personal_model import PersonalModel
+from fedtailor.tables import Preprocessing
 
-MODELS, MANIFEST = "models.safetensors", "manifest.json"
+MODELS, MANIFEST, PREPROCESSING = "models.safetensors", "manifest.json", "preprocessing.json"
 
 _FORMAT = "fedtailor personal models 2"
 _WITHOUT_DIGESTS = "fedtailor personal models 1"  # of fedtailor 0.1
+_NEIGHBORS = ("features", "labels", "held", "share", "scale")
 _LOSSES: dict[str, Any] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 
 
-def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> Path:
+def export_models(personal: Iterable[PersonalModel], directory: Path | str, *, own_examples: bool = False) -> Path:
     """Write personal models of one federation into a directory, which must be new or empty; returns it.
 
+    Models that were trained on a table take its preprocessing with them.
+
+    Args:
+        own_examples: write models that predict with their client's own examples, and these with them (kNN-Per): for
+            the client's own disk.
+
     Raises:
-        ValueError: the directory holds other files or cannot be written, or there are no models.
+        ValueError: the directory holds other files or cannot be written, there are no models, or a client predicts
+            with its own examples and `own_examples` is False.
     """
     everyone, path = list(personal), Path(directory)
+    for model in everyone:
+        if isinstance(model.predictor, NearestNeighbors) and not own_examples:
+            _ = model.theta  # its error says why it is not exported
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
+        require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
+        write_models(everyone, path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
+    return path
+
+
+def write_models(personal: Iterable[PersonalModel], path: Path, manifest_name: str = MANIFEST) -> None:
+    """Write personal models of one federation into a folder that may hold other files.
+
+    Raises:
+        ValueError: there are no models.
+        OSError: the files cannot be written.
+        SafetensorError: likewise.
+    """
+    everyone = list(personal)
     require(len(everyone) > 0, "there are no personal models to export")
-    arrays, clients = {}, {}
-    for row, model in enumerate(everyone):
-        mixture = isinstance(model.predictor, Mixture)
-        clients[model.name] = {"array": str(row), "mixture": mixture}
-        arrays[str(row)] = np.asarray(model.predictor.models if isinstance(model.predictor, Mixture) else model.theta)
-        if isinstance(model.predictor, Mixture):
-            arrays[f"{row}.weights"] = np.asarray(model.predictor.weights)
-            clients[model.name]["logits"] = model.predictor.logits
+    arrays: dict[str, Any] = {}
+    clients = {model.name: _client(model.predictor, str(row), arrays) for row, model in enumerate(everyone)}
     first = everyone[0]
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": _FORMAT,
         "model": _description(first.model),
         "shift": first.shift,
@@ -48,51 +74,74 @@ def export_models(personal: Iterable[PersonalModel], directory: Path | str) -> P
         "clients": clients,
         "arrays": arrays_digest("", arrays),
     }
-    text = json.dumps(sealed(manifest), indent=2)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
-        require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
-        with private_folder(path, "export") as folder:
-            save_file(arrays, folder / MODELS)
-            (folder / MANIFEST).write_text(text + "\n", "utf-8")
-            for name in (MODELS, MANIFEST):  # the manifest last: without it there is no export
-                publish(folder / name, path / name)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
-    return path
+    files = [MODELS, manifest_name]  # the manifest last: without it there is no export
+    with private_folder(path, "export") as folder:
+        save_file(arrays, folder / MODELS)
+        if first.preprocessing is not None:
+            manifest["preprocessing"] = file_digest(first.preprocessing.save(folder / PREPROCESSING))
+            files.insert(0, PREPROCESSING)
+        (folder / manifest_name).write_text(json.dumps(sealed(manifest), indent=2) + "\n", "utf-8")
+        for name in files:
+            publish(folder / name, path / name)
 
 
-def load_models(directory: Path | str, model: Model | None = None) -> dict[str, PersonalModel]:
+def load_models(
+    directory: Path | str, model: Model | None = None, *, manifest_name: str = MANIFEST
+) -> dict[str, PersonalModel]:
     """The personal models that `export_models` wrote, by client name.
 
     Args:
         directory: where they are.
         model: needed where the network is not one of `fedtailor.models` (a module or function of your own).
+        manifest_name: as they were written (`write_models`).
 
     Raises:
         ValueError: the directory holds no models, they are damaged, or they need `model`.
     """
     path = Path(directory)
-    manifest, arrays = _read(path)
+    manifest, arrays = _read(path, manifest_name)
     try:
-        return _models(manifest, arrays, model)
+        return _models(manifest, arrays, _preprocessing(path, manifest), model)
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # of 0.1, which kept no digests
-        raise ValueError(f"{path} is damaged: {MANIFEST} is not what was exported ({reason(error)})") from None
+        raise ValueError(f"{path} is damaged: {manifest_name} is not what was exported ({reason(error)})") from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Manifest and arrays of an export, as they were written."""
+def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None:
+    """The preprocessing that the models were written with."""
+    if "preprocessing" not in manifest:
+        return None
+    found = path / PREPROCESSING
+    same = found.is_file() and file_digest(found) == manifest["preprocessing"]
+    require(same, f"{found} is missing or damaged (its digest is wrong); export the models again")
+    return Preprocessing.load(found)
+
+
+def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
+    """What an export says of its models.
+
+    Raises:
+        ValueError: there is none, or a damaged one.
+    """
     try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-        arrays = load_file(path / MODELS)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        manifest = json.loads((path / manifest_name).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
     made = manifest.get("format") if isinstance(manifest, dict) else None
     require(made in (_FORMAT, _WITHOUT_DIGESTS), f"{path} holds no exported personal models of fedtailor")
     if made == _FORMAT:
         whole = SEAL in manifest and is_sealed(manifest)
-        require(whole, f"{path / MANIFEST} is damaged (its digest is wrong); export the models again")
+        require(whole, f"{path / manifest_name} is damaged (its digest is wrong); export the models again")
+    return manifest
+
+
+def _read(path: Path, manifest_name: str = MANIFEST) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Manifest and arrays of an export, as they were written."""
+    manifest = read_manifest(path, manifest_name)
+    try:
+        arrays = load_file(path / MODELS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
+    if manifest["format"] == _FORMAT:
         same = arrays_digest("", arrays) == manifest.get("arrays")
         require(same, f"{path / MODELS} is damaged (its digest is wrong); export the models again")
     return manifest, arrays
@@ -105,21 +154,44 @@ def check_export(path: Path) -> tuple[int, bool]:
         ValueError: it is damaged, or none.
     """
     manifest, _ = _read(path)
+    _preprocessing(path, manifest)
     return len(manifest["clients"]), manifest["format"] == _FORMAT
 
 
-def _models(manifest: dict[str, Any], arrays: dict[str, Any], model: Model | None) -> dict[str, PersonalModel]:
+def _client(predictor: Predictor, array: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says of a client's predictor, whose arrays go into `arrays` under names that begin so."""
+    if isinstance(predictor, Mixture):
+        arrays[array] = np.asarray(predictor.models)
+        arrays[f"{array}.weights"] = np.asarray(predictor.weights)
+        return {"array": array, "mixture": True, "logits": predictor.logits}
+    if isinstance(predictor, NearestNeighbors):
+        arrays[array] = np.asarray(predictor.model)
+        arrays |= {f"{array}.{name}": np.asarray(getattr(predictor, name)) for name in _NEIGHBORS}
+        return {"array": array, "mixture": False, "logits": predictor.logits, "neighbors": predictor.k}
+    arrays[array] = np.asarray(predictor)
+    return {"array": array, "mixture": False}
+
+
+def _predictor(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
+    """What `_client` described."""
+    array = entry["array"]
+    if "neighbors" in entry:
+        rest = {name: arrays[f"{array}.{name}"] for name in _NEIGHBORS}
+        return NearestNeighbors(arrays[array], **rest, k=entry["neighbors"], logits=entry["logits"])
+    weights = arrays.get(f"{array}.weights")
+    return arrays[array] if weights is None else Mixture(weights, arrays[array], entry["logits"])
+
+
+def _models(
+    manifest: dict[str, Any], arrays: dict[str, Any], preprocessing: Preprocessing | None, model: Model | None
+) -> dict[str, PersonalModel]:
     model = _rebuilt(manifest["model"]) if model is None else model
     shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))
     found = {}
     for name, entry in manifest["clients"].items():
-        array = arrays[entry["array"]]
-        require(
-            array.shape[-1] == model.size, f"client {name!r} has {array.shape[-1]} parameters, the model {model.size}"
-        )
-        weights = arrays.get(f"{entry['array']}.weights")
-        predictor: Any = array if weights is None else Mixture(weights, array, entry["logits"])
-        found[name] = PersonalModel(name, predictor, model, shift, scale)
+        size = arrays[entry["array"]].shape[-1]
+        require(size == model.size, f"client {name!r} has {size} parameters, the model {model.size}")
+        found[name] = PersonalModel(name, _predictor(entry, arrays), model, shift, scale, preprocessing)
     return found
 
 

@@ -4,14 +4,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C; what schedulers, containers and `kill` send some seconds before they end a process."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody stopped a run; its directory holds everything up to the last round."""
+    """Somebody stopped a run; its directory holds everything up to the last round.
+
+    Attributes:
+        code: the exit code that shells have for the last signal: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    code: ClassVar[int] = 128 + signal.SIGINT
 
 
 @contextmanager
@@ -22,11 +28,14 @@ def interrupts() -> Iterator[threading.Event]:
         yield stopped
         return
 
+    Interrupted.code = 128 + signal.SIGINT
+
     def stop(signum: int, frame: Any) -> None:
         nonlocal asked
         if asked:
             raise KeyboardInterrupt
         asked = True
+        Interrupted.code = 128 + signum
         stopped.set()
 
     before = [(which, signal.signal(which, stop)) for which in SIGNALS]

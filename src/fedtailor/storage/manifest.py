@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import platform
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
 
-CIRCUMSTANCES = ("versions", "machine")
-"""The tables of a manifest that change last bits at most."""
+CIRCUMSTANCES = ("versions", "machine", "origin")
+"""The tables of a manifest that change last bits at most (or nothing: `origin` says where the data, which have their
+digest elsewhere, are found again)."""
 
 
 def manifest(
@@ -36,6 +37,7 @@ def manifest(
     *,
     devices: int = 1,
     canonical: bool = False,
+    origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The settings of a run. Two runs with equal manifests give equal results, with other versions or (unless
     `canonical`) another number of devices to rounding.
@@ -43,6 +45,7 @@ def manifest(
     Args:
         devices: how many devices train.
         canonical: whether results do not depend on that.
+        origin: where the data came from, so that they can be found again: plain values.
     """
     return {
         "run": {
@@ -56,12 +59,22 @@ def manifest(
         **({"downlink": settings(downlink)} if downlink else {}),
         "model": settings(model),
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
+        **({} if origin is None else {"origin": _plain_origin(origin)}),
         "machine": {"devices": devices, "platform": jax.default_backend(), "canonical": canonical},
         "versions": {
             "fedtailor": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in ("jax", "numpy")},
         },
+    }
+
+
+def _plain_origin(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """An origin as TOML holds it: without None."""
+    return {
+        name: _plain_origin(value) if isinstance(value, Mapping) else settings(value)
+        for name, value in origin.items()
+        if value is not None
     }
 
 

@@ -9,6 +9,9 @@
     states-<phase>.bin      the clients' states, where they do not fit into memory (`Settings.state_limit`)
     diagnostics.json        what the method tells about itself in the end (arrays: diagnostics.safetensors)
     rows.parquet            where asked for: client, row, loss and prediction of every test row in the end
+    models.safetensors      the personal models of all clients in the end, where not too large; models.json says
+                            what they are
+    preprocessing.json      of a table: how its rows become inputs of the models
     baseline.parquet        with it: as metrics.parquet, what a model that learns nothing reaches
     summary.json            the run in numbers, with digests of the files: written last, so a directory that has it
                             holds a finished run
@@ -23,7 +26,7 @@ import json
 import logging
 import threading
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,16 @@ import polars as pl
 import tomli_w
 from safetensors import SafetensorError
 
-from fedtailor._files import private_folder, publish, reading, reason, remove_leftovers, replacing, sync_tree
+from fedtailor._files import (
+    private_folder,
+    publish,
+    read_parquet,
+    reading,
+    reason,
+    remove_leftovers,
+    replacing,
+    sync_tree,
+)
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
@@ -43,14 +55,19 @@ from fedtailor.storage.checkpoint import checkpoint_format, load_tree, refuse_ot
 from fedtailor.storage.diagnostics import write_diagnostics
 from fedtailor.storage.digests import file_digest, frame_digest, is_sealed, sealed
 from fedtailor.storage.errors import Damaged, Unusable
+from fedtailor.storage.export import MODELS, PREPROCESSING, write_models
 from fedtailor.storage.lock import DirectoryLock
 from fedtailor.storage.manifest import difference, other_circumstances
+from fedtailor.storage.personal_model import PersonalModel
+from fedtailor.tables import Preprocessing
 from fedtailor.training import Callback, Metrics, Training
 
 MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
 CHECKPOINT, CHECKPOINT_BEFORE = "checkpoint.safetensors", "checkpoint-before.safetensors"
 SUMMARY, DIGESTS = "summary.json", "digests"
 ROWS, BASELINE = "rows.parquet", "baseline.parquet"
+KEPT = "models.json"
+"""The manifest of the personal models that a run keeps (`fedtailor.storage.export.write_models`)."""
 
 _log = logging.getLogger("fedtailor")
 
@@ -78,12 +95,10 @@ def read_frame(path: Path) -> pl.DataFrame:
         raise Damaged(f"{path} is missing; remove the directory and start again")
     try:
         with reading(path):
-            path.open("rb").close()  # polars says of a file that may not be read that it is no Parquet
+            return read_parquet(path)
     except ValueError as error:
         raise Unusable(str(error)) from None
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+    except pl.exceptions.PolarsError as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise Damaged(f"{path} is damaged ({why}); remove the directory and start again") from None
 
@@ -226,7 +241,8 @@ class RunDirectory:
             sync_tree(folder)
             # Summary and rows of a finished run that is extended are about fewer rounds.
             (self.path / SUMMARY).unlink(missing_ok=True)
-            (self.path / ROWS).unlink(missing_ok=True)
+            for name in (ROWS, KEPT, MODELS):
+                (self.path / name).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)
             publish(folder / LEDGER, self.path / LEDGER)
             if self._last_is_good:
@@ -266,6 +282,25 @@ class RunDirectory:
             ValueError: it cannot be written.
         """
         self._write(name, frame)
+
+    def write_models(self, personal: Iterable[PersonalModel]) -> None:
+        """Put down what clients predict with.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        if jax.process_index() == 0:
+            with self._one_line():
+                write_models(personal, self.path, KEPT)
+
+    def write_preprocessing(self, preprocessing: Preprocessing) -> None:
+        """Put down how rows of a table become inputs.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        with self._one_line():
+            self._write_text(PREPROCESSING, preprocessing.to_json())
 
     def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Write the method's diagnostics.

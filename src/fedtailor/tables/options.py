@@ -42,6 +42,8 @@ class TableOptions:
     """Cross-validation: seed s tests on part s of this many parts."""
     unseen: int | float | tuple[str, ...] = 0
     """Clients that never train: how many, which share, or their names."""
+    clients: tuple[str, ...] | None = None
+    """The clients to take (default: all of the table); rows of others are not looked at."""
     missing: tuple[str, ...] = ()
     """Further words for a missing cell, besides the empty cell, ?, NA, N/A, NaN, null, #N/A, a dash and a dot."""
     skip_unlabelled: bool = False
@@ -109,7 +111,7 @@ def make_options(given: dict[str, Any]) -> TableOptions:
         hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
         require(name in names, f"there is no option {name!r}; {hint}")
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    for name in ("drop", "categories", "positive", "missing", "features"):
+    for name in ("drop", "categories", "positive", "missing", "features", "clients"):
         if isinstance(plain.get(name), str | int | float):
             plain[name] = (plain[name],)
     if "positive" in plain:

@@ -108,6 +108,27 @@ class Preprocessing:
         problems.raise_if_any()
         return out
 
+    def transform_labelled(
+        self,
+        rows: Any,
+        *,
+        missing: Literal["error", "impute"] = "error",
+        unknown: Literal["error", "other"] = "error",
+    ) -> tuple[Float32[NDArray, "rows inputs"], NDArray[Any]]:
+        """Inputs and targets of raw rows that have the target, as models are trained on them.
+
+        Args:
+            rows: as for `transform`; likewise missing and unknown.
+
+        Raises:
+            ValueError: all that is wrong with the inputs, or what is wrong with the target.
+        """
+        x = self.transform(rows, missing=missing, unknown=unknown)
+        frame = clean(_from_dicts(rows, Problems("the rows")) if _is_dicts(rows) else as_frame(rows), self.missing)
+        if self.target.name not in frame.columns:
+            raise ValueError(f"the rows have no column {self.target.name!r}, which is the target; add it")
+        return x, self.target.encode(frame[self.target.name])
+
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
         """The labels of class numbers [rows], or predictions of a regression in the target's own unit.
 
@@ -137,7 +158,8 @@ class Preprocessing:
                 for column in content.pop("columns")
             )
             target = content.pop("target")
-            target = TargetEncoding(**{**target, "classes": tuple(target["classes"])})
+            sequences = {name: tuple(target.get(name, ())) for name in ("classes", "positive")}
+            target = TargetEncoding(**{**target, **sequences})
             return cls(columns, target, **{**content, "missing": tuple(content["missing"])})
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no preprocessing, or a damaged one ({error}); write it again") from None

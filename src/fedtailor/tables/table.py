@@ -1,7 +1,10 @@
 """`from_table`: a user's file or frame becomes a federation, with the preprocessing that its models need later."""
 
-from collections.abc import Iterable
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from fedtailor.federation import Federation
 from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
 from fedtailor.tables.encoding import ColumnEncoding, fit_column
-from fedtailor.tables.kinds import Parsed, recognise
+from fedtailor.tables.kinds import Parsed, category_text, recognise
 from fedtailor.tables.notes import about_columns, about_dropped, about_splits
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
@@ -27,6 +30,23 @@ SPLIT_COLUMN = "split"
 """A column of this name that says train, val or test gives the split without being asked for."""
 
 
+@dataclass(frozen=True)
+class TableOrigin:
+    """Where a table came from.
+
+    Attributes:
+        path: the file.
+        digest: SHA-256 of its bytes.
+        seed: of the splits.
+        options: what differs from the defaults of `TableOptions`.
+    """
+
+    path: Path
+    digest: str
+    seed: int
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Table(Federation):
     """A federation that was read from a table.
@@ -38,11 +58,13 @@ class Table(Federation):
         preprocessing: how rows of the table become inputs of the models, and predictions what the user calls them.
         notes: what was decided, imputed and left out, in sentences.
         rows: [N] the row of the table, counted from 0, in which each example stood.
+        origin: the file and the options, by which the table can be read again; None of a frame.
     """
 
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
     rows: Int[NDArray, " N"] | None = None
+    origin: TableOrigin | None = None
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
@@ -67,7 +89,18 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
         >>> table = ft.tables.from_table("heart.csv", client="hospital", target="num", positive=">0")
         >>> run = ft.run(ft.Ditto(), table, ft.models.logistic(), rounds=50)
     """
-    return _build(read(source, settings := make_options(options)), settings, seed)
+    settings = make_options(options)
+    table = _build(read(source, settings), settings, seed)
+    return replace(table, origin=_origin(source, settings, seed))
+
+
+def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None:
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path, default = Path(source).expanduser(), TableOptions()
+    changed = {name: value for name, value in vars(options).items() if value != getattr(default, name)}
+    with path.open("rb") as file:
+        return TableOrigin(path, hashlib.file_digest(file, "sha256").hexdigest(), seed, changed)
 
 
 def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
@@ -75,7 +108,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     options, notes = _find_split_column(raw.frame, options, list(raw.notes))
     check_columns(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = _labelled(raw.frame, options, notes)
+    frame, kept_rows = _of_clients(raw.frame, options, problems)
+    problems.raise_if_any()
+    frame, kept_rows = _labelled(frame, kept_rows, options, notes)
     rows = check_clients(frame, options, problems)
     target = _target(frame, options, problems)
     columns = _recognise(frame, options, problems)
@@ -121,16 +156,30 @@ def _find_split_column(frame: pl.DataFrame, options: TableOptions, notes: list[s
     return options, notes
 
 
+def _of_clients(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
+    """The rows of the clients that are asked for, and their numbers."""
+    if options.clients is None:
+        return frame, np.arange(frame.height)
+    names = category_text(frame[options.client])
+    strange = sorted(set(options.clients) - set(names.unique()))
+    if strange:
+        problems.add(f"client column {options.client!r} never holds {strange[0]!r}, which clients asks for")
+    keep = names.is_in(list(options.clients)).fill_null(False)
+    return frame.filter(keep), keep.arg_true().to_numpy().astype(np.int64)
+
+
 def _labelled(
-    frame: pl.DataFrame, options: TableOptions, notes: list[str]
-) -> tuple[pl.DataFrame, Int[NDArray, " rows"]]:
+    frame: pl.DataFrame, rows: Int[NDArray, " rows"], options: TableOptions, notes: list[str]
+) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
     """The rows with a client and a target, if the others are to be left out; and their numbers."""
     if not options.skip_unlabelled:
-        return frame, np.arange(frame.height)
+        return frame, rows
     keep = frame[options.client].is_not_null() & frame[options.target].is_not_null()
     if not keep.all():
         notes.append(f"{int((~keep).sum()):,} rows without a target or a client are left out.")
-    return frame.filter(keep), keep.arg_true().to_numpy().astype(np.int64)
+    return frame.filter(keep), rows[keep.arg_true().to_numpy()]
 
 
 def _target(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> Target | None:

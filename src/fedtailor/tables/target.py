@@ -32,6 +32,7 @@ class TargetEncoding:
         task: "classification" or "regression".
         classes: what each class is called in the user's file; empty for a regression.
         shift, scale: a regression's model predicts (target - shift) / scale.
+        positive: what counts as positive, where the user named it (`TableOptions.positive`).
     """
 
     name: str
@@ -39,6 +40,33 @@ class TargetEncoding:
     classes: tuple[Label, ...] = ()
     shift: float = 0.0
     scale: float = 1.0
+    positive: tuple[str, ...] = ()
+
+    def encode(self, series: pl.Series) -> NDArray[Any]:
+        """The target of further rows as the models see it: class numbers [n], or standardised float32 [n].
+
+        Raises:
+            ValueError: a cell is missing, no number, or of a class that training did not have.
+        """
+        if series.null_count():
+            row = (series.is_null().arg_max() or 0) + 1
+            raise ValueError(f"target column {self.name!r} is missing in row {row}; fill it in or leave the row out")
+        numbers = as_numbers(series) if series.dtype == pl.String else series
+        if self.task == "regression":
+            if numbers is None or not numbers.dtype.is_numeric() or not numbers.cast(pl.Float64).is_finite().all():
+                raise ValueError(f"target column {self.name!r} holds more than finite numbers; mend or leave out rows")
+            return ((numbers.cast(pl.Float64).to_numpy() - self.shift) / self.scale).astype(np.float32)
+        if self.positive:
+            return _positive_rows(series if numbers is None else numbers, self.positive).astype(np.int32)
+        codes = {_label_text(label): number for number, label in enumerate(self.classes)}
+        found = [_label_text(_plain(value)) for value in (series if numbers is None else numbers).to_list()]
+        strange = next((row for row, label in enumerate(found, 1) if label not in codes), None)
+        if strange is not None:
+            raise ValueError(
+                f"target column {self.name!r} is {series[strange - 1]!r} in row {strange}; training had no such class; "
+                f"the classes are {listed([str(label) for label in self.classes])}"
+            )
+        return np.array([codes[label] for label in found], np.int32)
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
         """The user's labels of class numbers [n], or predictions of a regression [n] in the target's own unit.
@@ -153,36 +181,66 @@ def _one_against_rest(series: pl.Series, options: TableOptions, problems: Proble
     if options.task == "regression":
         problems.add("positive is for classes, and task is regression; leave one of them out")
         return None
-    comparison = _COMPARISON.fullmatch(options.positive[0]) if len(options.positive) == 1 else None
-    if comparison:
-        try:
-            limit = float(comparison[2])
-        except ValueError:
-            problems.add(f"positive is {options.positive[0]!r}; after {comparison[1]} stands a number, as in '>0'")
-            return None
-        if not series.dtype.is_numeric():
-            problems.add(f"positive is {options.positive[0]!r}, and target column {name!r} holds text; name its labels")
-            return None
-        is_positive = _OPERATORS[comparison[1]](series.cast(pl.Float64).to_numpy(), limit)
-    else:
-        text = category_text(series)
-        lower = text.str.to_lowercase() if series.dtype == pl.Boolean else text
-        wanted = [label.lower() if series.dtype == pl.Boolean else label for label in options.positive]
-        present = lower.unique().sort().to_list()
-        strange = [label for label in wanted if label not in present]
+    comparison = _comparison(options.positive)
+    try:
+        is_positive = _positive_rows(series, options.positive)
+    except ValueError as error:
+        problems.add(str(error))
+        return None
+    if not comparison:
+        present = _label_texts(series).unique().sort().to_list()
+        strange = [label for label in _wanted(series, options.positive) if label not in present]
         if strange:
             problems.add(f"positive names {strange[0]!r}, which target column {name!r} never holds; it holds "
                          f"{listed(present)}")  # fmt: skip
             return None
-        is_positive = lower.is_in(wanted).to_numpy()
     if is_positive.all() or not is_positive.any():
         which = "all" if is_positive.all() else "no"
         problems.add(f"{which} rows of target column {name!r} are positive ({', '.join(options.positive)}); name "
                      f"other labels with positive")  # fmt: skip
         return None
-    classes = _side_names(series, is_positive, options.positive, bool(comparison))
+    classes = _side_names(series, is_positive, options.positive, comparison is not None)
     note = (f"The target {name!r} is positive ({classes[1]}) in {int(is_positive.sum()):,} of {len(series):,} rows.",)
-    return Target(TargetEncoding(name, "classification", classes), is_positive.astype(np.int64), note)
+    encoding = TargetEncoding(name, "classification", classes, positive=options.positive)
+    return Target(encoding, is_positive.astype(np.int64), note)
+
+
+def _comparison(positive: Sequence[str]) -> re.Match[str] | None:
+    """The sign and the number of a comparison, such as ">0"; None where labels are named."""
+    return _COMPARISON.fullmatch(positive[0]) if len(positive) == 1 else None
+
+
+def _positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.bool_]:
+    """Which rows count as positive.
+
+    Raises:
+        ValueError: a comparison with something else than numbers.
+    """
+    comparison = _comparison(positive)
+    if comparison is None:
+        return _label_texts(series).is_in(list(_wanted(series, positive))).to_numpy()
+    try:
+        limit = float(comparison[2])
+    except ValueError:
+        raise ValueError(f"positive is {positive[0]!r}; after {comparison[1]} stands a number, as in '>0'") from None
+    if not series.dtype.is_numeric():
+        raise ValueError(f"positive is {positive[0]!r}, and target column {series.name!r} holds text; name its labels")
+    return _OPERATORS[comparison[1]](series.cast(pl.Float64).to_numpy(), limit)
+
+
+def _label_texts(series: pl.Series) -> pl.Series:
+    """Labels as text, as `positive` names them."""
+    text = category_text(series)
+    return text.str.to_lowercase() if series.dtype == pl.Boolean else text
+
+
+def _wanted(series: pl.Series, positive: Sequence[str]) -> list[str]:
+    return [label.lower() if series.dtype == pl.Boolean else label for label in positive]
+
+
+def _label_text(label: Label) -> str:
+    """A label as text, whatever type its column is read as: true, 1 and 1.0 are written in several ways."""
+    return str(label).lower() if isinstance(label, bool) else str(label)
 
 
 def _side_names(

@@ -2,8 +2,7 @@
 
 from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
 from fedtailor.training.metrics import Metrics
-from fedtailor.training.participation import Participation, as_participation
-from fedtailor.training.personal import PersonalModel
+from fedtailor.training.participation import Participation, Sampling, as_participation
 from fedtailor.training.training import Training
 
 __all__ = [
@@ -12,7 +11,7 @@ __all__ = [
     "EarlyStopping",
     "Metrics",
     "Participation",
-    "PersonalModel",
+    "Sampling",
     "Training",
     "as_participation",
 ]

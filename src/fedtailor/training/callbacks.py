@@ -23,6 +23,13 @@ class Callback:
     def on_end(self, training: Training) -> None:
         """After the last round."""
 
+    def close(self, error: BaseException | None = None) -> None:
+        """Last of all, however the training ended, and even if it never started: give back what `on_start` took.
+
+        Args:
+            error: what ended it (`Diverged`, an interruption, ...); None if it went to its end.
+        """
+
 
 class AfterRound(Callback):
     """A plain function as a callback."""

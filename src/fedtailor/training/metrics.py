@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+PRIVACY = "all"
+"""The split of epsilons: they are of no rows in particular."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """One metric of some clients after a round.
@@ -21,7 +25,7 @@ class Evaluation:
         round: rounds done.
         clients: [c] positions in the federation.
         unseen: whether these clients never trained.
-        split: "val" or "test".
+        split: "val" or "test"; of an epsilon `PRIVACY`.
         metric: name of what was measured: a `Metric`'s, or of a further number that it reports.
         values: [c], as `Metric.result` gives them; targets' units are those of the data as the user gave them.
     """

@@ -1,32 +1,43 @@
 """Who reports in a round."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import draw_bits, require
+from fedtailor.protocol import draw_bits, draw_uniform, require
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Uniform sampling without replacement, keyed by client id (independent of the order of listing).
+    """Sampling of clients, keyed by client id (independent of the order of listing).
 
     Attributes:
         fraction: share of the seen clients that report in a round, in (0, 1]; max(floor(fraction * m), 1) clients.
         count: number of reporters instead of a share.
+        sampling: None = without replacement, always as many clients, each as likely. "samples": the same, but one after
+            another is drawn of those that are left in proportion to its training samples n_i (Li et al. 2020, FedProx;
+            they average such reporters with equal weights, which the method's `weights="uniform"` does). "poisson":
+            every client reports with probability `fraction`, independently of all others, so that the number of
+            reporters varies and may be 0 (what the accounting of noise on sums assumes).
     """
 
     fraction: float = 1.0
     count: int | None = None
+    sampling: Literal["samples", "poisson"] | None = None
 
     def __post_init__(self) -> None:
         require(0 < self.fraction <= 1, f"participation fraction is {self.fraction}; it must be in (0, 1]")
         require(self.count is None or self.count >= 1, f"participation count is {self.count}; it must be 1 or more")
+        known = self.sampling in (None, "samples", "poisson")
+        require(known, f"participation sampling is {self.sampling!r}; it must be 'samples', 'poisson' or None")
+        fits = self.sampling != "poisson" or self.count is None
+        require(fits, "Poisson participation takes a probability (fraction), not a count of clients")
 
     def reporters(self, clients: int) -> int:
-        """How many of `clients` report in a round.
+        """How many of `clients` report in a round; under Poisson sampling, how many are expected.
 
         Raises:
             ValueError: a count above the number of clients.
@@ -36,23 +47,59 @@ class Participation:
         require(self.count <= clients, f"participation count {self.count} exceeds the {clients} seen clients")
         return self.count
 
-    def sample(self, ids: NDArray[np.uint64], seed: int, round: int) -> NDArray[np.bool_]:
-        """Who of the clients [m] reports in a round [m]."""
+    def room(self, clients: int) -> int:
+        """Rows that programs make room for where the number of reporters varies: 8, 12, 16, 24, ... ; else 0."""
+        if self.sampling != "poisson":
+            return 0
+        power = 1 << max(clients - 1, 7).bit_length()
+        return power * 3 // 4 if clients <= power * 3 // 4 else power
+
+    def sample(
+        self, ids: NDArray[np.uint64], seed: int, round: int, sizes: NDArray[np.int64] | None = None
+    ) -> NDArray[np.bool_]:
+        """Who of the clients [m] reports in a round [m].
+
+        Args:
+            sizes: training samples [m], which `sampling="samples"` needs.
+        """
+        if self.sampling == "poisson":
+            return draw_uniform(seed, "participation", round, ids) < self.fraction
         report = np.ones(len(ids), bool)
         if (wanted := self.reporters(len(ids))) < len(ids):
-            report[np.argsort(draw_bits(seed, "participation", round, ids), kind="stable")[wanted:]] = False
+            order: NDArray[Any] = draw_bits(seed, "participation", round, ids)
+            if self.sampling == "samples":
+                assert sizes is not None
+                # the first of exponential clocks of rates n_i to ring is client i with probability n_i / sum n_j
+                order = -np.log((order.astype(np.float64) + 0.5) / 2.0**64) / np.maximum(sizes, _LEAST)
+            report[np.argsort(order, kind="stable")[wanted:]] = False
         return report
 
 
-def as_participation(value: Participation | float | int) -> Participation:
+_LEAST = 1e-9
+"""Counts as the samples of a client that has none: it is drawn when no other is left."""
+
+Sampling = Literal["uniform", "samples", "poisson"]
+"""How files and the command line say `Participation.sampling`; "uniform" is None."""
+
+
+def as_participation(value: Participation | float | int, sampling: Sampling = "uniform") -> Participation:
     """A `Participation` from one number, the same in Python, in files and on the command line: up to 1 it is a share
     of the seen clients (1 = all of them, written as 1 or 1.0), from 2 on it is a number of them.
+
+    Args:
+        value: the number; a `Participation` stays as it is.
+        sampling: "samples": clients are drawn in proportion to their training samples. "poisson": the number is the
+            probability with which each client reports, independently of all others.
 
     Raises:
         ValueError: it is neither.
     """
     if isinstance(value, Participation):
         return value
+    if sampling != "uniform":
+        likely = sampling == "samples" or value <= 1
+        require(likely, f"participation is {value}; of Poisson sampling it must be a probability, up to 1")
+        return replace(as_participation(value), sampling=sampling)
     if value <= 1:
         return Participation(fraction=float(value))
     whole = math.isfinite(value) and value == int(value)

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from fedtailor.accounting import Ledger, Phase
 from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
 from fedtailor.models import Model
+from fedtailor.pipelines import check_order
+from fedtailor.pipelines.gaussian_noise import unchanged
 from fedtailor.protocol import (
+    PRIVATE_STEPS,
     Algorithm,
     Answers,
     Clients,
@@ -28,13 +31,15 @@ from fedtailor.protocol import (
     Pipeline,
     Population,
     Task,
+    announce,
     decode,
     drive,
     on_host,
     send,
 )
-from fedtailor.training.metrics import Metrics
+from fedtailor.training.metrics import PRIVACY, Evaluation, Metrics
 from fedtailor.training.participation import Participation
+from fedtailor.training.privacy import privacy_account, promises_privacy
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -66,6 +71,7 @@ class Training(Generic[ExecutorT]):
         took_part: [m] who has ever taken part in a round of this phase, in the order of the population.
         ledger: what travelled and what was computed in training so far.
         metrics: evaluations so far.
+        privacy: what was given away so far, where there is a guarantee; else None.
         round_seconds: wall time of every round without its evaluation; of runs that share the clients' time, a share.
         seconds: wall time of all rounds and evaluations, likewise.
     """
@@ -82,6 +88,7 @@ class Training(Generic[ExecutorT]):
         downlink: Pipeline = (),
         metrics: Sequence[str | Metric] = (),
         target_scale: float = 1.0,
+        secret: int | None = None,
     ) -> None:
         """Begin; nothing is asked of the clients yet.
 
@@ -93,28 +100,36 @@ class Training(Generic[ExecutorT]):
                 by the first one (by default: as the model says).
             target_scale: what one unit of the model's target is in the user's own: metrics in the target's unit are
                 recorded in the user's.
+            secret: what the server's random numbers (who reports, noise on sums) are drawn from, where others know the
+                seed and must not foresee them; None = the seed.
 
         Raises:
             ValueError: the method or a pipeline is not defined for this population, or a metric for this model.
         """
         self.executor, self.model, self.seed = executor, model, seed
         self.participation, self.uplink, self.downlink = participation, uplink, downlink
-        self.target_scale = target_scale
+        self.target_scale, self._secret = target_scale, seed if secret is None else secret
         asked = find_metrics(metrics, model)
         names = {metric.name for metric in asked}
         self.measured = (*(metric for metric in default_metrics(model) if metric.name not in names), *asked)
         self.metric = asked[0] if asked else find_metric(model.metric)
+        self.schedule = list(algorithm.phases())
+        methods = [phase for phase, _ in self.schedule]
         seen = executor.seen
+        # a server that held examples and handed them out, as a simulated one may, would break every promise
+        examples = None if promises_privacy(methods, uplink) else executor.examples
         self.population = Population(
             seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
-            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=executor.examples, model=model,
+            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=examples, model=model,
         )  # fmt: skip
+        check_order(uplink)
         # All phases are checked now: a refusal must not come after hours of the first one.
-        self.schedule = list(algorithm.phases())
-        for phase, _ in self.schedule:
+        for phase in methods:
             phase.check(self.population)
             for transform in (*uplink, *downlink):
                 transform.check(phase)
+        self.privacy = privacy_account(methods, uplink, downlink, participation, self.population)
+        self.uplink_state = [transform.init_server(self.population) for transform in uplink]
         self.round = 0
         self.ledger, self.metrics = Ledger(), Metrics()
         self.round_seconds: list[float] = []
@@ -162,26 +177,59 @@ class Training(Generic[ExecutorT]):
         yield from self._next_phase()
         yield from self._probe()
         if reporting is None:
-            reporting = self.participation.sample(self.population.ids, self.seed, self.round)
+            clients = self.population
+            reporting = self.participation.sample(clients.ids, self._secret, self.round, clients.sizes)
         cohort = self.round_cohort(reporting)
+        if not len(cohort):
+            self._round_alone(cohort)
+            return
         downlink = self.algorithm.broadcast(self._server, cohort)
-        exchange = self._exchange("client", cohort, downlink)
+        exchange = self._exchange("client", cohort, announce(self.uplink, downlink, self.uplink_state))
         answers = yield exchange
 
         # The server works on answers that may still be on their way; nothing is kept before all are there and finite.
-        cohort = replace(cohort, reporting=answers.reporting)
-        decoded = replace(answers, update=decode(self.uplink, answers.update, downlink, cohort))
+        asked, cohort = cohort, replace(cohort, reporting=answers.reporting)
+        arrived = {kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS}
         try:
-            server = self.algorithm.server(self._server, downlink, decoded, cohort)
+            update, uplink_state = decode(self.uplink, arrived, exchange.downlink, cohort, self.uplink_state)
+            server = self.algorithm.server(self._server, downlink, replace(answers, update=update), cohort)
         except Exception:
             answers.checked()  # NaN may have led the server there
             raise
         answers.checked()
         self.executor.commit(exchange, answers)
-        self.server = server
+        self.server, self.uplink_state = server, uplink_state
         self.took_part[cohort.position] = True
         self._charge(self.ledger, "round", exchange.downlink, cohort, answers)
         self.round += 1
+        self._account(asked, answers)
+
+    def _round_alone(self, cohort: Cohort) -> None:
+        """A round in which nobody reports: the server does only what must not depend on that (`steps_alone`)."""
+        if any(transform.steps_alone for transform in self.uplink):
+            one = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
+            downlink = self.algorithm.broadcast(self._server, one)
+            update, states = unchanged(downlink), []
+            for transform, state in zip(self.uplink, self.uplink_state, strict=True):
+                if transform.steps_alone:
+                    update, state = transform.decode(update, downlink, one, state)
+                states.append(state)
+            answers = Answers(reporting=np.ones(1, bool), update=update)
+            self.server, self.uplink_state = self.algorithm.server(self._server, downlink, answers, one), states
+        self._charge(self.ledger, "round", Downlink(), cohort)
+        self.round += 1
+        self._account(cohort, None)
+
+    def _account(self, cohort: Cohort, answers: Answers | None) -> None:
+        """Add a round to what was given away, and to the measurements."""
+        if self.privacy is None:
+            return
+        if answers is not None:
+            self.privacy.add(cohort, answers)
+        clients = self.executor.seen.listed
+        for name, values in self.privacy.epsilons(self.round).items():
+            order = np.argsort(clients)
+            self.metrics.evaluations.append(Evaluation(self.round, clients[order], False, PRIVACY, name, values[order]))
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
         """The clients of the next round: those that report, or all where the method trains everybody.
@@ -383,6 +431,8 @@ class Training(Generic[ExecutorT]):
             "server": self.server,
             "states": self.executor.snapshot(),
             "took_part": self.took_part,
+            "uplink": self.uplink_state,
+            "privacy": None if self.privacy is None else self.privacy.snapshot(),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -392,6 +442,9 @@ class Training(Generic[ExecutorT]):
         self.round, self.phase_start = snapshot["round"], start
         self.server = snapshot["server"]
         self.took_part = snapshot["took_part"]
+        self.uplink_state = list(snapshot["uplink"])
+        if self.privacy is not None:
+            self.privacy.restore(snapshot["privacy"])
         self.executor.restore(snapshot["states"])
 
     def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
@@ -412,8 +465,9 @@ class Training(Generic[ExecutorT]):
             seen=seen,
             reporting=np.ones(len(clients), bool) if reporting is None else reporting,
             round=self.round,
-            seed=self.seed,
+            seed=self._secret,
             examples=self.population.examples,
+            room=self.participation.room(len(clients)),
         )
 
     def _charge(

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from fedtailor.protocol import SGD, LocalTrainer, ModelPart, Params, is_off, require
+from fedtailor.protocol import SGD, Batch, LocalTrainer, ModelPart, Params, is_off, require
 
 
 def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
@@ -14,6 +14,43 @@ def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
     if not is_off(sgd.weight_decay):
         gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
     return jax.tree.map(lambda w, g: w - rate * g, params, gradient)
+
+
+def descend_with_momentum(
+    params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: Any
+) -> tuple[Params, Params]:
+    """One step of SGD with momentum, v <- momentum v + g + weight_decay w and w <- w - rate v, and the new v."""
+    if not is_off(sgd.weight_decay):
+        gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+    velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, gradient)
+    return jax.tree.map(lambda w, v: w - rate * v, params, velocity), velocity
+
+
+def descend_in_training(
+    params: Params, gradient: Params, batch: Batch, sgd: SGD, rate: Any, local: LocalTrainer
+) -> Params:
+    """`descend` whose running statistics, where the model has any, are those that a training step on `batch` leaves."""
+    return local.with_statistics(descend(params, gradient, sgd, rate), local.renew_statistics(params, batch))
+
+
+def sgd_from_velocity(
+    local: LocalTrainer, theta: Float[Array, " d"], velocity: Float[Array, " d"], sgd: SGD
+) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    """`local.sgd` with momentum that does not start at zero.
+
+    Returns:
+        The trained model and the velocity after the last step.
+    """
+    rate = sgd.rate(local.round)
+
+    def step(carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]) -> tuple[Params, Params]:
+        params, velocity = carry
+        moved, velocity = descend_with_momentum(params, velocity, local.batch_gradient(params, batch), sgd, rate)
+        return local.with_statistics(moved, local.renew_statistics(params, batch)), velocity
+
+    start = local.params(theta), local.params(velocity)
+    params, last = local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+    return local.vector(params), local.vector(last)
 
 
 def require_plain(method: str, sgd: SGD) -> None:

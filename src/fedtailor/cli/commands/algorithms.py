@@ -1,20 +1,20 @@
-"""`fedtailor algorithms [NAME]`: all methods, or one with its hyper-parameters."""
+"""`fedtailor algorithms [NAME]`: all methods, grouped, or one with its hyper-parameters."""
 
 import dataclasses
 import inspect
 import json
-import re
 import shutil
 import sys
 import textwrap
-from functools import partial
+from typing import get_args
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import names_and_json
-from fedtailor.protocol import Algorithm
+from fedtailor.protocol import About, Algorithm, check_choice, require
+from fedtailor.protocol.algorithm import Sees, Travels
 
-USAGE = "usage: fedtailor algorithms [NAME] [--json]"
+USAGE = "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"
 ORDER = (
     *("local", "fedavg", "fedavgm", "finetune", "oracle", "ucfl", "ucfl-parallel", "hypcluster", "dapper", "mapper"),
     *("afl", "self-fl", "cgpfl", "cgpfl-heur", "fedprox", "scaffold", "cfl", "fedfomo", "pfedme", "ditto"),
@@ -23,20 +23,61 @@ ORDER = (
     *("mr-mtl", "feddyn", "fedadam", "fedyogi", "fedadagrad", "fedem", "fedamp", "pacfl", "pfedhn"),
 )
 """Families together; methods that are not listed come last."""
-TRAINING = ("down", "up", "keeps")
-"""What the list says of a client in training: what it receives and sends in a round, and what it keeps."""
+
+FACTS = {
+    "travels": "what of the server's models a client receives in a round",
+    "keeps": "whether a client keeps anything between rounds",
+    "sees": "what of the clients the server computes with",
+    "validation": "whether a client uses validation data where it has any",
+}
+"""What the list is grouped by -> in words."""
+GROUPS = {
+    "travels": get_args(Travels),
+    "keeps": ("nothing", "something"),
+    "sees": get_args(Sees),
+    "validation": ("not used", "used"),
+}
+"""The groups of each fact, in the order in which they are listed."""
+LEGEND = (
+    "sees: sums = weighted sums over clients; sums, numbers = such sums, and a number or two of each client (its "
+    "loss, which model it chose); models = each client's model or gradient; data = examples, or a summary of each "
+    "client's inputs.",
+    "`fedtailor algorithms --by FACT` groups by travels, keeps, sees or validation; `fedtailor algorithms NAME` says "
+    "all about one. All of it is about default settings.",
+)
 
 
 def algorithms(arguments: list[str]) -> int:
     """The list of all methods, or all about one."""
-    name, as_json = names_and_json(arguments, USAGE)
+    fact, rest = _grouped_by(arguments)
+    name, as_json = names_and_json(rest, USAGE)
+    require(name is None or fact is None, USAGE)
     if name is not None:
         _one(find_algorithm(name), as_json)
         return 0
     listed = sorted(Algorithm.registry, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
-    rows = [dataclasses.asdict(Algorithm.registry[name].about) for name in listed]
-    print(json.dumps(rows, indent=2) if as_json else _listed(rows))
+    methods = [Algorithm.registry[name].about for name in listed]
+    if as_json:
+        print(json.dumps([dataclasses.asdict(about) for about in methods], indent=2))
+    else:
+        print(_listed(methods, fact or "travels"))
     return 0
+
+
+def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The fact after `--by`, and the other arguments.
+
+    Raises:
+        ValueError: there is no such fact.
+    """
+    given = [argument.replace("--by=", "--by ", 1).split(" ", 1) for argument in arguments]
+    words = [word for argument in given for word in argument]
+    if "--by" not in words:
+        return None, arguments
+    place = words.index("--by")
+    require(len(words) > place + 1, f"--by needs one of {', '.join(FACTS)}")
+    check_choice(words[place + 1], FACTS, "fact to group by")
+    return words[place + 1], words[:place] + words[place + 2 :]
 
 
 def _one(kind: type[Algorithm], as_json: bool) -> None:
@@ -45,23 +86,54 @@ def _one(kind: type[Algorithm], as_json: bool) -> None:
         print(json.dumps({**about, "doc": inspect.getdoc(kind), "parameters": found}, indent=2))
         return
     print(f"{kind.about.name}: {kind.about.paper}\n\n{inspect.getdoc(kind)}\n")
-    for name in (*TRAINING, "unseen"):
-        print(f"{name:>7}: {about[name]}")
+    facts = {**about, "validation": about["validation"] or "not used"}
+    for name in ("down", "up", "keeps", "sees", "validation", "unseen"):
+        print(f"{name:>10}: {facts[name]}")
     print("\nHyper-parameters:")
     for row in found:
         print(f"  --{row['name']} (default {row['default']})\n      {row['doc']}")
 
 
-def _listed(rows: list[dict[str, str]]) -> str:
-    """A few lines a method, as wide as the terminal: its source, what travels in a round, and whom it serves how."""
-    margin = " " * (2 + max(len(row["name"]) for row in rows))
+def group(about: About, fact: str) -> str:
+    """The group of a method in the list by one fact."""
+    if fact == "keeps":
+        return "nothing" if about.keeps == "nothing" else "something"
+    if fact == "validation":
+        return "used" if about.validation else "not used"
+    return getattr(about, fact)
+
+
+def _listed(methods: list[About], fact: str) -> str:
+    """A line a method under the headings of one fact's groups, as wide as the terminal: the other facts."""
     width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
-    fill = partial(textwrap.fill, width=width, initial_indent=margin, subsequent_indent=f"{margin}  ")
-    head = "What a client receives (down) and sends (up) in a round, what it keeps, and what one that is unseen gets:"
-    lines = [textwrap.fill(head, width), ""]
-    for row in rows:
-        source = re.match(r".*?\b\d{4}\b", row["paper"])
-        lines.append(f"{row['name']:<{len(margin)}}{source[0] if source else row['paper']}")
-        lines.append(fill("; ".join(f"{name}: {row[name]}" for name in TRAINING)))
-        lines.append(fill(f"unseen: {row['unseen']}"))
-    return "\n".join([*lines, "", "`fedtailor algorithms NAME` says more."])
+    # what a client keeps comes last, as the only text that may need a second line
+    columns = [name for name in ("travels", "sees", "validation") if name != fact] + ["keeps"]
+    cells = {about.name: [_cell(about, column) for column in columns] for about in methods}
+    widths = [max(len(name), *(len(row[place]) for row in cells.values())) for place, name in enumerate(columns)]
+    widths = [2 + max(map(len, cells)), *(most + 2 for most in widths[:-1])]
+
+    def line(*words: str) -> list[str]:
+        start = "  " + "".join(f"{word:<{room}}" for word, room in zip(words, widths, strict=False))
+        return textwrap.wrap(words[-1], width, initial_indent=start, subsequent_indent=" " * len(start),
+                             break_long_words=False)  # fmt: skip
+
+    counted = f"{len(methods)} methods, by {FACTS[fact]}"
+    lines = [*textwrap.wrap(counted, width), "", *line("", *columns)]
+    for heading in GROUPS[fact]:
+        members = sorted((about for about in methods if group(about, fact) == heading), key=_alike)
+        if members:
+            lines += ["", f"{fact}: {heading}"]
+        for about in members:
+            lines += line(about.name, *cells[about.name])
+    return "\n".join([*lines, "", *(row for text in LEGEND for row in textwrap.wrap(text, width))])
+
+
+def _alike(about: About) -> tuple[int, ...]:
+    """Puts methods beside those whose facts are the same."""
+    return tuple(GROUPS[fact].index(group(about, fact)) for fact in ("travels", "sees", "keeps", "validation"))
+
+
+def _cell(about: About, fact: str) -> str:
+    if fact == "validation":
+        return "used" if about.validation else "-"
+    return getattr(about, fact)

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import tyro
 
+from fedtailor import algorithms
 from fedtailor.cli.failures import DONE, FAILED
 from fedtailor.cli.options import parse
 from fedtailor.storage import check as look
+
+assert algorithms.__all__  # importing them registers the states that checkpoints hold
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,15 @@ class Options:
     """Devices to use (all by default)."""
     seeds_at_once: int = 1
     """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
+    budget: bool = False
+    """Halve methods and settings on validation data after an eighth, a quarter and half of the rounds: about a third
+    of all rounds."""
     any_version: bool = False
     """Take runs that another version of fedtailor made, too; otherwise they are made anew."""
     canonical: bool = False
     """Aggregate in the order of clients, so that results do not depend on the number of devices."""
+    track: tuple[str, ...] = ()
+    """Show every run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -75,7 +80,7 @@ def compare(arguments: list[str]) -> int:
     with progress_over_runs(experiment.name, experiment.runs) as progress:
         comparison = Comparison(
             experiment, options.out, Settings(devices=options.devices, canonical=options.canonical), progress,
-            options.seeds_at_once, path, options.any_version,
+            options.seeds_at_once, path, options.any_version, options.track, options.budget,
         )  # fmt: skip
         try:
             index = comparison.run()

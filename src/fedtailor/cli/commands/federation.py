@@ -136,7 +136,9 @@ def _init(options: Init) -> int:
 
 def _serve(options: Serve) -> int:
     from fedtailor.remote.coordinate import coordinate
-    from fedtailor.remote.service import connected, greet
+    from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.service import agree, connected, greet
+    from fedtailor.remote.statistics import Statistics
     from fedtailor.remote.transport import TooFewClients
 
     run_there = (options.dir / RUN / MANIFEST).exists()
@@ -155,10 +157,17 @@ def _serve(options: Serve) -> int:
         if options.check:
             return 0
         job = connection.job
+        known = Statistics.load(options.dir / COORDINATOR, job.schema) if options.resume else None
+        try:
+            agreed = agree(job, connection.transport, rows, options.wait, known, _tell)
+        except TooFewClients as error:
+            raise ValueError(f"{error}: the preprocessing needs all that are there; start again") from None
+        if agreed is not None:
+            agreed.save(options.dir / COORDINATOR)
         with progress_of(job.title, job.rounds) as progress:
             try:
                 training = coordinate(
-                    job, connection.transport, rows, options.dir / RUN, resume=options.resume,
+                    job, connection.transport, rows, options.dir / RUN, resume=options.resume, agreed=agreed,
                     evaluate_every=options.evaluate_every, callbacks=(AfterRound(progress),), tell=_tell,
                 )  # fmt: skip
             except TooFewClients as error:
@@ -200,16 +209,24 @@ def _predict(options: Predict) -> int:
     from fedtailor.remote.client_store import ClientStore
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.plan import plan_of
+    from fedtailor.remote.statistics import Statistics, read_table
     from fedtailor.remote.table import read_rows
     from fedtailor.remote.work import PERSONAL
     from fedtailor.storage.export import load_models
 
     kit = read_kit(options.kit)
-    rows = read_rows(options.data, kit.job.schema, target=False)
-    path = ClientStore(kit.state, kit.job.identity).directory / PERSONAL
-    require(path.is_dir(), f"{options.kit} holds no personal model yet; it is stored when the training ends")
-    model = load_models(path, plan_of(kit.job).model)[kit.name]
-    predicted, classes = model.predict(rows.x), kit.job.schema.classes
+    directory, schema = ClientStore(kit.state, kit.job.identity).directory, kit.job.schema
+    agreed = Statistics.load(directory, schema) if schema.federated else None
+    path = directory / PERSONAL
+    there = path.is_dir() and (agreed is not None or not schema.federated)
+    require(there, f"{options.kit} holds no personal model yet; it is stored when the training ends")
+    model = load_models(path, plan_of(kit.job, agreed).model)[kit.name]
+    if agreed is None:
+        predicted = model.predict(read_rows(options.data, schema, target=False).x)
+    else:
+        found = model.predict(read_table(options.data, schema, target=False).rows(agreed).x)
+        predicted = found if schema.classes else agreed.preprocessing(schema).decode(found)
+    classes = schema.classes
     lines = [str(float(value.item())) if classes is None else classes[value] for value in predicted]
     text = "".join(f"{line}\n" for line in ("prediction", *lines))
     if options.out is None:
@@ -224,21 +241,20 @@ def _predict(options: Predict) -> int:
 
 def _simulate(options: Simulate) -> int:
     from fedtailor.executors import Settings
-    from fedtailor.remote.examples import federation_of
+    from fedtailor.remote.examples import read_all
     from fedtailor.remote.job import read_job
-    from fedtailor.remote.kit import JOB, read_public_keys
+    from fedtailor.remote.kit import COORDINATOR, JOB, read_public_keys
     from fedtailor.remote.plan import plan_of
-    from fedtailor.remote.table import read_rows
     from fedtailor.runs import run
 
-    job, names = read_job(options.dir / JOB), list(read_public_keys(options.dir / "coordinator"))
+    job, names = read_job(options.dir / JOB), list(read_public_keys(options.dir / COORDINATOR))
     count = f"{len(options.data)} files for {len(names)} clients; give one for each, in this order: {', '.join(names)}"
     require(len(options.data) == len(names), count)
-    rows = {name: read_rows(path, job.schema) for name, path in zip(names, options.data, strict=True)}
-    plan = plan_of(job)
+    clients, agreed = read_all(job, dict(zip(names, options.data, strict=True)))
+    plan = plan_of(job, agreed)
     with progress_of(job.title, job.rounds) as progress:
         done = run(
-            plan.algorithm, federation_of(job, rows), plan.model, job.rounds, seed=job.seed, progress=progress,
+            plan.algorithm, clients, plan.model, job.rounds, seed=job.seed, progress=progress,
             participation=job.participation, uplink=plan.uplink, downlink=plan.downlink, directory=options.out,
             settings=Settings(devices=1, canonical=True),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,15 @@ from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.uplink import uplink_of_texts
 from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_directory import MANIFEST
-from fedtailor.training import as_participation
+from fedtailor.trackers import find_trackers
+from fedtailor.training import Sampling, as_participation
 
 USAGE = "fedtailor run ALGORITHM SCENARIO [options]"
 
@@ -33,6 +36,13 @@ class Options:
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
     """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    sampling: Sampling = "uniform"
+    """Who is drawn to report: always as many, every client as likely (uniform), or in proportion to training samples
+    (samples); or (poisson) each with the probability --participation, independently of the others, as the accounting of
+    noise assumes."""
+    uplink: tuple[str, ...] = ()
+    """What happens to an update before it leaves a client: clip:0.5, gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize,
+    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
     by."""
@@ -46,6 +56,8 @@ class Options:
     """Save after every n-th round, and after the last."""
     keep_rows: bool = False
     """Write what became of every test row to rows.parquet in --out."""
+    track: tuple[str, ...] = ()
+    """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
     devices: int | None = None
     """Devices to use (all by default)."""
     canonical: bool = False
@@ -75,11 +87,14 @@ def run(arguments: list[str]) -> int:
         found = options.out is not None and (options.out / MANIFEST).exists()
         require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
     require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
+    title = f"{names[0]} on {names[1]}, seed {options.seed}"
+    trackers = find_trackers(options.track, options.out, experiment=scenario.name, run=title)
     settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
-        "participation": as_participation(options.participation),
+        "participation": as_participation(options.participation, options.sampling),
+        "uplink": uplink_of_texts(options.uplink),
         "evaluate_every": options.evaluate_every,
         "metrics": options.metrics,
         "settings": settings,
@@ -87,9 +102,9 @@ def run(arguments: list[str]) -> int:
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
         try:
             done = train(
-                algorithm, federation, scenario.model, options.rounds, **common, progress=progress,
+                algorithm, federation, scenario.model, options.rounds, **common, callbacks=trackers, progress=progress,
                 directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
-                keep_rows=options.keep_rows,
+                keep_rows=options.keep_rows, origin=scenario.origin(options.seed),
             )  # fmt: skip
         except Interrupted as stopped:
             raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped
@@ -114,14 +129,15 @@ def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorit
         return algorithm, sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {
+    target = unwrap(together)  # itself, unless type checkers (of the tests) have wrapped it
+    target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],
         "options": Annotated[Options, flat],
     }
-    together.__defaults__ = (default, sizes, options)
-    together.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
-    return parse(together, arguments, f"fedtailor run {name} {scenario.name}")
+    target.__defaults__ = (default, sizes, options)
+    target.__doc__ = f"Train {name} on {scenario.name}: {scenario.description}."
+    return parse(target, arguments, f"fedtailor run {name} {scenario.name}")
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.scenarios.cgpfl import cgpfl_cifar, cgpfl_fashion, cgpfl_mnist
 from fedtailor.experiments.scenarios.digits import digits_label_shift, digits_permuted, digits_rotated
+from fedtailor.experiments.scenarios.school import school
 from fedtailor.experiments.scenarios.self_fl import (
     cifar_three_classes,
     femnist_letters,
@@ -69,6 +70,7 @@ __all__ = [
     "pfllib_cifar",
     "pfllib_fashion",
     "pfllib_mnist",
+    "school",
     "sent140",
     "sent140_words",
     "table",

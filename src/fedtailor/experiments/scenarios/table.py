@@ -26,6 +26,7 @@ def table(
     group: str | None = None,
     folds: int | None = None,
     unseen: int | float | tuple[str, ...] = 0,
+    clients: tuple[str, ...] | None = None,
     missing: tuple[str, ...] = (),
     skip_unlabelled: bool = False,
     separator: str | None = None,
@@ -55,6 +56,7 @@ def table(
         group: column whose rows of one value stay on one side, such as the patient of a visit.
         folds: cross-validation: seed s tests on part s of this many.
         unseen: clients that never train: how many, which share, or their names.
+        clients: the clients to take; None = all of the table.
         missing: further words for a missing cell.
         skip_unlabelled: leave out rows without target or client, instead of refusing them.
         separator: what stands between cells; None = recognised.
@@ -83,6 +85,7 @@ def table(
         group=group,
         folds=folds,
         unseen=unseen,
+        clients=clients,
         missing=missing,
         skip_unlabelled=skip_unlabelled,
         separator=separator,

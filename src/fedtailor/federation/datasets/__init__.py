@@ -15,6 +15,7 @@ from fedtailor.federation.datasets.femnist import femnist
 from fedtailor.federation.datasets.gaussian import gaussian
 from fedtailor.federation.datasets.mnist import fashion_mnist, mnist, mnist_writers
 from fedtailor.federation.datasets.registry import DATASETS, discover, register
+from fedtailor.federation.datasets.school import school
 from fedtailor.federation.datasets.sent140 import sent140
 from fedtailor.federation.datasets.store import MissingData, data_home
 from fedtailor.federation.datasets.synthetic import synthetic
@@ -36,6 +37,7 @@ __all__ = [
     "mnist",
     "mnist_writers",
     "register",
+    "school",
     "sent140",
     "set_offline",
     "synthetic",

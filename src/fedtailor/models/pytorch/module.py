@@ -117,6 +117,12 @@ class TorchModule(Architecture):
         context = self._context(network, program, key)
         return program.run(network, self._input(network, x), context, watch=_head_input(program))
 
+    def train_features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> Float[Array, "b ..."]:
+        context = self._context(network, self.training, key, weight)
+        return self.training.run(network, self._input(network, x), context, watch=_head_input(self.training))
+
     def head_outputs(
         self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
     ) -> Float[Array, "b ..."]:

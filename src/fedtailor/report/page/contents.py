@@ -13,6 +13,7 @@ from fedtailor.report.page.background import data_card, protocol, settings
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
 from fedtailor.report.page.pictures import Gain, extent, forest
+from fedtailor.report.page.reliability import RELIABILITY, reliability
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -138,8 +139,11 @@ def calibration(runs: Mapping[str, Seeds]) -> Section:
     first = next(iter(runs.values()))[0]
     stored = set(first.metrics["metric"].unique())
     measured = [name for name in CALIBRATION if name in stored]
+    drawn = reliability(runs)
+    charts, said = ([drawn], [RELIABILITY]) if drawn is not None else ([], [])
     if not measured:
-        return Section("Calibration", ["Not measured in these runs; measure calibration_error, brier or log_loss."])
+        said.append("No number for it was measured in these runs; measure calibration_error, brier or log_loss.")
+        return Section("Calibration", said, charts=charts)
     units = [unit_of(name) for name in measured]
     rows: list[list[Cell]] = []
     for label, seeds in runs.items():
@@ -148,7 +152,7 @@ def calibration(runs: Mapping[str, Seeds]) -> Section:
     title = "On test, after the last round, mean over clients"
     better = {place: unit.higher_is_better for place, unit in enumerate(units, 1)}
     table = Table(title, ["method", *(unit.axis for unit in units)], rows, higher_is_better=better)
-    return Section("Calibration", tables=[table])
+    return Section("Calibration", said, charts=charts, tables=[table])
 
 
 def _last_mean(seeds: Seeds, metric: str, unit: Unit) -> Cell:

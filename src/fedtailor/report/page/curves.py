@@ -7,6 +7,8 @@ import polars as pl
 
 from fedtailor.protocol import client_ids
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.report.drawing import featured
+from fedtailor.report.figures import MOST_BANDS
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
 from fedtailor.report.stored import StoredRun
@@ -33,8 +35,9 @@ def curves(runs: Mapping[str, Seeds]) -> Section:
     ]
     return Section(
         "Curves",
-        ["Means over clients (each counts the same) and seeds. Point at a curve, or focus it and use the arrow keys, "
-         "to read values; the boxes switch lines on and off."],
+        [f"Means over clients (each counts the same) and seeds; bands, from the lowest seed to the highest, for at "
+         f"most {MOST_BANDS} methods: FedAvg and those that end best on test. Point at a curve, or focus it and use "
+         "the arrow keys, to read values; the boxes switch lines on and off."],
         charts=[chart for chart in charts if chart.series],
     )  # fmt: skip
 
@@ -69,23 +72,30 @@ def _chart(
     unit: Unit,
     silent: bool = True,
 ) -> Chart:
-    """One line a method: means over seeds. `silent`: whether runs that sent nothing in training have a line, too."""
-    series = []
+    """One line a method: means over seeds, for some with the range of seeds as a band.
+
+    Args:
+        silent: whether runs that sent nothing in training have a line, too.
+    """
+    series, banded = [], featured({"": runs})
     for colour, (label, seeds) in enumerate(runs.items()):
         drawn = [curve(run) for run in seeds if silent or not run.silent]
         drawn = [points for points in drawn if points]
         if drawn:
-            series.append(_mean_line(label, drawn, unit.scale, colour))
+            # where nothing was tested there is no best: the first ones then
+            band = label in banded if banded else None
+            series.append(_mean_line(label, drawn, unit.scale, colour, band))
     return Chart(title, x_label, unit.axis, series)
 
 
-def _mean_line(label: str, drawn: Sequence[Curve], scale: float, colour: int) -> Series:
+def _mean_line(label: str, drawn: Sequence[Curve], scale: float, colour: int, banded: bool | None) -> Series:
     """The mean of curves at the same evaluation; x is a mean, too (of bytes, which may differ from seed to seed)."""
     shortest = min(map(len, drawn))
-    x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)
-    y = scale * np.mean([list(curve.values())[:shortest] for curve in drawn], axis=0)
     kept = np.unique(np.linspace(0, shortest - 1, min(shortest, MOST_POINTS)).round().astype(int))
-    return Series(label, x[kept].tolist(), y[kept].tolist(), colour)
+    x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)[kept]
+    seeds = scale * np.array([list(curve.values())[:shortest] for curve in drawn])[:, kept]
+    ends = (seeds.min(axis=0).tolist(), seeds.max(axis=0).tolist()) if banded and len(drawn) > 1 else ((), ())
+    return Series(label, x.tolist(), seeds.mean(axis=0).tolist(), colour, *ends, shown=banded)
 
 
 def _by_megabytes(run: StoredRun) -> Curve:

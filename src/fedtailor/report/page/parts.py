@@ -14,12 +14,18 @@ class Series:
         label: its name.
         x, y: [n] each, x ascending.
         colour: which of the page's colours; None: the place in the chart. A method keeps its colour in all charts.
+            -1: grey and dashed, for what is there to compare with.
+        low, high: [n] the ends of a band around the line; empty for none.
+        shown: whether it is there before a reader switches it on; None: if it is one of the first six.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     colour: int | None = None
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    shown: bool | None = None
 
 
 @dataclass(frozen=True)

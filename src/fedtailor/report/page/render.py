@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from fedtailor._files import reason, replacing
 from fedtailor.protocol import require
+from fedtailor.report.figures import MOST_BANDS
 from fedtailor.report.page.parts import Chart, Page
 from fedtailor.report.tables import Cell, Number, Table
 
@@ -81,7 +82,9 @@ def _chart_json(chart: Chart) -> Markup:
     """A chart for the page's script; `<` is written so that no label can end the script's element."""
     series = [
         {"label": line.label, "x": _numbers(line.x), "y": _numbers(line.y),
-         "colour": place if line.colour is None else line.colour}
+         "colour": place if line.colour is None else line.colour,
+         "shown": place < MOST_BANDS if line.shown is None else line.shown,
+         **({"low": _numbers(line.low), "high": _numbers(line.high)} if len(line.low) else {})}
         for place, line in enumerate(chart.series)
     ]  # fmt: skip
     data: dict[str, Any] = {"title": chart.title, "x": chart.x_label, "y": chart.y_label, "series": series}

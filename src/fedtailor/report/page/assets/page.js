@@ -17,9 +17,13 @@ for (const header of document.querySelectorAll("table.sortable thead th")) {
   header.querySelector("button").addEventListener("click", () => sortBy(header));
 }
 
-// Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes from the seventh line on.
+// Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes from the seventh line on. What lines
+// are compared with is grey.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
-const SHOWN_AT_FIRST = 6;
+const GREY = "#6e7781";
+const FEW_POINTS = 12; // so few that each is marked
+const dashed = (colour) => colour < 0 || colour >= COLOURS.length;
+const inked = (colour) => (colour < 0 ? GREY : COLOURS[colour % COLOURS.length]);
 const short = (value) => (value == null ? "–" : String(Number(value.toPrecision(4))));
 
 function draw(figure) {
@@ -41,15 +45,38 @@ function draw(figure) {
   figure.append(box, keys);
   const size = () => ({ width: Math.max(box.clientWidth, 240), height: 300 });
   const outs = [];
+  const banded = (u) => chart.series.filter((line, i) => line.low && u.series[i + 1].show);
+  // The axis has room for the bands of what is shown, too.
+  const range = (u, low, high) => {
+    const ends = banded(u).flatMap((line) => line.low.concat(line.high)).concat(low, high).filter((it) => it != null);
+    return ends.length ? uPlot.rangeNum(Math.min(...ends), Math.max(...ends), 0.1, true) : [null, null];
+  };
+  const drawBands = (u) => {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.globalAlpha = 0.15;
+    for (const { x, low, high, colour } of banded(u)) {
+      const there = x.map((at, i) => [at, low[i], high[i]]).filter(([, a, b]) => a != null && b != null);
+      const across = there.map(([at, a]) => [at, a]).concat(there.map(([at, , b]) => [at, b]).reverse());
+      ctx.beginPath();
+      for (const [at, value] of across) ctx.lineTo(u.valToPos(at, "x", true), u.valToPos(value, "y", true));
+      ctx.fillStyle = inked(colour);
+      ctx.fill();
+    }
+    ctx.restore();
+  };
   const plot = new uPlot({
-    ...size(), legend: { show: false }, scales: { x: { time: false } }, cursor: { drag: { x: false, y: false } },
+    ...size(), legend: { show: false }, scales: { x: { time: false }, y: { range } }, cursor: { drag: { x: false, y: false } },
     axes: [{ label: chart.x, labelSize: 20, size: 34 }, { label: chart.y, labelSize: 20, size: 56 }],
-    series: [{}, ...chart.series.map(({ label, colour, x }, i) => ({
-      label, stroke: COLOURS[colour % COLOURS.length], width: 2, spanGaps: true, show: i < SHOWN_AT_FIRST,
-      dash: colour < COLOURS.length ? undefined : [6, 4],
-      points: { show: x.length < 2 },
+    series: [{}, ...chart.series.map(({ label, colour, x, shown }) => ({
+      label, stroke: inked(colour), width: 2, spanGaps: true, show: shown,
+      dash: dashed(colour) ? [6, 4] : undefined,
+      points: { show: colour >= 0 && x.length <= FEW_POINTS, size: 5 },
     }))],
-    hooks: { setCursor: [(u) => {
+    hooks: { drawAxes: [drawBands], setCursor: [(u) => {
       const i = u.cursor.idx;
       outs.forEach((out, s) => { out.textContent = i == null ? "" : short(columns[s][i]); });
       where.textContent = i == null ? "" : `${chart.x}: ${short(xs[i])}`;
@@ -57,18 +84,19 @@ function draw(figure) {
   }, [xs, ...columns], box);
   const where = document.createElement("span");
   where.className = "readout";
-  chart.series.forEach(({ label, colour }, i) => {
+  chart.series.forEach(({ label, colour, shown }, i) => {
     const key = document.createElement("label"), tick = document.createElement("input");
     const swatch = document.createElement("span"), out = document.createElement("span");
     tick.type = "checkbox";
-    tick.checked = i < SHOWN_AT_FIRST;
+    tick.checked = shown;
     key.classList.toggle("hidden", !tick.checked);
     tick.addEventListener("change", () => {
       plot.setSeries(i + 1, { show: tick.checked });
       key.classList.toggle("hidden", !tick.checked);
     });
     swatch.className = "swatch";
-    swatch.style.background = COLOURS[colour % COLOURS.length];
+    const ink = inked(colour);
+    swatch.style.background = dashed(colour) ? `repeating-linear-gradient(90deg, ${ink} 0 5px, #fff 5px 8px)` : ink;
     out.className = "readout";
     outs.push(out);
     key.append(tick, swatch, label, out);

@@ -1,0 +1,40 @@
+"""`fedtailor card RUN --client X`: what must be known of one client's model before it is used, as Markdown."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedtailor._files import reason, replacing
+from fedtailor.cli.options import parse
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model card of one client: data, split, preprocessing, measurements with intervals, method, what was sent."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run directory."""
+    client: str
+    """Whose model."""
+    out: Path | None = None
+    """Write the card to this file instead of the standard output."""
+
+
+def card(arguments: list[str]) -> int:
+    """Print or write a model card."""
+    options = parse(Options, arguments, "fedtailor card")
+    from fedtailor.deployment import model_card, open_run
+
+    text = model_card(open_run(options.run), options.client)
+    if options.out is None:
+        print(text, end="")
+        return 0
+    try:
+        with replacing(options.out) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {options.out}: {reason(error)}; name another file") from None
+    print(options.out.resolve())
+    return 0

@@ -1,0 +1,45 @@
+"""`fedtailor export RUN --out DIR`: personal models as safetensors or ONNX files, with a card for each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fedtailor.cli.options import parse
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write the personal models of a run, the preprocessing of its table, and a model card for each client.
+
+    safetensors: vectors that `fedtailor predict` and `fedtailor.load_models` read. onnx: one graph for each client, for
+    any ONNX runtime; needs `pip install 'fedtailor[onnx]'`.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run directory."""
+    out: Path
+    """A new directory."""
+    format: Literal["safetensors", "onnx"] = "safetensors"
+    """Of the models."""
+    clients: tuple[str, ...] = ()
+    """Only these clients' models (default: all)."""
+
+
+def export(arguments: list[str]) -> int:
+    """Write models and cards."""
+    options = parse(Options, arguments, "fedtailor export")
+    from fedtailor.deployment.card import write_cards
+    from fedtailor.deployment.onnx_export import export_onnx
+    from fedtailor.deployment.opening import open_run
+    from fedtailor.storage import export_models
+
+    run = open_run(options.run)
+    names = options.clients or run.names
+    models = [run.personal(name) for name in names]
+    write = export_onnx if options.format == "onnx" else export_models
+    write(models, options.out)
+    cards = write_cards(run, names, options.out)
+    print(f"{len(models)} models ({options.format}) and {len(cards)} cards: {options.out.resolve()}")
+    return 0

@@ -1,0 +1,69 @@
+"""`fedtailor forget RUN --client X --out DIR`: train again without a client, and prove that nothing of it is left."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import polars as pl
+import tyro
+
+from fedtailor.cli.options import check_counts, parse
+from fedtailor.cli.progress import progress_of
+
+if TYPE_CHECKING:
+    from fedtailor.runs import Run
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a run again, with its own settings, on the data of all other clients.
+
+    DIR/forgotten.json is the proof: the new files were searched for the client's name, examples, model and state, in
+    their bytes and in their cells. The old run and the table stay as they are: remove them yourself.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run directory."""
+    client: str
+    """Who is to be forgotten."""
+    out: Path
+    """A new directory, for the run without the client."""
+    table: Path | None = None
+    """Where the run's table is now, if it was moved."""
+    devices: int | None = None
+    """Devices to use (all by default)."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "devices")
+
+
+def _mean(run: "Run", clients: Collection[str]) -> float:
+    """What a run is judged by, on test after its last round, over some clients, seen and unseen."""
+    found = run.frame().filter(
+        (pl.col("metric") == run.summary().metric) & (pl.col("split") == "test") & pl.col("client").is_in(list(clients))
+    )
+    last = found.filter(pl.col("round") == pl.col("round").max())["value"]
+    return float(last.to_numpy().mean()) if len(last) else float("nan")
+
+
+def forget(arguments: list[str]) -> int:
+    """Retrain without a client."""
+    options = parse(Options, arguments, "fedtailor forget")
+    from fedtailor.deployment import forget as retrain
+    from fedtailor.deployment import open_run
+    from fedtailor.deployment.forgetting import PROOF
+    from fedtailor.executors import Settings
+
+    settings = Settings(devices=options.devices)
+    run = open_run(options.run, table=options.table, settings=settings)
+    rounds = int(run.stored.summary["rounds"])
+    with progress_of(f"{run.stored.method} without the client", rounds) as progress:
+        done = retrain(run, options.client, options.out, settings=settings, progress=progress)
+    others = done.federation.names
+    metric, before, after = run.stored.metric, _mean(run, others), _mean(done, others)
+    print(f"Retrained on {len(others)} of {len(run.names)} clients: {options.out.resolve()}")
+    print(f"Test {metric}, mean over these {len(others)} clients: {after:.4f} (before: {before:.4f})")
+    print(f"Nothing of the client was found in the new directory; what was searched for: {options.out / PROOF}")
+    print(f"{options.run} and the data themselves still hold the client; removing them is up to you.")
+    return 0

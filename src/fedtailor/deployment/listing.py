@@ -1,0 +1,90 @@
+"""The models that runs hold, client by client, with what they reach."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from fedtailor.deployment.opening import require_run
+from fedtailor.protocol import require
+from fedtailor.report.experiment import INDEX, experiments
+from fedtailor.report.stored import StoredRun
+from fedtailor.storage.digests import finite
+from fedtailor.storage.export import read_manifest
+from fedtailor.storage.run_directory import KEPT, MANIFEST
+
+NOT_KEPT = "not kept"
+
+
+def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
+    """One entry for each client of each run.
+
+    Args:
+        path: a run directory; the results of `fedtailor compare`, or one experiment in them.
+        client: only this one.
+
+    Returns:
+        run (its directory), scenario and algorithm (labels of a comparison; else the data and the method), seed,
+        client, unseen, train, val, test (rows), model ("vector", "mixture", "model and K neighbors", or "not kept":
+        it is made from the data when it is asked for), metric, its value on_val and on_test after the last round (None:
+        not measured), and higher_is_better. Runs that diverged have no models and are left out.
+
+    Raises:
+        ValueError: there is no run, or no such client.
+    """
+    found = [entry for run, scenario, label in _runs(path) for entry in _of_run(run, scenario, label)]
+    require(bool(found), f"{path} holds no model: every run diverged")
+    if client is not None:
+        there = [entry for entry in found if entry["client"] == client]
+        names = list(dict.fromkeys(entry["client"] for entry in found))
+        require(bool(there), f"{path} has no model of a client {client!r}; its clients are {', '.join(names[:20])}")
+        return there
+    return found
+
+
+def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
+    """Finished runs with their labels in a comparison."""
+    require(path.is_dir(), f"there is no directory {path}; check the path")
+    if (path / MANIFEST).exists():
+        yield StoredRun(path), None, None
+        return
+    require_run(path)
+    one = (path / INDEX).exists()
+    for experiment in experiments(path.parent, [path.name]) if one else experiments(path):
+        for cell in experiment.index.cells:
+            yield StoredRun(experiment.results / cell.run), cell.scenario, cell.algorithm
+
+
+def _of_run(run: StoredRun, scenario: str | None, label: str | None) -> Iterator[dict[str, Any]]:
+    if run.diverged:
+        return
+    kinds, values = _kinds(run), {split: _last(run, split) for split in ("val", "test")}
+    for client in run.clients.iter_rows(named=True):
+        name = client["client"]
+        yield finite({
+            "run": str(run.path), "scenario": scenario or run.manifest["data"]["name"],
+            "algorithm": label or run.method, "seed": run.seed, "client": name, "unseen": client["unseen"],
+            **{split: client[split] for split in ("train", "val", "test")},
+            "model": kinds.get(name, NOT_KEPT), "metric": run.metric,
+            **{f"on_{split}": of_split.get(name) for split, of_split in values.items()},
+            "higher_is_better": run.unit.higher_is_better,
+        })  # fmt: skip
+
+
+def _kinds(run: StoredRun) -> dict[str, str]:
+    """Client -> what it predicts with, of the models that a run keeps."""
+    if not (run.path / KEPT).exists():
+        return {}
+    return {
+        name: f"model and {entry['neighbors']} neighbors" if "neighbors" in entry
+        else "mixture" if entry["mixture"] else "vector"
+        for name, entry in read_manifest(run.path, KEPT)["clients"].items()
+    }  # fmt: skip
+
+
+def _last(run: StoredRun, split: str) -> dict[str, float]:
+    """Client -> what the run is judged by, after the last round."""
+    found = run.metrics.filter((pl.col("split") == split) & (pl.col("metric") == run.metric))
+    found = found.filter(pl.col("round") == pl.col("round").max())
+    return dict(found.select("client", "value").iter_rows())

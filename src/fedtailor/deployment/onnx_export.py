@@ -1,0 +1,142 @@
+"""Personal models as ONNX files, one a client, that run without fedtailor and without JAX."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtailor._files import private_folder, publish, reason, remove_leftovers
+from fedtailor._version import __version__
+from fedtailor.deployment.card import file_name
+from fedtailor.deployment.onnx_layers import Graph, onnx_package, write_layer
+from fedtailor.models.layered import Layered
+from fedtailor.protocol import Mixture, NearestNeighbors, require
+from fedtailor.storage import PersonalModel
+from fedtailor.storage.export import PREPROCESSING
+
+INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
+"""The names of a graph's input and outputs."""
+
+_OPSET, _IR = 17, 8
+"""Versions that runtimes have read since 2022."""
+
+
+def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> list[Path]:
+    """Write personal models into a new directory, one ONNX file for each client; returns the files.
+
+    A graph takes `x` [n, ...], inputs as in the federation (of a table: what `preprocessing.json` makes of rows), and
+    gives `outputs` (logits; of a mixture log-probabilities; or the predicted targets), of classes also `probabilities`
+    [n, classes], of a table's regression also `target` in its own unit. The names of the client, the inputs and the
+    classes stand in its metadata.
+
+    Raises:
+        ValueError: the extra `onnx` is missing, a model cannot be exported, or the directory cannot be written.
+    """
+    onnx = onnx_package()
+    require(len(personal) > 0, "there are no personal models to export")
+    path, made = Path(directory), [(file_name(one.name, row), onnx_model(one)) for row, one in enumerate(personal)]
+    preprocessing, files = personal[0].preprocessing, []
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
+        require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
+        with private_folder(path, "export") as folder:
+            if preprocessing is not None:
+                preprocessing.save(folder / PREPROCESSING)
+            for name, graph in made:
+                onnx.save(graph, folder / f"{name}.onnx")
+                files.append(path / f"{name}.onnx")
+            for written in sorted(folder.iterdir()):
+                publish(written, path / written.name)
+    except OSError as error:
+        raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
+    return files
+
+
+def onnx_model(personal: PersonalModel) -> Any:
+    """One personal model as an `onnx.ModelProto`, checked.
+
+    Raises:
+        ValueError: it cannot be exported.
+    """
+    onnx = onnx_package()
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    model, graph = personal.model, Graph()
+    x = _normalized(graph, personal)
+    out = _predicted(graph, personal, x)
+    shape = [None, model.outputs]
+    outputs = [helper.make_tensor_value_info(out, floats, shape)]
+    if model.classification:
+        name = graph.node("Softmax", out, name=PROBABILITIES, axis=-1)
+        outputs.append(helper.make_tensor_value_info(name, floats, shape))
+    elif personal.preprocessing is not None:
+        unit = personal.preprocessing
+        scaled = graph.node("Mul", out, graph.constant(unit.target_scale))
+        name = graph.node("Add", scaled, graph.constant(unit.target_shift), name=TARGET)
+        outputs.append(helper.make_tensor_value_info(name, floats, shape))
+    inputs = [helper.make_tensor_value_info(INPUT, floats, [None, *model.input_shape])]
+    made = helper.make_graph(graph.nodes, "personal model", inputs, outputs, graph.constants)
+    proto = helper.make_model(
+        made, producer_name="fedtailor", producer_version=__version__, ir_version=_IR,
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+    )  # fmt: skip
+    helper.set_model_props(proto, _metadata(personal))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def _normalized(graph: Graph, personal: PersonalModel) -> str:
+    """The federation's normalisation of its inputs, where it does anything."""
+    shift, scale = np.asarray(personal.shift), np.asarray(personal.scale)
+    if not shift.any() and (scale == 1).all():
+        return INPUT
+    return graph.node("Mul", graph.node("Sub", INPUT, graph.constant(shift)), graph.constant(scale))
+
+
+def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
+    """What the client predicts with, applied to x."""
+    predictor = personal.predictor
+    require(
+        not isinstance(predictor, NearestNeighbors),
+        f"client {personal.name!r} predicts with its own examples, too; such models are not exported",
+    )
+    if not isinstance(predictor, Mixture):
+        return graph.node("Identity", _network(graph, personal, predictor, x), name=OUTPUT)
+    weights = np.asarray(predictor.weights, np.float64)
+    parts = []
+    for weight, theta in zip(weights, np.asarray(predictor.models), strict=True):
+        if weight == 0:
+            continue
+        y = _network(graph, personal, theta, x)
+        if predictor.logits:
+            y = graph.node("Mul", y, graph.constant(weight))
+        else:
+            y = graph.node("Add", graph.node("LogSoftmax", y, axis=-1), graph.constant(np.log(weight)))
+        parts.append(graph.node("Unsqueeze", y, graph.constant([0], np.int64)))
+    stacked = graph.node("Concat", *parts, axis=0)
+    if predictor.logits:
+        return graph.node("ReduceSum", stacked, graph.constant([0], np.int64), name=OUTPUT, keepdims=0)
+    return graph.node("ReduceLogSumExp", stacked, name=OUTPUT, axes=[0], keepdims=0)
+
+
+def _network(graph: Graph, personal: PersonalModel, theta: Any, x: str) -> str:
+    architecture = personal.model.architecture
+    if not isinstance(architecture, Layered):
+        raise ValueError(
+            f"models of {type(architecture).__name__} cannot be exported to ONNX (those of logistic, mlp, lenet5, cnn "
+            "and resnet can); export safetensors instead"
+        )
+    return write_layer(graph, personal.model.network(jnp.asarray(theta)), x)
+
+
+def _metadata(personal: PersonalModel) -> dict[str, str]:
+    found = {"client": personal.name, "made by": f"fedtailor {__version__}"}
+    if personal.preprocessing is not None:
+        found["inputs"] = json.dumps(list(personal.preprocessing.inputs))
+        found["target"] = personal.preprocessing.target.name
+        if personal.preprocessing.target.classes:
+            found["classes"] = json.dumps(list(personal.preprocessing.target.classes))
+    return found

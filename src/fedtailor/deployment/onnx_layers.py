@@ -1,0 +1,181 @@
+"""The layers of `fedtailor.models` as nodes of an ONNX graph.
+
+Images and planes, [c, h, w, b] in JAX, are [b, c, h, w] in the graph, as its convolutions take them; vectors are
+[b, n] in both. Converters from JAX to ONNX (such as jax2onnx) translate what the layers compute on, which here are
+columns of images and matrix products made for a CPU; a layer written as the one operator that it is, is smaller and
+faster.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtailor.models import layers, normalization
+from fedtailor.models.resnet import PlaneMeans, Residual
+
+
+def onnx_package() -> Any:
+    """The package `onnx`.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return import_module("onnx")
+    except ImportError as error:
+        raise ValueError("ONNX files need `pip install 'fedtailor[onnx]'`; or export safetensors") from error
+
+
+class Graph:
+    """Nodes and constants of an ONNX graph while it is written; a value is known by its name."""
+
+    def __init__(self) -> None:
+        self._helper, self._numpy = onnx_package().helper, onnx_package().numpy_helper
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: ArrayLike, kind: Any = np.float32) -> str:
+        """A constant array."""
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(self._numpy.from_array(np.asarray(value, kind), name))
+        return name
+
+    def node(self, operator: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+        """One operator with one output, whose name is returned."""
+        output = name or f"{operator}_{len(self.nodes)}"
+        self.nodes.append(self._helper.make_node(operator, list(inputs), [output], name=output, **attributes))
+        return output
+
+
+def write_layer(graph: Graph, layer: Any, x: str) -> str:
+    """Append a layer that is applied to the value x; the name of its output.
+
+    Raises:
+        ValueError: ONNX export does not know the layer.
+    """
+    write = next((write for kind, write in _WRITERS.items() if isinstance(layer, kind)), None)
+    if write is None:
+        raise ValueError(f"the layer {type(layer).__name__} cannot be exported to ONNX; export safetensors instead")
+    return write(graph, layer, x)
+
+
+def _stack(graph: Graph, layer: layers.Stack, x: str) -> str:
+    for inner in layer.layers:
+        x = write_layer(graph, inner, x)
+    return x
+
+
+def _reshape(graph: Graph, layer: layers.Reshape, x: str) -> str:
+    return graph.node("Reshape", x, graph.constant([-1, *layer.shape], np.int64))
+
+
+def _dense(graph: Graph, layer: layers.Dense, x: str) -> str:
+    return graph.node("Gemm", x, graph.constant(layer.weight), graph.constant(layer.bias), transB=int(layer.transposed))
+
+
+def _relu(graph: Graph, layer: layers.Relu, x: str) -> str:
+    return graph.node("Relu", x)
+
+
+def _nothing(graph: Graph, layer: layers.Dropout, x: str) -> str:
+    return x
+
+
+def _planes(graph: Graph, layer: Any, x: str) -> str:
+    return graph.node("Transpose", x, perm=[0, 3, 1, 2])
+
+
+def _flatten(graph: Graph, layer: layers.FlattenPlanes, x: str) -> str:
+    return graph.node("Flatten", x, axis=1)
+
+
+def _convolve(graph: Graph, layer: Any, x: str, **attributes: Any) -> str:
+    """A kernel [k, k, c, o], with its bias if it has one."""
+    constants = [graph.constant(np.asarray(layer.weight).transpose(3, 2, 0, 1))]
+    if hasattr(layer, "bias"):
+        constants.append(graph.constant(layer.bias))
+    return graph.node("Conv", x, *constants, **attributes)
+
+
+def _pool(graph: Graph, kind: str, x: str) -> str:
+    operator = "AveragePool" if kind == "average" else "MaxPool"
+    return graph.node(operator, x, kernel_shape=[2, 2], strides=[2, 2])
+
+
+def _conv(graph: Graph, layer: layers.Conv, x: str) -> str:
+    return graph.node("Relu", _convolve(graph, layer, x))
+
+
+def _conv_pool(graph: Graph, layer: layers.ConvPool | layers.ImageConvPool, x: str) -> str:
+    return _pool(graph, layer.pool, graph.node("Relu", _convolve(graph, layer, x)))
+
+
+def _image_conv_pool(graph: Graph, layer: layers.ImageConvPool, x: str) -> str:
+    return _conv_pool(graph, layer, _planes(graph, layer, x))
+
+
+def _relu_pool(graph: Graph, layer: layers.ReluPool, x: str) -> str:
+    return _pool(graph, layer.pool, graph.node("Relu", x))
+
+
+def _convolution(graph: Graph, layer: layers.Convolution, x: str) -> str:
+    step = 2 if layer.halved else 1
+    return _convolve(graph, layer, x, pads=[layer.padding] * 4, strides=[step, step])
+
+
+def _batch_norm(graph: Graph, layer: normalization.BatchNorm, x: str) -> str:
+    values = (layer.scale, layer.bias, layer.running_mean, layer.running_variance)
+    return graph.node("BatchNormalization", x, *map(graph.constant, values), epsilon=normalization.EPSILON)
+
+
+def _group_norm(graph: Graph, layer: normalization.GroupNorm, x: str) -> str:
+    """Each group as one channel of an instance normalisation: the operator for groups is younger than many runtimes."""
+    groups = layer.groups
+    grouped = graph.node("Reshape", x, graph.constant([0, groups, -1], np.int64))
+    normal = graph.node(
+        "InstanceNormalization", grouped, graph.constant(np.ones(groups)), graph.constant(np.zeros(groups)),
+        epsilon=normalization.EPSILON,
+    )  # fmt: skip
+    back = graph.node("Reshape", normal, graph.node("Shape", x))
+    scale, bias = (graph.constant(np.asarray(values)[:, None, None]) for values in (layer.scale, layer.bias))
+    return graph.node("Add", graph.node("Mul", back, scale), bias)
+
+
+def _residual(graph: Graph, layer: Residual, x: str) -> str:
+    y = _stack(graph, layer.branch, x)
+    first: Any = layer.branch.layers[0]
+    before, after = first.weight.shape[2:]
+    if first.halved:  # every second pixel, and channels of zeros around
+        numbers = ([0, 0], [2**31 - 1] * 2, [2, 3], [2, 2])
+        x = graph.node("Slice", x, *(graph.constant(values, np.int64) for values in numbers))
+        missing = after - before
+        pads = [0, missing // 2, 0, 0, 0, missing - missing // 2, 0, 0]
+        x = graph.node("Pad", x, graph.constant(pads, np.int64))
+    return graph.node("Relu", graph.node("Add", y, x))
+
+
+def _plane_means(graph: Graph, layer: PlaneMeans, x: str) -> str:
+    return graph.node("Flatten", graph.node("GlobalAveragePool", x), axis=1)
+
+
+_WRITERS: dict[type[Any], Callable[..., str]] = {
+    layers.Stack: _stack,
+    layers.Reshape: _reshape,
+    layers.Dense: _dense,
+    layers.Relu: _relu,
+    layers.Dropout: _nothing,
+    layers.Planes: _planes,
+    layers.FlattenPlanes: _flatten,
+    layers.Conv: _conv,
+    layers.ConvPool: _conv_pool,
+    layers.ImageConvPool: _image_conv_pool,
+    layers.ReluPool: _relu_pool,
+    layers.Convolution: _convolution,
+    normalization.BatchNorm: _batch_norm,
+    normalization.GroupNorm: _group_norm,
+    Residual: _residual,
+    PlaneMeans: _plane_means,
+}

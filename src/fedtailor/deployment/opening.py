@@ -1,0 +1,270 @@
+"""`open_run`: a run directory as the `Run` that wrote it."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtailor.accounting import Ledger
+from fedtailor.deployment.data import federation_of, require_same
+from fedtailor.deployment.settings import (
+    rebuilt_algorithm,
+    rebuilt_model,
+    rebuilt_participation,
+    rebuilt_pipeline,
+)
+from fedtailor.executors import DeviceExecutor, Settings
+from fedtailor.federation import Federation
+from fedtailor.models import Architecture, Model
+from fedtailor.protocol import Algorithm, check_choice, require
+from fedtailor.report.experiment import INDEX
+from fedtailor.report.stored import StoredRun
+from fedtailor.runs import Run, Summary
+from fedtailor.runs.baseline import baseline
+from fedtailor.runs.run import bind, executor_of
+from fedtailor.runs.target_units import default_metrics, target_units
+from fedtailor.storage import Damaged, PersonalModel, RunDirectory
+from fedtailor.storage.export import MANIFEST as EXPORTED
+from fedtailor.storage.export import PREPROCESSING, load_models
+from fedtailor.storage.manifest import difference, manifest
+from fedtailor.storage.run_directory import KEPT, MANIFEST, SUMMARY, require_unchanged
+from fedtailor.tables import Preprocessing
+from fedtailor.training import Metrics, Training
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def open_run(
+    directory: Path | str,
+    *,
+    federation: Federation | None = None,
+    algorithm: Algorithm | None = None,
+    model: Model | Architecture | None = None,
+    table: Path | str | None = None,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+) -> "OpenedRun":
+    """The finished run that a directory holds.
+
+    Its measurements, ledger and (where the run kept them) personal models need nothing but the directory. What needs
+    data (`enroll`, `row_outcomes`, models that were too large to be kept) finds them again: a scenario is built, a
+    table is read from where it was; both must be the same as in training.
+
+    Args:
+        directory: of the run.
+        federation: the data, of a run that was made in Python from data of its own.
+        algorithm: the method, where it was given what only Python code knows (a function, an array).
+        model: likewise.
+        table: where the table is now, if it is not where it was.
+        settings: devices and the like, for what is computed.
+
+    Raises:
+        ValueError: the directory holds no run that has ended, or one that diverged.
+    """
+    path = Path(directory)
+    require(path.is_dir(), f"there is no directory {path}; check the path")
+    several = (path / INDEX).exists() or next(path.glob(f"*/{INDEX}"), None) is not None
+    require(not several, f"{path} is a comparison of several runs; name one of them (`fedtailor models {path}` lists "
+                         "them)")  # fmt: skip
+    require_run(path)
+    stored = StoredRun(path)
+    require(not stored.diverged, f"{path} holds no models: {stored.summary.get('diverged')}")
+    return OpenedRun(stored, federation, algorithm, model, None if table is None else Path(table), settings)
+
+
+def require_run(path: Path) -> None:
+    """Refuse an export where a run is needed.
+
+    Raises:
+        ValueError: it is one.
+    """
+    exported = (path / EXPORTED).exists() and not (path / MANIFEST).exists()
+    require(not exported, f"{path} holds exported models and no measurements; name the run that they are from")
+
+
+def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> dict[str, PersonalModel]:
+    """The personal models of a run directory or of an export, by client: all, or those of some.
+
+    Raises:
+        ValueError: the directory holds neither, or there is no such client.
+    """
+    path = Path(directory)
+    if (path / EXPORTED).exists() and not (path / MANIFEST).exists():
+        found = load_models(path)
+        for name in clients or ():
+            check_choice(name, found, f"client in {path}")
+        return found if clients is None else {name: found[name] for name in clients}
+    run = open_run(path)
+    return run.personal_models() if clients is None else {name: run.personal(name) for name in clients}
+
+
+class OpenedRun(Run):
+    """A run that was read from its directory; see `open_run`.
+
+    Attributes:
+        path: the directory.
+        stored: its files.
+    """
+
+    def __init__(
+        self,
+        stored: StoredRun,
+        federation: Federation | None,
+        algorithm: Algorithm | None,
+        model: Model | Architecture | None,
+        table: Path | None,
+        settings: Settings,
+    ) -> None:
+        self.path, self.stored = stored.path, stored
+        self._given = federation, algorithm, model
+        self._table, self._settings = table, settings
+
+    # what the directory says ------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients, in the federation's order."""
+        return tuple(self.stored.clients["client"])
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Every setting."""
+        return self.stored.manifest
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.stored.ledger
+
+    @cached_property
+    def _metrics(self) -> Metrics:
+        return Metrics.from_frame(self.stored.metrics, self.names)
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._metrics
+
+    def frame(self) -> "pl.DataFrame":
+        return self.stored.metrics
+
+    def summary(self) -> Summary:
+        found = self.stored.summary
+        try:
+            return Summary(**{field.name: found[field.name] for field in fields(Summary)})
+        except KeyError as missing:
+            raise Damaged(f"{self.path / SUMMARY} has no {missing}; repeat the run") from None
+
+    @cached_property
+    def _preprocessing(self) -> Preprocessing | None:
+        path = self.path / PREPROCESSING
+        require_unchanged(path, self.stored.summary)
+        return Preprocessing.load(path) if path.exists() else None
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        return self._preprocessing
+
+    @cached_property
+    def _method(self) -> Algorithm:
+        return self._given[1] or rebuilt_algorithm(self.manifest["algorithm"])
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self._method
+
+    @cached_property
+    def _model(self) -> Model:
+        given = self._given[2]
+        if given is None:
+            return rebuilt_model(self.manifest["model"])
+        return given if isinstance(given, Model) else bind(given, self.federation)
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    # personal models --------------------------------------------------------------------------------------------------
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether the directory holds the personal models."""
+        return (self.path / KEPT).exists()
+
+    @cached_property
+    def _kept(self) -> dict[str, PersonalModel]:
+        return load_models(self.path, self._given[2] and self._model, manifest_name=KEPT)
+
+    def personal(self, client: int | str) -> PersonalModel:
+        if not self.keeps_models:
+            return super().personal(client)
+        if isinstance(client, str):
+            check_choice(client, self.names, f"client in {self.path}")
+        else:
+            count = len(self.names)
+            require(-count <= client < count, f"there is no client {client}; the run has {count}, counted from 0")
+        return self._kept[client if isinstance(client, str) else self.names[client]]
+
+    def personal_models(self) -> dict[str, PersonalModel]:
+        return dict(self._kept) if self.keeps_models else super().personal_models()
+
+    # what needs the data ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _federation(self) -> Federation:
+        federation, _, _ = self._given
+        if federation is None:
+            return federation_of(self.path, self.manifest, self._table)
+        require_same(federation, self.manifest, self.path)
+        return federation
+
+    @property
+    def federation(self) -> Federation:
+        return self._federation
+
+    @cached_property
+    def _restored(self) -> Training[DeviceExecutor]:
+        """The training as it ended, from the checkpoint."""
+        run, federation = self.manifest["run"], self.federation
+        executor = executor_of(federation, self.model, self._settings, self.path)
+        training = Training(
+            self.algorithm, executor, self.model, seed=run["seed"], **self.travel,
+            metrics=run.get("metrics") or default_metrics(federation), target_scale=target_units(federation)[1],
+        )  # fmt: skip
+        # What was rebuilt must be what was run: a default may have changed since.
+        again = manifest(
+            self.algorithm, federation, self.model, run["seed"], training.participation, run["evaluate_every"],
+            training.uplink, training.downlink,
+            [metric for metric in training.measured if metric.name in run.get("metrics", ())],
+        )  # fmt: skip
+        changed = difference(self.manifest, again)
+        require(changed is None, f"{self.path} was run with other settings than it is opened with ({changed})")
+        RunDirectory(self.path).load(training)
+        return training
+
+    @cached_property
+    def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
+        """What became of every test row in the end (`row_outcomes`), and what learning nothing reaches: kept by the
+        run, or computed from its data; None where those are not found."""
+        if self.stored.rows is not None and self.stored.baseline is not None:
+            return self.stored.rows, self.stored.baseline.metrics
+        try:
+            return self.row_outcomes(), baseline(self.federation, self.model, self.training.measured)
+        except ValueError:
+            return None
+
+    @property
+    def travel(self) -> dict[str, Any]:
+        """Who reported, and the transforms of what travelled, as `fedtailor.run` takes them."""
+        return {
+            "participation": rebuilt_participation(self.manifest["run"]["participation"]),
+            "uplink": rebuilt_pipeline(self.manifest.get("uplink", []), "uplink"),
+            "downlink": rebuilt_pipeline(self.manifest.get("downlink", []), "downlink"),
+        }
+
+    @property
+    def training(self) -> Training[DeviceExecutor]:
+        return self._restored
+
+    @property
+    def executor(self) -> DeviceExecutor:
+        return self._restored.executor

@@ -1,0 +1,34 @@
+"""Schools that predict exam scores: many small clients, on which MR-MTL was studied under differential privacy."""
+
+from fedtailor.experiments.scenario import Scenario, defaults_with
+from fedtailor.federation import Federation, Natural, datasets, from_partition
+from fedtailor.models import logistic
+from fedtailor.protocol import SGD
+
+
+def school(seed: int = 0, *, test: float = 0.3, val: float = 0.0) -> Federation:
+    """Exam scores of 139 schools with 22 to 251 pupils each, from 27 inputs.
+
+    Args:
+        seed: of the splits.
+        test, val: fractions of each school's pupils.
+
+    Raises:
+        ValueError: impossible fractions, or the data are not at hand.
+    """
+    return from_partition(datasets.school(), Natural(), test=test, val=val, name="school", seed=seed)
+
+
+SCENARIOS = (
+    Scenario(
+        "school",
+        "exam scores of pupils in 139 schools, a linear regression",
+        school,
+        logistic(),
+        200,
+        {},
+        defaults_with(SGD(lr=0.01, epochs=1, batch_size=32)),
+        source="Liu et al. 2022, section 4",
+        data="School",
+    ),
+)

@@ -1,0 +1,64 @@
+"""What happens to an update before it leaves a client, as files and the command line write it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
+
+from fedtailor.experiments.document import ConfigError, KeyPath
+from fedtailor.experiments.parsing import allow, configure
+from fedtailor.pipelines import TRANSFORMS, check_order
+from fedtailor.protocol import Pipeline, require
+
+
+def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
+    """The transforms of a list of tables, such as `[{use = "clip", norm = 0.5}, {use = "quantize"}]`.
+
+    Raises:
+        ConfigError: a transform or setting is unknown or has a wrong value, or their order is wrong.
+    """
+    found = []
+    for entry in entries:
+        settings = dict(entry)
+        name = settings.pop("use", None)
+        if name is None:
+            raise ConfigError(place, f"a transform needs a name: use = {' | '.join(TRANSFORMS)}")
+        allow(str(name), tuple(TRANSFORMS), place, "uplink transform")
+        try:
+            found.append(configure(TRANSFORMS[name](), settings, place))
+        except ConfigError as error:
+            raise ConfigError(place, f"{name}: {error}") from None
+    try:
+        check_order(tuple(found))
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
+    return tuple(found)
+
+
+def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
+    """The transforms of texts, such as `clip:0.5` or `gaussian-noise:1.1,norm=0.5,by=client`: behind the colon the
+    first setting of a transform may stand without its name.
+
+    Raises:
+        ValueError: as `uplink_of_tables`.
+    """
+    entries = []
+    for text in texts:
+        name, _, settings = text.partition(":")
+        allow(name, tuple(TRANSFORMS), (), "uplink transform")
+        entry: dict[str, Any] = {"use": name}
+        for number, setting in enumerate(filter(None, settings.split(","))):
+            key, equals, value = setting.partition("=")
+            require(bool(equals) or number == 0, f"--uplink {text}: write {key!r} as name=value")
+            key, value = (key, value) if equals else (fields(cast(Any, TRANSFORMS[name]))[0].name, key)
+            entry[key] = _value(value)
+        entries.append(entry)
+    return uplink_of_tables(entries, ())
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, or else a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,67 @@
+"""Vectors as changes: what a client's vector is a change of, on the client and on the server."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fedtailor.protocol import ClientRows, Downlink, Inbox, Update
+
+
+def start_kind(kind: str) -> str:
+    """The message that says which of several received models a vector is a change of."""
+    return f"{kind} start"
+
+
+def places_kind(kind: str) -> str:
+    """The message that says at which places the entries of a vector belong that travel (`TopK`)."""
+    return f"{kind} places"
+
+
+def scale_kind(kind: str) -> str:
+    """The message with the factors of a vector that travels as small integers (`Quantize`)."""
+    return f"{kind} scale"
+
+
+def nearest(value: Float[Array, "*k d"], inbox: Inbox) -> Int[Array, "*k"]:
+    """The place of the received model that is nearest to a vector; 0 where nothing was received."""
+    distances = jnp.square(value[..., None, :] - inbox["model"]).sum(axis=-1)
+    return jnp.where(inbox.received["model"], distances, jnp.inf).argmin(axis=-1).astype(jnp.int32)
+
+
+def reference(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> Float[Array, "*k d"]:
+    """What a vector that a client sends is a change of: the nearest model that it received, else zero."""
+    if kind != "model" or "model" not in inbox.values:
+        return jnp.zeros_like(value)
+    return jnp.where(inbox.received["model"].any(), inbox["model"][nearest(value, inbox)], 0)
+
+
+def which_reference(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> dict[str, Array]:
+    """What tells the server of which received model a vector is a change; nothing where there is one only."""
+    if kind != "model" or "model" not in inbox.values or len(inbox["model"]) == 1:
+        return {}
+    return {start_kind(kind): nearest(value, inbox)}
+
+
+def received_rows(kind: str, update: Update, downlink: Downlink) -> Float[Any, "r *k d"] | float:
+    """On the server, `reference` of every client in the rows of its answer; 0 where that is zero."""
+    rows = update[kind]
+    if kind != "model" or "model" not in downlink.streams:
+        return 0.0
+    sent = downlink.streams["model"]
+    recipients = np.full((len(rows.values), sent.recipients.shape[1]), -1, np.int32)
+    recipients[rows.row] = sent.recipients
+    models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
+    several = update.get(start_kind(kind))
+    if several is None:
+        row = recipients[:, :1].reshape(-1, *[1] * (_axes(rows, update, kind) - 2))
+    else:
+        index = np.asarray(several.values)
+        row = np.take_along_axis(recipients, index.reshape(len(index), -1), axis=1).reshape(index.shape)
+    return jnp.where(row[..., None] >= 0, models[np.maximum(row, 0)], 0)
+
+
+def _axes(rows: ClientRows, update: Update, kind: str) -> int:
+    """Axes of a kind's vectors, stacked over clients."""
+    return len(update.get(places_kind(kind), rows).values.shape)

@@ -1,0 +1,179 @@
+"""GaussianNoise: what is known afterwards hardly depends on any one client."""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtailor.pipelines.clip import clipped
+from fedtailor.protocol import (
+    MODEL_KINDS,
+    Algorithm,
+    ClientRows,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    LocalTrainer,
+    Population,
+    Transform,
+    Update,
+    hyperparameters,
+    require,
+)
+
+NORM, WITHIN = "clip_norm", "within"
+"""The bound as it travels down, and what a client answers: whether its change was within (adaptive clipping)."""
+
+COVERED = ("model", "gradient")
+"""What a client may send: one message of one of these kinds."""
+
+
+@hyperparameters
+class GaussianNoise(Transform):
+    """Client-level differential privacy: changes are clipped and noise is added (McMahan et al. 2018, algorithm 1).
+
+    A client clips what it changed of the model that it received to the norm C. Then, with z = `multiplier`,
+
+        by = "server":   change of the mean = (sum_S change_i + z C N(0, I)) / (expected reporters)
+        by = "client":   each client sends change_i + z C N(0, I)
+
+    The first hides a client from all who see models, the other clients too, but not from the coordinator, which must be
+    trusted to add the noise. Its guarantee is on adding or removing a client; who takes part in a round must be drawn
+    by Poisson sampling (or be everybody), and the mean must weigh all alike. The second hides what a client sends from
+    the coordinator itself, round by round, at the price of as many times the noise as there are clients: its guarantee
+    is on a client's changes or none in their place. Either way it is `delta`'s epsilon that is reported.
+
+    With `quantile` the norm follows that quantile of the changes' norms (Andrew et al. 2021, Differentially Private
+    Learning with Adaptive Clipping, algorithm 1): clients also tell whether they were within, of which the server uses
+    a noisy count; the noise on the changes grows such that both together cost what `multiplier` says.
+    """
+
+    multiplier: float = 1.0
+    """Standard deviation of the noise over the norm, z, above 0."""
+    norm: float = 1.0
+    """Largest Euclidean norm of a client's change, C; with `quantile`, in the first round."""
+    delta: float = 1e-5
+    """Probability that the guarantee may fail, below one over the number of clients."""
+    by: Literal["server", "client"] = "server"
+    """Who adds the noise: the server to the sum, or each client to what it sends."""
+    quantile: float | None = None
+    """The share of clients whose change is to be within the norm, such as 0.5; None = the norm stays."""
+    norm_rate: float = 0.2
+    """How fast the norm follows the quantile, the paper's eta_C."""
+
+    def __post_init__(self) -> None:
+        require(self.multiplier > 0, f"multiplier is {self.multiplier}; it must be above 0")
+        require(self.norm > 0, f"norm is {self.norm}; it must be above 0")
+        require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1")
+        require(self.by in ("server", "client"), f"by is {self.by!r}; it must be 'server' or 'client'")
+        fits = self.quantile is None or 0 < self.quantile < 1
+        require(fits, f"quantile is {self.quantile}; it must be between 0 and 1")
+        require(self.norm_rate > 0, f"norm_rate is {self.norm_rate}; it must be above 0")
+        adapts = self.quantile is None or self.by == "server"
+        require(adapts, "adaptive clipping needs a server that adds the noise: leave out quantile, or by = 'client'")
+
+    # on the client ----------------------------------------------------------------------------------------------------
+
+    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+        others = sorted(kind for kind in update if kind not in COVERED)
+        require(not others, f"noise does not cover what this method's clients also send ({', '.join(others)}); choose "
+                            "a method whose clients send a model and nothing else")  # fmt: skip
+        norm = self.norm if self.quantile is None else inbox.scalars[NORM]
+        sent = sorted(update)
+        update, length = clipped(update, inbox, norm)
+        if self.quantile is not None:
+            update[WITHIN] = (length <= norm).astype(length.dtype)
+        if self.by == "client":
+            for number, kind in enumerate(sent):
+                key = jax.random.fold_in(local.key("gaussian noise"), number)
+                noise = jax.random.normal(key, update[kind].shape, update[kind].dtype)
+                update[kind] = update[kind] + self.multiplier * norm * noise
+        return update, state
+
+    # on the server ----------------------------------------------------------------------------------------------------
+
+    @property
+    def steps_alone(self) -> bool:
+        return self.by == "server"
+
+    def check(self, algorithm: Algorithm) -> None:
+        require(not algorithm.probes, f"{algorithm.about.name}'s clients answer a probe, which noise on updates does "
+                                      "not cover; choose a method without one")  # fmt: skip
+
+    def init_server(self, population: Population) -> Any:
+        if self.by == "client":
+            return ()
+        expected = population.reporters_per_round
+        if self.quantile is not None:
+            _, count_noise = self._shares(expected)
+            least = math.ceil(10 * self.multiplier)
+            require(self.multiplier < 2 * count_noise, f"adaptive clipping with multiplier {self.multiplier:g} needs "
+                    f"more than {least} clients expected in a round, not {expected}; leave out quantile")  # fmt: skip
+        return {"norm": self.norm, "expected": expected}
+
+    def announce(self, downlink: Downlink, state: Any) -> Downlink:
+        if self.quantile is None:
+            return downlink
+        return replace(downlink, scalars={**downlink.scalars, NORM: state["norm"]})
+
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+        kind = next((kind for kind in update if kind in MODEL_KINDS), None)
+        if self.by == "client" or kind is None:
+            return update, state
+        norm, expected = float(state["norm"]), int(state["expected"])
+        rows, rng, reporters = update[kind], cohort.rng("gaussian noise"), int(cohort.reporting.sum())
+        multiplier, count_noise = self._shares(expected)
+        noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
+        start = _common_start(kind, downlink)
+        change = jnp.asarray(rows.values) - start
+        # clients may lie, and rounding (`Quantize`) may have lengthened a change
+        length = jnp.sqrt(jnp.square(change).sum(axis=tuple(range(1, change.ndim)), keepdims=True))
+        change = change * jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(change.dtype).tiny))
+        # such that the mean over reporters is start + (sum of changes + noise) / expected, whatever their number
+        change = (reporters / expected) * change + (noise / expected).astype(change.dtype)
+        seen = {other: answer for other, answer in update.items() if other != WITHIN}
+        seen[kind] = replace(rows, values=start + change)
+        if self.quantile is not None:
+            within = update[WITHIN].host()[cohort.reporting] if WITHIN in update else np.zeros(0)
+            total = float((within - 0.5).sum()) + count_noise * rng.standard_normal()
+            share = total / expected + 0.5
+            state = {**state, "norm": norm * math.exp(-self.norm_rate * (share - self.quantile))}
+        return seen, state
+
+    def _shares(self, expected: int) -> tuple[float, float]:
+        """The multiplier of the noise on changes, and the deviation of the noise on the count of clients within, such
+        that both together cost what `multiplier` says (Andrew et al. 2021, section 3.2 and theorem 1)."""
+        z = float(self.multiplier)
+        if self.quantile is None:
+            return z, 0.0
+        count_noise = expected / 20
+        if z >= 2 * count_noise:
+            return math.inf, count_noise
+        return (z**-2 - (2 * count_noise) ** -2) ** -0.5, count_noise
+
+
+def _common_start(kind: str, downlink: Downlink) -> Any:
+    """What all clients' changes are changes of: the only model sent, or zero."""
+    if kind != "model":
+        return 0.0
+    sent = downlink.streams.get("model")
+    require(sent is not None and len(np.unique(sent.recipients)) == 1 and sent.recipients.min() >= 0,
+            "noise on a sum needs clients that all start from one model")  # fmt: skip
+    assert sent is not None
+    return jnp.asarray(np.asarray(sent.values)[sent.recipients[0, 0]])
+
+
+def unchanged(downlink: Downlink) -> Update:
+    """What the server is given in a round in which nobody reports: one client that changed nothing.
+
+    Raises:
+        ValueError: no model was sent, so that it is not known what a client would send.
+    """
+    sent = downlink.streams.get("model")
+    require(sent is not None, "nobody reported in this round, and the method sends no model to add noise to")
+    assert sent is not None
+    return {"model": ClientRows(np.asarray(sent.values)[:1], np.zeros(1, np.int64))}

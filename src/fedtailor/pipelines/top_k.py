@@ -1,0 +1,97 @@
+"""TopK: only the largest changes travel, and the rest later."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedtailor.pipelines.change import places_kind, received_rows, reference, start_kind, which_reference
+from fedtailor.protocol import (
+    MODEL_KINDS,
+    ClientUpdate,
+    Cohort,
+    Downlink,
+    Inbox,
+    LocalTrainer,
+    Transform,
+    Update,
+    hyperparameters,
+    require,
+)
+
+
+@hyperparameters
+class TopK(Transform):
+    """Of what a client changed of the model that it received, the largest entries travel, with their places.
+
+    What does not travel is kept by the client and added to its next change (error feedback: Stich et al. 2018,
+    Sparsified SGD with Memory, algorithm 1), so that nothing is lost, only late:
+
+        y = change + kept,    sent = the entries of y that are largest in absolute value,    kept = y - sent
+
+    A value counts 4 bytes, and its place 2, or 4 in models of more than 65,536 parameters. Entries that do not
+    travel are, for the server, those of the model that the client received; of gradients and controls, zero.
+    """
+
+    fraction: Any = 0.01
+    """Share of the entries of each vector that travel, in (0, 1]; at least one entry does."""
+    feedback: bool = True
+    """Whether what does not travel is kept for the next round."""
+
+    def __post_init__(self) -> None:
+        share = isinstance(self.fraction, int | float) and not isinstance(self.fraction, bool)
+        require(share and 0 < self.fraction <= 1, f"fraction is {self.fraction!r}; it must be a number in (0, 1]")
+
+    def init(self, theta: Float[Array, " d"]) -> Any:
+        return jnp.zeros_like(theta) if self.feedback else ()
+
+    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+        kinds = [kind for kind in update if kind in MODEL_KINDS]
+        sent = dict(update)
+        for kind in kinds:
+            value = update[kind]
+            alike = "model" in inbox.values and value.shape[-1] == inbox["model"].shape[-1]
+            require(alike, f"top-k needs a {kind} of the length of the models that clients are sent")
+            change = value - reference(kind, value, inbox)
+            if self.feedback:
+                fits = len(kinds) == 1 and value.ndim == 1 and len(value) <= len(state)
+                require(fits, "what top-k did not send of several vectors it cannot keep; set feedback = false for a "
+                              "method whose clients send more than one")  # fmt: skip
+                change = change + state[: len(value)]
+            values, places = largest(change, max(1, round(self.fraction * value.shape[-1])))
+            sent |= {kind: values, places_kind(kind): places} | which_reference(kind, value, inbox)
+            if self.feedback:
+                left = state.at[: len(value)].set(change.at[places].set(0))
+                # who is not asked for its update sends nothing, and has lost nothing
+                state = jnp.where(inbox.reply, left, state)
+        return sent, state
+
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+        extra = {name(kind) for kind in MODEL_KINDS for name in (places_kind, start_kind)}
+        seen = {kind: rows for kind, rows in update.items() if kind not in extra}
+        for kind, rows in update.items():
+            if kind not in MODEL_KINDS:
+                continue
+            size = int(downlink.streams["model"].values.shape[-1])
+            change = scattered(jnp.asarray(rows.values), jnp.asarray(update[places_kind(kind)].values), size)
+            seen[kind] = replace(rows, values=change + received_rows(kind, update, downlink))
+        return seen, state
+
+
+def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], Any]:
+    """The entries of each vector that are largest in absolute value [..., k], and their places, ascending."""
+    _, places = jax.lax.top_k(jnp.abs(x), count)
+    places = jnp.sort(places, axis=-1)
+    small = x.shape[-1] <= np.iinfo(np.uint16).max + 1
+    return jnp.take_along_axis(x, places, axis=-1), places.astype(jnp.uint16 if small else jnp.int32)
+
+
+def scattered(values: Float[Array, "*n k"], places: Any, size: int) -> Float[Array, "*n d"]:
+    """Vectors [..., size] with values at places, and zeros."""
+    flat, at = values.reshape(-1, values.shape[-1]), places.astype(jnp.int32).reshape(-1, values.shape[-1])
+    empty = jnp.zeros((len(flat), size), values.dtype)
+    full = empty.at[jnp.arange(len(flat))[:, None], at].set(flat)
+    return full.reshape(*values.shape[:-1], size)

@@ -1,0 +1,77 @@
+"""A federation as a plain Flower app, for those who run Flower already: `flwr run` starts it.
+
+The app's own module holds two names, `from fedtailor.remote.flower_app import client, server`. Flower then starts a
+process for each message, so a client keeps nothing in memory: every request carries all of its vectors.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtailor.protocol import require
+from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.coordinate import coordinate
+from fedtailor.remote.flower import require_flower, unwrap, wrap
+from fedtailor.remote.job import read_job
+from fedtailor.remote.job_work import JobWork
+from fedtailor.remote.keys import registered_form
+from fedtailor.remote.kit import COORDINATOR, JOB, read_kit, read_public_keys
+from fedtailor.remote.statistics import Statistics
+from fedtailor.remote.transport import Responder
+from fedtailor.storage.run_directory import MANIFEST
+
+require_flower()  # sets Flower's environment before its first import
+
+from flwr.app import Context, Message  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+
+from fedtailor.remote.flower_server import GridTransport  # noqa: E402
+from fedtailor.remote.service import Connection, agree, greet  # noqa: E402
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+client, server = ClientApp(), ServerApp()
+
+WAIT_S = 600.0
+"""How long the coordinator waits for the clients; `wait` in the app's configuration changes it."""
+
+
+@client.query()
+def answer(message: Message, context: Context) -> Message:
+    """Answer one message of the coordinator; the node's configuration names `kit` and `data`."""
+    settings = context.node_config
+    for name in ("kit", "data"):
+        require(
+            name in settings, f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name} is missing'
+        )
+    return Message(wrap(_responder(str(settings["kit"]), str(settings["data"]))(unwrap(message))), reply_to=message)
+
+
+@cache
+def _responder(kit: str, data: str) -> Responder:
+    own = read_kit(Path(kit))
+    work = JobWork(own.job, own.name, Path(data), ClientStore(own.state, own.job.identity))
+    return Responder(own.job.identity, own.name, work, work.common_vectors)
+
+
+@server.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Coordinate the federation in the directory that the app's configuration names `federation`."""
+    settings: dict[str, Any] = dict(context.run_config)
+    require("federation" in settings, 'name the federation\'s directory: federation = "DIR" in [tool.flwr.app.config]')
+    directory = Path(str(settings["federation"]))
+    job, wait = read_job(directory / JOB), float(settings.get("wait", WAIT_S))
+    keys = {name: registered_form(key) for name, key in read_public_keys(directory / COORDINATOR).items()}
+    http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
+    transport = GridTransport(http, keys, lambda: None)
+    found = greet(Connection(job, tuple(keys), transport), wait=wait)
+    rows = {name: reply.arrays["rows"] for name, reply in found.replies.items()}
+    run = directory / "run"
+    resume = (run / MANIFEST).exists()
+    known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
+    agreed = agree(job, transport, rows, wait, known)
+    if agreed is not None:
+        agreed.save(directory / COORDINATOR)
+    coordinate(job, transport, rows, run, resume=resume, agreed=agreed, remember=False, tell=print)

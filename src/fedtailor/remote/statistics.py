@@ -1,0 +1,205 @@
+"""Federated preprocessing: clients' tables as they come, made alike by counts and sums over all of them.
+
+Before the first round each client tells counts, means and sums of squares of its training rows; everybody derives the
+same preprocessing from their sum. The rows themselves, and categories of fewer than five rows, are never told.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import polars as pl
+from jaxtyping import Int
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedtailor._files import replacing
+from fedtailor.protocol import require
+from fedtailor.remote.job import Schema
+from fedtailor.remote.table import Rows, codes, numbers
+from fedtailor.tables import Preprocessing
+from fedtailor.tables.kinds import parse_as
+from fedtailor.tables.options import TableOptions
+from fedtailor.tables.reading import read
+from fedtailor.tables.sums import ColumnSums
+from fedtailor.tables.target import TargetEncoding
+
+FILE = "statistics.json"
+"""Where each machine keeps what was agreed."""
+
+
+class Statistics(BaseModel):
+    """What the training rows of one client, or of all together, say about the columns of a job.
+
+    Attributes:
+        columns: of the inputs.
+        target: of the numbers to predict; None where the job predicts classes.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    columns: Annotated[dict[str, ColumnSums], Field(max_length=10_000)]
+    target: ColumnSums | None = None
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        columns = {name: sums + other.columns[name] for name, sums in self.columns.items()}
+        target = None if self.target is None or other.target is None else self.target + other.target
+        return Statistics(columns=columns, target=target)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same on all machines that agreed on the same."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        """As text; `from_json` gives the same numbers, to the bit."""
+        return self.model_dump_json()
+
+    @staticmethod
+    def from_json(text: str | bytes, schema: Schema) -> "Statistics":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else, or of other columns.
+        """
+        try:
+            found = Statistics.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"these are no statistics of columns ({where}: {first['msg'].lower()})") from None
+        same = list(found.columns) == list(schema.columns) and (found.target is None) == (schema.classes is not None)
+        require(same, "these statistics are of other columns than the job's")
+        return found
+
+    def save(self, directory: Path) -> None:
+        """Keep them in a directory, whole or not at all."""
+        with replacing(directory / FILE) as temporary:
+            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(directory: Path, schema: Schema) -> "Statistics | None":
+        """What was saved in a directory, if anything was.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        path = directory / FILE
+        try:
+            return Statistics.from_json(path.read_bytes(), schema) if path.is_file() else None
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read {path}: {error}") from None
+
+    def preprocessing(self, schema: Schema) -> Preprocessing:
+        """How rows become inputs of the model.
+
+        Raises:
+            ValueError: a column holds nothing to learn from.
+        """
+        columns = tuple(
+            sums.encoding(name, schema.kinds[name], schema.columns[name]) for name, sums in self.columns.items()
+        )
+        if self.target is None:
+            target = TargetEncoding(schema.target, "classification", schema.classes or ())
+        else:
+            require(self.target.count > 0, f"the target {schema.target!r} is missing in all rows")
+            target = TargetEncoding(schema.target, "regression", (), self.target.mean, self.target.deviation)
+        return Preprocessing(columns, target, "client", {})
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """A client's table as it came, with every cell of a kind that the job expects.
+
+    Attributes:
+        schema: of the job.
+        path: of the file.
+        frame: the cleaned columns of the inputs.
+        y: numbers of classes, or targets in their own unit; zeros where they were not read.
+    """
+
+    schema: Schema
+    path: Path
+    frame: pl.DataFrame
+    y: NDArray[np.generic]
+
+    def statistics(self, train: Int[NDArray, " n"]) -> Statistics:
+        """What the rows that train say about the columns."""
+        columns = {
+            name: ColumnSums.of(self._parsed(name)[train], self.schema.kinds[name], agreed)
+            for name, agreed in self.schema.columns.items()
+        }
+        target = None if self.schema.classes is not None else ColumnSums.of(pl.Series(self.y)[train], "number")
+        return Statistics(columns=columns, target=target)
+
+    def rows(self, agreed: Statistics) -> Rows:
+        """The examples as the federation's models take them."""
+        preprocessing = agreed.preprocessing(self.schema)
+        x = preprocessing.transform(self.frame, missing="impute", unknown="other")
+        if self.schema.classes is not None:
+            return Rows(x, self.y)
+        y = (self.y.astype(np.float64) - preprocessing.target_shift) / preprocessing.target_scale
+        return Rows(x, y.astype(np.float32))
+
+    def _parsed(self, name: str) -> pl.Series:
+        values, bad = parse_as(self.frame[name], self.schema.kinds[name], None)
+        if bad.any():
+            row = int(bad.arg_max() or 0)
+            said = f"{name!r} is {self.frame[name][row]!r}, which is no {self.schema.kinds[name]}"
+            raise ValueError(f"{self.path.name}, row {row + 1}: {said}; mend it, or leave the cell empty")
+        return values
+
+
+def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
+    """Read a client's table for federated preprocessing; without `target`, that column is not read.
+
+    Raises:
+        ValueError: it cannot be read, lacks a column, or holds a cell that does not fit; with the row.
+    """
+    frame = read(path, TableOptions()).frame
+    for name in (*schema.columns, *([schema.target] if target else [])):
+        require(
+            name in frame.columns, f"{path.name} has no column {name!r}; its columns are {', '.join(frame.columns)}"
+        )
+    y: NDArray[np.generic] = np.zeros(frame.height, np.float64 if schema.classes is None else np.int32)
+    if target:
+        column = frame[schema.target]
+        y = numbers(column, path).astype(np.float64) if schema.classes is None else codes(column, schema.classes, path)
+    table = OwnTable(schema, path, frame.select(list(schema.columns)), y)
+    for name, agreed in schema.columns.items():
+        values = table._parsed(name)
+        if agreed is not None:
+            strange = values.is_not_null() & ~values.is_in(list(agreed)).fill_null(True)
+            if strange.any():
+                row = int(strange.arg_max() or 0)
+                said = f"{path.name}, row {row + 1}: {name!r} is {values[row]!r}; the job knows {', '.join(agreed)}"
+                raise ValueError(said)
+    return table
+
+
+def together(parts: Iterable[Statistics]) -> Statistics:
+    """The statistics of all clients' rows together."""
+    return reduce(add, parts)
+
+
+def as_array(statistics: Statistics) -> NDArray[np.uint8]:
+    """Statistics as an array that can travel."""
+    return np.frombuffer(statistics.to_json().encode(), np.uint8)
+
+
+def from_arrays(arrays: Mapping[str, NDArray[np.generic]], schema: Schema) -> Statistics:
+    """Statistics that have travelled.
+
+    Raises:
+        ValueError: the arrays hold none.
+    """
+    text = arrays.get("statistics")
+    require(text is not None and text.dtype == np.uint8 and text.ndim == 1, "the message holds no statistics")
+    assert text is not None
+    return Statistics.from_json(text.tobytes(), schema)

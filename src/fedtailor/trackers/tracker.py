@@ -1,0 +1,243 @@
+"""`Tracker`: what every experiment tracker is told of a run, and how a resumed run goes on in the same one."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import jax
+
+from fedtailor._files import reason, replacing
+from fedtailor.protocol import check_choice, require
+from fedtailor.runs.summary import spread
+from fedtailor.storage import Unusable
+from fedtailor.storage.manifest import settings
+from fedtailor.training import Callback, Training
+
+ENTRY_POINTS = "fedtailor.trackers"
+"""Group of entry points in which other packages offer subclasses of `Tracker`, under their names."""
+
+Ended = Literal["finished", "interrupted", "failed"]
+
+Setting = str | int | float | bool
+
+
+class Tracker(Callback):
+    """Base of all trackers: subclass it, set the three class variables, write `begin`, `log` and `end`.
+
+    What is told after each evaluation: the mean over clients of every metric on every split (`test/accuracy`,
+    `unseen_test/accuracy` for clients that never train), the worst tenth of what the run is judged by
+    (`test/accuracy_worst10`), the traffic so far (`traffic/bytes_down`, multicast, and `traffic/bytes_up`) and the time
+    (`time/seconds`).
+
+    With a directory, `tracker-NAME.json` in it holds the tracker's own id of the run and the last round that it was
+    told: a run that is resumed goes on there, and rounds that are repeated after a kill are told once.
+    """
+
+    name: ClassVar[str]
+    """Its name in files and on the command line, and of the extra that installs it."""
+    package: ClassVar[str]
+    """What must be importable."""
+    registry: ClassVar[dict[str, type["Tracker"]]] = {}
+
+    def __init__(
+        self, directory: Path | str | None = None, *, experiment: str = "fedtailor", run: str | None = None
+    ) -> None:
+        """Nothing is written before the run starts.
+
+        Args:
+            directory: the run's own; without one, nothing can be resumed.
+            experiment: under which the tracker shows the run.
+            run: its name there; None = the method and the seed.
+
+        Raises:
+            ValueError: the library is not installed.
+        """
+        installed = find_spec(self.package) is not None
+        advice = f"pip install 'fedtailor[{self.name}]'"
+        require(installed, f"tracking with {self.name} needs {self.package}, which is not installed: {advice}")
+        self.directory = None if directory is None else Path(directory)
+        self.experiment, self.run = experiment, run
+        self._id: str | None = None
+        self._told = 0  # the last round
+
+    def library(self, module: str = "") -> Any:
+        """The library, or one of its modules; imported here, and not known to type checkers, for it may be missing."""
+        return import_module(f"{self.package}.{module}" if module else self.package)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in cls.__dict__:
+            Tracker.registry[cls.name] = cls
+
+    # what a tracker does --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, title: str, known: str | None, told: int, described: Mapping[str, Setting]) -> tuple[str, int]:
+        """Open a run of the tracker's.
+
+        Args:
+            title: its name.
+            known: its id, where it was opened before.
+            told: the last round that it was told then; 0 for none.
+            described: every setting by dotted name.
+
+        Returns:
+            Its id, and the last round that its store holds (`told`, if it cannot say).
+        """
+
+    @abstractmethod
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Put down what was measured after a round, and bring it to the disk."""
+
+    @abstractmethod
+    def end(self, ended: Ended) -> None:
+        """Close what `begin` opened."""
+
+    # how a run tells it ---------------------------------------------------------------------------------------------
+
+    def on_start(self, training: Training, rounds: int) -> None:
+        if jax.process_index():  # of several processes the first one tells
+            return
+        known, told = self._read()
+        title = self.run or f"{training.schedule[-1][0].about.name}, seed {training.seed}"
+        with self._one_line():
+            self._id, self._told = self.begin(title, known, told, _described(training, rounds))
+        self._write()
+
+    def after_round(self, training: Training, evaluated: bool) -> None:
+        if evaluated:
+            self._tell(training)
+
+    def on_end(self, training: Training) -> None:
+        self._tell(training)  # a run that a callback stopped is evaluated once more
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._id is None:
+            return
+        self._id = None
+        ended: Ended = "finished" if error is None else "failed"
+        with self._one_line():
+            self.end("interrupted" if isinstance(error, KeyboardInterrupt | GeneratorExit) else ended)
+
+    def _tell(self, training: Training) -> None:
+        if self._id is None or training.round <= self._told:
+            return
+        values = _measured(training)
+        if values:
+            with self._one_line():
+                self.log(training.round, values)
+            self._told = training.round
+            self._write()
+
+    @property
+    def _state(self) -> Path | None:
+        return None if self.directory is None else self.directory / f"tracker-{self.name}.json"
+
+    def _read(self) -> tuple[str | None, int]:
+        if self._state is None or not self._state.exists():
+            return None, 0
+        try:
+            found = json.loads(self._state.read_text("utf-8"))
+            return str(found["run"]), int(found["round"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise Unusable(f"{self._state} is damaged; remove it, and the tracker starts another run") from None
+
+    def _write(self) -> None:
+        if self._state is not None:
+            with self._one_line():
+                self._state.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._state) as temporary:
+                    temporary.write_text(json.dumps({"run": self._id, "round": self._told}), "utf-8")
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Whatever the library raises, in one line: no method is to blame for it, so a comparison ends, too."""
+        try:
+            yield
+        except Unusable:
+            raise
+        except Exception as error:
+            raise Unusable(f"the tracker {self.name} failed: {reason(error)}; run without it, or mend that") from error
+
+
+def find_tracker(name: str) -> type[Tracker]:
+    """The tracker of that name.
+
+    Raises:
+        ValueError: neither fedtailor nor an installed package has a tracker of that name, or the package's is broken.
+    """
+    if name not in Tracker.registry:
+        _load_entry_point(name)
+    check_choice(name, sorted(Tracker.registry), "tracker")
+    return Tracker.registry[name]
+
+
+def find_trackers(
+    names: Sequence[str], directory: Path | str | None = None, *, experiment: str = "fedtailor", run: str | None = None
+) -> list[Tracker]:
+    """Trackers by name, each once, for one run; arguments as of `Tracker`.
+
+    Raises:
+        ValueError: a tracker is unknown, or its library is not installed.
+    """
+    kinds = [find_tracker(name) for name in dict.fromkeys(names)]
+    return [kind(directory, experiment=experiment, run=run) for kind in kinds]
+
+
+def _load_entry_point(name: str) -> None:
+    """Import the class that an installed package offers under this name, if one does."""
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            found = entry.load()
+        except Exception as error:  # whatever a foreign module raises while it is imported
+            raise ValueError(f"the tracker {name!r} of {entry.value} cannot be imported: {error}") from error
+        is_tracker = isinstance(found, type) and issubclass(found, Tracker)
+        require(is_tracker, f"the tracker {name!r} of {entry.value} is {found!r}; it must be a subclass of Tracker")
+        Tracker.registry[name] = found
+
+
+def _measured(training: Training) -> dict[str, float]:
+    """What was measured after the last round, by the tracker's names; empty where nothing was."""
+    values: dict[str, float] = {}
+    for evaluation in training.metrics.evaluations:
+        if evaluation.round != training.round:
+            continue
+        name = f"{'unseen_' if evaluation.unseen else ''}{evaluation.split}/{evaluation.metric}"
+        values[name] = float(evaluation.values.mean())
+        if evaluation.metric == training.metric.name:
+            over_clients = spread(evaluation.values, training.metric.higher_is_better)
+            values[f"{name}_worst10"] = over_clients["worst10"]
+    if values:
+        totals = training.ledger.totals()
+        values["traffic/bytes_down"], values["traffic/bytes_up"] = float(totals.bytes_down), float(totals.bytes_up)
+        values["time/seconds"] = training.seconds
+    return values
+
+
+def _described(training: Training, rounds: int) -> dict[str, Setting]:
+    """The settings of a run by dotted name."""
+    return _flat({
+        "algorithm": settings(training.schedule[-1][0]),
+        "model": settings(training.model),
+        "participation": settings(training.participation),
+        "clients": len(training.population),
+        "rounds": rounds,
+        "seed": training.seed,
+        "metric": training.metric.name,
+    })  # fmt: skip
+
+
+def _flat(described: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for name, value in described.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, Setting) else str(value)
+    return found

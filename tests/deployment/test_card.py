@@ -1,0 +1,55 @@
+"""Model cards say what was measured, and nothing else."""
+
+import re
+
+import polars as pl
+from scipy.stats import binomtest
+
+import fedtailor as ft
+from deployment_helpers import NAMES
+
+
+def test_a_card_says_how_the_model_came_about(trained):
+    run, path = trained
+    card = ft.model_card(ft.open(path), NAMES[0])
+    client = run.federation.client(NAMES[0])
+    for split in ("train", "val", "test"):
+        assert f"| {split} | {len(getattr(client, split).x)} |" in card
+    assert "drawn by class, seed 1: test 0.3 and val 0.2 of each client's rows" in card
+    assert "| mass | (number - " in card
+    assert "and an input says so |" in card
+    assert "| town | one input for each of Oslo, Rome | is refused: training had none |" in card
+    assert "Target: verdict (classification; classes ill, well)." in card
+    assert "- sgd.lr: 0.5" in card
+    size = 4 * run.model.size
+    assert "It reported in 4 of 4 rounds." in card
+    assert f"| model, in rounds | 4 | {4 * size} |" in card
+
+
+def test_measurements_have_their_intervals(trained):
+    run, path = trained
+    card = ft.model_card(ft.open(path), NAMES[1])
+    correct = run.row_outcomes().filter(pl.col("client") == NAMES[1])["correct"]
+    bounds = binomtest(int(correct.sum()), len(correct)).proportion_ci(0.95, "wilson")
+    row = re.search(r"\| accuracy, % \| (.*?) \| (.*?) to (.*?) \|", card)
+    assert [float(value) for value in row.groups()] == [
+        round(100 * value, 1) for value in (float(correct.mean()), bounds.low, bounds.high)
+    ]
+    assert re.search(r"\| ROC AUC, %? ?\| ", card) or "AUC" in card
+
+
+def test_intervals_are_made_from_data_or_left_out(trained, moved):
+    whole = ft.model_card(ft.open(moved), NAMES[0])
+    for name in ("rows.parquet", "baseline.parquet"):
+        (moved / name).unlink()
+    assert ft.model_card(ft.open(moved), NAMES[0]) == whole
+    (moved.parent / "table.csv").unlink()
+    alone = ft.model_card(ft.open(moved), NAMES[0])
+    assert "Intervals need the test rows" in alone
+    assert " to " not in alone[alone.index("| metric") : alone.index("Intervals need")]
+
+
+def test_a_newcomer_sent_nothing_in_training(trained):
+    card = ft.model_card(ft.open(trained[1]), NAMES[2])
+    assert "never took part in training" in card
+    assert card.rstrip().endswith("This client sent nothing in training.")

@@ -1,0 +1,150 @@
+"""Successive halving: what is cut when, and that candidates which go on are not trained again."""
+
+import json
+
+import polars as pl
+import pytest
+
+from fedtailor.executors import Settings
+from fedtailor.experiments import halving
+from fedtailor.experiments.compare import Comparison
+from fedtailor.experiments.experiment import load
+from fedtailor.report.comparison import tables
+from fedtailor.report.decision import decide
+from fedtailor.report.document import markdown
+from fedtailor.report.experiment import Experiment
+from fedtailor.storage import Damaged, Interrupted
+from fedtailor.storage.run_directory import METRICS
+
+FILE = """title = "Halved"
+seeds = [0, 1]
+rounds = 8
+evaluate_every = 1
+scenarios.turned = {use = "digits-rotated", clients = 4, val = 0.25}
+sgd = {epochs = 1, batch_size = 32}
+algorithms.Alone = {use = "local", grid = {sgd.lr = [1e-6, 0.1]}}
+algorithms.FedAvg = {use = "fedavg", grid = {sgd.lr = [1e-6, 0.1, 1e30]}}
+algorithms.Tuned = {use = "finetune", sgd.lr = 1e-6, tune.lr = 1e-6}
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    path = tmp_path_factory.mktemp("file") / "halved.toml"
+    path.write_text(FILE)
+    return load(path)
+
+
+@pytest.fixture(scope="module")
+def halved(experiment, tmp_path_factory):
+    results = tmp_path_factory.mktemp("halved")
+    return results, json.loads(Comparison(experiment, results, Settings(), budget=True).run().read_text())
+
+
+def test_cuts_fall_on_evaluations_and_numbers_on_equal_ratios():
+    assert halving.cuts(50, 2) == [6, 12, 24] and halving.cuts(8, 1) == [1, 2, 4]
+    assert halving.cuts(50, 20) == [20] and halving.cuts(1, 1) == []
+    assert halving.kept(12, 3) == [6, 3, 2] and halving.kept(40, 3) == [14, 5, 2]
+    assert halving.kept(2, 3) == [2, 2, 2] and halving.kept(1, 2) == [1, 1] and halving.kept(6, 0) == []
+    # the default comparison of a table takes at most a third of the rounds, with any number of seeds
+    after, left = halving.cuts(50, 2), [12, *halving.kept(12, 3)]
+    trained = sum(count * (to - since) for count, since, to in zip(left, [0, *after], [*after, 50], strict=True))
+    for seeds in (1, 3, 5):
+        assert trained + 2 * (seeds - 1) * 50 <= (12 + 6 * (seeds - 1)) * 50 / 3
+
+
+def test_the_best_go_on_and_with_them_training_alone():
+    rows, alone = [0, 0, 1, 1, 2], [True, True, False, False, False]
+    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, alone, 3) == [1, 2, 3]
+    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, alone, 2) == [1, 2]
+    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, [False] * 5, 2) == [2, 3]
+    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, [False] * 5, 2, one_a_row=True) == [2, 4]
+    assert halving.survivors([None, None, 0.9, None, 0.7], rows, alone, 3) == [2, 4]  # alone diverged
+    assert halving.survivors([0.5, 0.5, 0.5, 0.5, 0.5], rows, alone, 2) == [0, 1]  # of equal ones the first
+
+
+def test_two_methods_are_trained_to_the_end_and_the_index_says_what_became_of_the_others(halved):
+    results, index = halved
+    reached = {(it["algorithm"], it["parameters"].get("sgd.lr")): it["rounds"] for it in index["candidates"]}
+    # six candidates; four are left after round 1, two after round 2: the best, and the best of training alone
+    assert reached["FedAvg", 0.1] == reached["Alone", 0.1] == 8
+    assert reached["FedAvg", 1e30] == 1 and sorted(reached.values()) == [1, 1, 2, 2, 8, 8]
+    assert {(it["algorithm"], it["parameters"].get("sgd.lr")) for it in index["candidates"] if it["chosen"]} == {
+        ("FedAvg", 0.1), ("Alone", 0.1),
+    }  # fmt: skip
+    for candidate in index["candidates"]:
+        if candidate["val"] is not None:
+            frame = pl.read_parquet(results / candidate["run"] / METRICS)
+            assert frame["round"].max() == candidate["rounds"]
+    assert [(cell["algorithm"], cell["seed"]) for cell in index["cells"]] == [
+        ("Alone", 0), ("FedAvg", 0), ("Alone", 1), ("FedAvg", 1),
+    ]  # fmt: skip
+    (skipped,) = index["skipped"]
+    assert skipped["algorithm"] == "Tuned" and skipped["runs"] == 1
+    assert "left out after" in skipped["why"] and "of 8 rounds by its validation data" in skipped["why"]
+    # on the first seed 6 for a round, 4 for another, 2 for the rest; on the second 2 for all
+    assert index["budget"] == {"rounds": 6 + 4 + 2 * 6 + 2 * 8, "full": 6 * 8 + 3 * 8}
+
+
+def test_the_report_says_what_was_left_out(halved):
+    results, _ = halved
+    stored = Experiment.read(results, "halved")
+    assert stored.done == stored.index.runs
+    text = markdown(stored, tables(stored), [decide(stored, "turned")])
+    assert "Budget: 38 rounds instead of 72" in text and "Not run: Tuned on turned: left out after" in text
+    assert "Nothing is said of Tuned: left out early, by validation data." in text
+    assert "sgd.lr 1e+30: diverged" in text and "| Tuned | - | as it is: " in text and " after 1 rounds" in text
+
+
+def test_an_interrupted_one_ends_the_same_and_trains_no_round_again(experiment, halved, tmp_path):
+    results, index = halved
+    trained: dict[str, list[int]] = {}
+
+    def watch(stop_at):
+        def look(comparison, entry, seed, training):
+            if training is None:
+                return
+            rounds = trained.setdefault(f"{entry.row} {training.algorithm.sgd.lr} {seed}", [])
+            rounds.append(training.round)
+            if rounds and entry.row == "FedAvg" and training.round == stop_at:
+                raise Interrupted
+
+        return look
+
+    for stop_at in (2, 5, None):  # between two cuts, and after the last one
+        comparison = Comparison(experiment, tmp_path, Settings(), watch(stop_at), budget=True)
+        if stop_at is None:
+            again = json.loads(comparison.run().read_text())
+        else:
+            with pytest.raises(Interrupted):
+                comparison.run()
+    for key in ("candidates", "cells", "budget", "skipped"):
+        assert again[key] == index[key]
+    assert trained["FedAvg 0.1 0"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    for cell in index["cells"]:  # as a run that nothing ever stopped
+        assert pl.read_parquet(tmp_path / cell["run"] / METRICS).equals(
+            pl.read_parquet(results / cell["run"] / METRICS)
+        )
+
+
+def test_the_full_comparison_goes_on_with_what_was_halved(experiment, halved, tmp_path):
+    results, index = halved
+    damaged = next(it for it in index["candidates"] if it["rounds"] == 2)
+    path = results / damaged["run"] / METRICS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes(20))
+    with pytest.raises(Damaged, match=r"metrics.parquet"):
+        Comparison(experiment, results, Settings(), budget=True).run()
+    path.write_bytes(whole)
+    full = json.loads(Comparison(experiment, results, Settings()).run().read_text())
+    assert full["budget"] is None and len(full["cells"]) == 6
+    best = {it["algorithm"]: it["parameters"] for it in full["candidates"] if it["chosen"]}
+    assert best == {"Alone": {"sgd.lr": 0.1}, "FedAvg": {"sgd.lr": 0.1}}
+
+
+def test_a_budget_needs_validation_data(tmp_path):
+    path = tmp_path / "e.toml"
+    path.write_text('title = "t"\nrounds = 2\nscenarios.d = {use = "digits-rotated", val = 0.0}\n'
+                    'algorithms.Local = {use = "local"}\n')  # fmt: skip
+    with pytest.raises(ValueError, match="a budget is spent by validation data, and scenario 'd' has none"):
+        Comparison(load(path), tmp_path / "out", Settings(), budget=True).run()

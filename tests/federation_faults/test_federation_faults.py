@@ -1,0 +1,43 @@
+"""The short forms of the campaign: a few kills from fixed seeds."""
+
+import os
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from federation_faults.in_process import KINDS, Trials
+from federation_faults.processes import campaign
+from fedtailor.remote.client_store import ClientStore
+
+LOAD = ClientStore.load
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    return Trials(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_is_killed_at_whatever_message_nothing_is_lost(trials, kind):
+    assert trials.kill(np.random.default_rng(KINDS.index(kind)), kind).startswith(kind)
+
+
+def test_a_trial_notices_what_is_lost(trials, monkeypatch):
+    """What it looks for, made wrong: clients that start from the state that they wrote last, whoever accepted it."""
+    monkeypatch.setattr(
+        "fedtailor.remote.work.ClientStore.load",
+        lambda store, state_round: LOAD(store, max(store.rounds())) if store.rounds() else None,
+    )
+    with pytest.raises(AssertionError):
+        for seed in range(12):
+            trials.kill(np.random.default_rng(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "FEDTAILOR_PROCESS_TESTS" not in os.environ or find_spec("flwr") is None,
+    reason="starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+)
+def test_random_kills_of_processes_lose_nothing(tmp_path):
+    assert campaign(tmp_path / "digits", kills=4, seed=0) == (4, 4)

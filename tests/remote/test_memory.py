@@ -1,0 +1,53 @@
+"""What a client's process needs of memory."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+from importlib.util import find_spec
+from pathlib import Path
+import numpy as np
+import fedtailor.remote.service
+if find_spec("flwr") is not None:
+    import fedtailor.remote.flower
+    fedtailor.remote.flower.require_flower()
+    import flwr.app
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+from fedtailor import models
+from fedtailor.algorithms import Ditto
+from fedtailor.federation import Federation, Ragged
+from fedtailor.protocol import SGD
+from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.messages import Request
+from fedtailor.remote.plan import Plan
+from fedtailor.remote.work import ClientWork
+
+rng = np.random.default_rng(0)
+parts = {"train": slice(0, 160), "val": slice(160, 180), "test": slice(180, 200)}
+own = Federation(
+    x=rng.normal(size=(200, 28, 28, 1)).astype(np.float32), y=rng.integers(0, 10, 200).astype(np.int32), names=("a",),
+    classes=10, **{name: Ragged.of([np.arange(200)[part]]) for name, part in parts.items()},
+)
+plan = Plan("experiment", Ditto(sgd=SGD(lr=0.1, batch_size=32)), models.lenet5().bind((28, 28, 1), 10))
+work = ClientWork(plan, own, ClientStore(Path(sys.argv[1]), "experiment"))
+arrays = {"stream/model": plan.initial()[None], "index/model": np.zeros(1, np.int32)}
+for exchange, task in enumerate(("client", "evaluate")):
+    found = work(Request("experiment", 0, exchange, task, "a", exchange - 1, algorithm=plan.describe(0), arrays=arrays))
+assert found
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems count memory in other units")
+def test_a_client_with_lenet_5_needs_less_than_400_mb(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) < 400_000  # kB

@@ -3,9 +3,10 @@
 python benchmarks/orderings.py            prints them, one a line
 python benchmarks/orderings.py --write    writes them into docs/reproduction.md
 
-The orderings stand in orderings.toml, the numbers in results/. A verdict is "yes" where the 95 % interval of the
-difference lies above 0, "no" where it lies below, and "open" otherwise. Intervals are Welch's, of two means over seeds
-whose deviations may differ; the tables' rounding, which could go either way, is added to them. They treat the methods'
+The orderings stand in orderings.toml, the numbers in results/; rows of results/NAME-again-quick are of methods that
+were run again, and replace those of results/NAME-quick. A verdict is "yes" where the 95 % interval of the difference
+lies above 0, "no" where it lies below, and "open" otherwise. Intervals are Welch's, of two means over seeds whose
+deviations may differ; the tables' rounding, which could go either way, is added to them. They treat the methods'
 seeds as unrelated, because results/ does not hold the single seeds, and do not correct for the number of orderings.
 """
 
@@ -196,8 +197,24 @@ def _claims() -> dict[str, list[dict[str, Any]]]:
 
 @cache
 def _table(path: Path) -> dict[str, dict[str, str]]:
+    """Row by name. What a method that was run again has in its own folder replaces what it had, in as many digits."""
     with path.open(newline="") as file:
-        return {row["algorithm"]: row for row in csv.DictReader(file)}
+        rows = {row["algorithm"]: row for row in csv.DictReader(file)}
+    folder = path.parents[1]
+    again = folder.with_name(folder.name.removesuffix("-quick") + "-again-quick") / "tables" / path.name
+    if again.exists():
+        for name, row in _table(again).items():
+            if name in rows:
+                rows[name] = {column: _again(cell, row, column) for column, cell in rows[name].items()}
+    return rows
+
+
+def _again(cell: str, row: dict[str, str], column: str) -> str:
+    """A cell as the new row has it, where it has it, in the old one's digits."""
+    if " ± " not in cell or f"{column} std" not in row:
+        return cell
+    digits = len(cell.split()[0].partition(".")[2])
+    return f"{float(row[column]):.{digits}f} ± {float(row[f'{column} std']):.{digits}f}"
 
 
 if __name__ == "__main__":

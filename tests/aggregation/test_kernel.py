@@ -79,6 +79,76 @@ def test_splitting_a_client_in_two_halves_splits_its_weight(kernel, seed, split)
     np.testing.assert_allclose(halves[:6, :6], user_centric_weights(probe, kernel), **close)
 
 
+# the kernel "bound" ------------------------------------------------------------------------------------------------
+
+
+@given(seeds, st.integers(1, 8), st.sampled_from([1e-3, 1.0, 3.0, 1e4]))
+@settings(max_examples=25, deadline=None)
+def test_rows_of_the_bound_satisfy_the_conditions_of_its_minimum(seed, clients, spread):
+    """Of sqrt(sum w_j^2 v_j) + sum w_j b_ij on the simplex; b_ij^2 = |g_i - g_j|^2 - v_i - v_j, or 0."""
+    probe = problem(seed, clients, spread=spread)
+    rows = user_centric_weights(probe, "bound")
+    assert (rows >= 0).all()
+    np.testing.assert_allclose(rows.sum(axis=1), 1, **close)
+    v, g = probe.sigma2, probe.gradients
+    for i, w in enumerate(rows):
+        bias = np.sqrt(np.maximum(np.square(g - g[i]).sum(axis=1) - v - v[i], 0.0))
+        bias[i] = 0.0
+        slope = w * v / np.sqrt(np.sum(w**2 * v)) + bias
+        least = slope @ w
+        assert (slope >= least - 1e-9 * max(least, 1.0)).all()
+        np.testing.assert_allclose(slope[w > 1e-9], least, rtol=1e-9)
+
+
+def test_limits_of_the_bound():
+    """Alike but for noise: by precision, which is by samples where single samples vary alike; far apart: alone."""
+    probe = problem(0)
+    traces = Probe(1e-9 * probe.gradients, 3.0 / probe.sizes, probe.sizes)
+    share = probe.sizes / probe.sizes.sum()
+    np.testing.assert_allclose(user_centric_weights(traces, "bound"), np.tile(share, (6, 1)), **close)
+    apart = Probe(1e9 * probe.gradients, probe.sigma2, probe.sizes)
+    np.testing.assert_allclose(user_centric_weights(apart, "bound"), np.eye(6), **close)
+    exact = Probe(np.array([[0.0], [0.0], [1.0]]), np.zeros(3), np.array([4, 8, 5]))
+    np.testing.assert_allclose(user_centric_weights(exact, "bound"), [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]], **close)
+
+
+def test_single_samples_of_the_bound():
+    """Their noise is that of a single sample of the others; with nothing else there is FedAvg."""
+    gradients, sizes = np.array([[0.0], [1.0], [2.0]]), np.array([1, 10, 20])
+    found = user_centric_weights(Probe(gradients, np.array([7.0, 0.4, 0.3]), sizes), "bound")
+    known = user_centric_weights(Probe(gradients, np.array([5.0, 0.4, 0.3]), sizes * 2), "bound")
+    np.testing.assert_allclose(found, known, **close)  # the median of 4 and 6
+    alone = Probe(gradients, np.zeros(3), np.ones(3, int))
+    np.testing.assert_allclose(user_centric_weights(alone, "bound"), np.full((3, 3), 1 / 3), **close)
+
+
+def test_a_newcomer_of_the_bound_has_its_twins_row_over_those_that_may_have_weight():
+    probe = problem(3)
+    twin = Probe(probe.gradients[2:3], probe.sigma2[2:3], probe.sizes[2:3])
+    rows = user_centric_weights(probe, "bound")
+    np.testing.assert_allclose(newcomer_weights(twin, probe, "bound"), rows[2:3], **close)
+    among = np.array([True, True, False, True, True, False])
+    found = newcomer_weights(twin, probe, "bound", among)
+    left = Probe(probe.gradients[among], probe.sigma2[among], probe.sizes[among])
+    assert not found[0, ~among].any()
+    np.testing.assert_allclose(found[:, among], newcomer_weights(twin, left, "bound"), **close)
+
+
+@kernels
+def test_bandwidths_from_local_to_fedavg(kernel):
+    """Also where a variance is 0: infinity still averages all, with their samples."""
+    probe = problem(0)
+    probe.sigma2[2] = 0.0
+    half = Probe(probe.gradients, probe.sigma2 / 2, probe.sizes)
+    np.testing.assert_array_equal(user_centric_weights(probe.widened(0.0), kernel), np.eye(6))
+    np.testing.assert_array_equal(
+        user_centric_weights(probe.widened(np.inf), kernel), np.tile(probe.sizes / probe.sizes.sum(), (6, 1))
+    )
+    np.testing.assert_array_equal(
+        user_centric_weights(half.widened(2.0), kernel), user_centric_weights(probe.widened(1.0), kernel)
+    )
+
+
 @kernels
 def test_limits_of_the_variance(kernel):
     probe = problem(0)

@@ -1,5 +1,6 @@
 """From what clients send to the models of the streams: the affine mix, and where its weights come from."""
 
+from fedtailor.aggregation.best_rows import BestRows, best_rows
 from fedtailor.aggregation.kernel import (
     Kernel,
     Probe,
@@ -11,9 +12,11 @@ from fedtailor.aggregation.mix import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.server_optimizer import ServerOptimizer
 
 __all__ = [
+    "BestRows",
     "Kernel",
     "Probe",
     "ServerOptimizer",
+    "best_rows",
     "cluster_averages",
     "mix",
     "newcomer_weights",

@@ -1,21 +1,28 @@
 """The user-centric weights of Mestoukirdi et al.: who learns from whom, from one gradient of every client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
+from fedtailor.aggregation.best_rows import best_rows
 from fedtailor.aggregation.distances import Rows, squared_distances
 from fedtailor.protocol import Cohort, require
 
-Kernel = Literal["eq9", "eq6"]
+Kernel = Literal["eq9", "eq6", "bound"]
 """`eq9` (the long paper): w_ij ~ n_j exp(-|g_i - g_j|^2 / (2 sigma_i^2)); `eq6` (the short paper and the released
-code): 2 sigma_i sigma_j instead, a symmetric kernel. Equal where all deviations are."""
+code): 2 sigma_i sigma_j instead, a symmetric kernel. Equal where all deviations are. `bound` (not of the papers): the
+weights that minimise sqrt(sum_j w_j^2 v_j) + sum_j w_j |E g_i - E g_j|, a bound on how far the mixed gradient
+sum_j w_j g_j is from E g_i, where v_j is the variance of g_j."""
 
 _LEAST_MASS = 0.1
 """Mass of a row on the reporters, relative to their share of all samples, below which its stream stays as it is."""
+
+
+_LEAST_NOISE = 1e-12
+"""The least variance of a gradient that `bound` reckons with, relative to the largest."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Probe:
         gradients: [m, d] gradients of the mean loss over all training samples.
         sigma2: [m] mean squared distance of batch gradients to the full one (Mestoukirdi et al., eq. 10). For a client
             with one training sample it is not defined and not read: the median deviation of the others stands in.
+            For the kernel `bound`: the variance v of the gradients themselves, tr S / n, which n_k = n / 2 would give.
         sizes: [m] training samples.
     """
 
@@ -48,6 +56,12 @@ class Probe:
                 value = np.asarray(getattr(self, name))[client]
                 raise ValueError(f"{name} of client {client} is {value}; a variance is 0 or more, a size 1 or more")
 
+    def widened(self, bandwidth: float) -> "Probe":
+        """The same with sigma2 times `bandwidth`: 0 makes every client keep to itself, infinity averages them all."""
+        if bandwidth == np.inf:
+            return replace(self, sigma2=np.full(len(self.sizes), np.inf))
+        return self if bandwidth == 1 else replace(self, sigma2=bandwidth * np.asarray(self.sigma2, np.float64))
+
 
 def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarray, "m m"]:
     """The collaboration matrix W: row i weighs all clients for client i (Mestoukirdi et al., eq. 9 or 6).
@@ -60,6 +74,8 @@ def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarr
     Returns:
         W, whose rows sum to 1.
     """
+    if kernel == "bound":
+        return _bound_rows(squared_distances(probe.gradients), _noise(probe, probe), _noise(probe, probe), own=True)
     sigma = _deviations(probe, probe)
     weights = _rows(squared_distances(probe.gradients), sigma, probe, sigma, kernel)
     alone = sigma == 0
@@ -82,6 +98,11 @@ def newcomer_weights(
         point, gets the clients nearest to it, by their samples.
     """
     distances = squared_distances(newcomers.gradients, seen.gradients)
+    if kernel == "bound":
+        usable = np.ones(len(seen.sizes), bool) if among is None else among
+        rows = np.zeros(distances.shape)
+        rows[:, usable] = _bound_rows(distances[:, usable], _noise(newcomers, seen), _noise(seen, seen)[usable])
+        return rows
     return _rows(distances, _deviations(newcomers, seen), seen, _deviations(seen, seen), kernel, among)
 
 
@@ -117,6 +138,36 @@ def _deviations(probe: Probe, others: Probe) -> NDArray[np.float64]:
     return np.where(single, stand_in, np.sqrt(np.where(single, 0.0, np.asarray(probe.sigma2, np.float64))))
 
 
+def _noise(probe: Probe, others: Probe) -> NDArray[np.float64]:
+    """The variances v [m] of gradients; of a single sample's, the median of what one of the others' samples has."""
+    several = np.asarray(others.sizes) > 1
+    traces = (np.asarray(others.sigma2, np.float64) * others.sizes)[several]
+    stand_in = np.median(traces) if several.any() else np.inf
+    return np.where(np.asarray(probe.sizes) == 1, stand_in, np.asarray(probe.sigma2, np.float64))
+
+
+def _bound_rows(
+    squared: NDArray[np.float64], own_noise: NDArray[np.float64], noise: NDArray[np.float64], *, own: bool = False
+) -> NDArray[np.float64]:
+    """The kernel `bound`'s rows [r, m] from squared distances [r, m], which hold the noise of both ends.
+
+    Args:
+        own_noise, noise: variances v of the rows' [r] and the columns' [m] gradients.
+        own: whether the rows are the columns' clients, each at no distance from itself.
+    """
+    if np.isinf(noise).all():  # single samples only: nothing tells distance from noise
+        return np.full(squared.shape, 1 / len(noise))
+    apart = np.sqrt(np.maximum(squared - own_noise[:, None] - noise[None], 0.0))
+    if own:
+        np.fill_diagonal(apart, 0.0)
+    largest = noise.max()
+    if largest == 0:  # exact gradients: the nearest, equally
+        nearest = apart == apart.min(axis=1, keepdims=True)
+        return nearest / nearest.sum(axis=1, keepdims=True)
+    # sqrt(sum_j w_j^2 v_j) is what `best_rows` charges for 1 / v_j samples
+    return best_rows(apart, 1 / np.maximum(noise, _LEAST_NOISE * largest), 1.0).weights
+
+
 def _rows(
     distances: NDArray[np.float64],
     own: NDArray[np.float64],
@@ -127,7 +178,7 @@ def _rows(
 ) -> NDArray[np.float64]:
     """The kernel's rows [r, m] from squared distances [r, m] and deviations own [r], sigma [m]; 0 outside `among`."""
     if kernel not in ("eq9", "eq6"):
-        raise ValueError(f"kernel is {kernel!r}; it must be 'eq9' or 'eq6'")
+        raise ValueError(f"kernel is {kernel!r}; it must be 'eq9', 'eq6' or 'bound'")
     with np.errstate(invalid="ignore", over="ignore"):  # 0 * inf, and quotients beyond the range: weight 0
         scale = 2 * own[:, None] * (own[:, None] if kernel == "eq9" else sigma[None])
         exponents = np.where(scale > 0, -distances / np.where(scale > 0, scale, 1.0), -np.inf)

@@ -6,18 +6,20 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt64
+from jaxtyping import Bool, Float
 
 from fedtailor.aggregation import (
     Kernel,
     Probe,
     mix,
-    newcomer_weights,
     restrict_to_reporters,
     user_centric_weights,
 )
 from fedtailor.aggregation.clusters import choose_streams, k_means
+from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
+from fedtailor.algorithms.helpers.user_centric import BeforeProbe, Trial, UCFLState, late_rows, probe_of
+from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.protocol import (
     SGD,
     About,
@@ -34,55 +36,17 @@ from fedtailor.protocol import (
     LocalTrainer,
     MatrixDiagnostic,
     Population,
-    ServerState,
     Streams,
     hyperparameters,
     require,
-    server_state,
 )
 
-
-@server_state
-class BeforeProbe(ServerState):
-    """What the server holds until the clients have answered the probe."""
-
-    initial: Float[Array, " d"]
-    """The common initial model theta^0."""
-    ids: UInt64[np.ndarray, " m"]
-    """The clients' ids."""
-    sizes: Int[np.ndarray, " m"]
-    """Their training samples."""
-
-
-@server_state
-class UCFLState(BeforeProbe):
-    """The streams, and what clients that arrive later are compared with."""
-
-    gradients: Float[np.ndarray, "m d"] | None
-    """g_i, the clients' answers to the probe; None with rows of the user's own."""
-    sigma2: Float[np.ndarray, " m"] | None
-    """sigma_i^2, likewise."""
-    rows: Float[np.ndarray, "m m"]
-    """w_ij, the weights of all clients for each client."""
-    weights: Float[np.ndarray, "s m"]
-    """W_sj, the weights of all clients for each stream."""
-    stream: Int[np.ndarray, " m"]
-    """The stream of each client."""
-    model: Float[Array, "s d"]
-    """theta_s, the streams' models."""
-    mixed: Bool[np.ndarray, " s"]
-    """Which streams have been mixed at all; the models of the others are theta^0."""
-    silhouettes: Float[np.ndarray, "k 2"]
-    """The numbers of streams that "auto" compared, and their silhouettes."""
-    fresh: bool
-    """Whether no round has been done, so that all streams are the model of the probe."""
-    uploads: LastUploads | None = None
-    """The clients' last models, once there are any; kept where each client has a stream of its own."""
-
-    @property
-    def one_for_each(self) -> bool:
-        """Whether each client has a stream of its own."""
-        return len(self.weights) == len(self.rows)
+CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
+"""n_k as shares of a client's samples that `sigma_batch="auto"` compares: 0 is FedAvg, 1 trains alone, and NaN stands
+for the kernel `bound`, which has no n_k."""
+PROBED = 0.1
+"""The share in whose batches the probe measures variances that are not those of a given n_k: the smaller the batches,
+the more there are."""
 
 
 @hyperparameters
@@ -107,6 +71,15 @@ class UCFL(Algorithm):
     the stream whose centroid is nearest to its row, or, with a stream for each client, its own mix of the models that
     clients sent last. Its row weighs only clients that have ever sent one, and only streams that have ever been mixed
     are compared: the others are still theta^0. Clients whose own stream is, are served in the same way.
+
+    Beyond the papers: the batch n_k of the variances decides between FedAvg (small) and training alone (large), and no
+    rule gives it. But one probe serves every n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, S_i being
+    the covariance of a single sample's gradient. `sigma_batch="auto"` makes the weights of five n_k from it and, as a
+    sixth candidate, those of `kernel="bound"`, which need no n_k: they minimise a bound on the error of the mixed
+    gradient, with distances from which the noise of both ends is taken off. All six train side by side for `trial`
+    rounds and one more (a client receives, trains and sends six models, and says how often each is wrong on its
+    validation data); then the one with the least error, mean over clients and over the later half of these rounds,
+    goes on alone.
     """
 
     about: ClassVar[About] = About(
@@ -124,14 +97,21 @@ class UCFL(Algorithm):
     streams: int | Literal["auto"] | None = None
     """Downlink streams: a number, "auto" (best silhouette), or None (one for each client)."""
     kernel: Kernel = "eq9"
-    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j (the short paper)."""
-    sigma_batch: int | float = 1 / 3
+    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j (the short paper); `bound`
+    minimises a bound instead, and has no n_k."""
+    sigma_batch: int | float | Literal["auto"] = 1 / 3
     """Samples n_k of a batch in the variance sigma_i^2: a number, or a share of the client's samples (the papers use
-    100 and n_i/3). Never more than half of the samples, so that there are two batches."""
+    100 and n_i/3), never more than half of them, so that there are two batches; "auto" chooses it on validation
+    data."""
+    trial: int = 10
+    """Rounds that the candidates of "auto" have trained when it chooses among them; runs that end sooner use the
+    leader."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm 2); default s_k itself."""
     rows: Float[np.ndarray, "m m"] | None = None
     """Weights of your own instead of the probe's: row i weighs the clients for client i, both sorted by client id."""
+    warm: int = 0
+    """Rounds of FedAvg before the probe, which is then made at their model (the papers probe theta^0)."""
 
     def __post_init__(self) -> None:
         require(self.streams in (None, "auto") or isinstance(self.streams, int),
@@ -139,9 +119,16 @@ class UCFL(Algorithm):
         require(
             not isinstance(self.streams, int) or self.streams >= 1, f"streams is {self.streams}; it must be 1 or more"
         )
-        require(self.kernel in ("eq9", "eq6"), f"kernel is {self.kernel!r}; it must be 'eq9' or 'eq6'")
-        valid = self.sigma_batch >= 1 if isinstance(self.sigma_batch, int) else 0 < self.sigma_batch <= 0.5
-        require(valid, f"sigma_batch is {self.sigma_batch}; it must be a number of samples or a share in (0, 0.5]")
+        require(self.kernel in ("eq9", "eq6", "bound"),
+                f"kernel is {self.kernel!r}; it must be 'eq9', 'eq6' or 'bound'")  # fmt: skip
+        batch = self.sigma_batch
+        if isinstance(batch, str):
+            valid = batch == "auto"
+        else:
+            valid = batch >= 1 if isinstance(batch, int) else 0 < batch <= 0.5
+        require(valid, f"sigma_batch is {batch!r}; it must be a number of samples, a share in (0, 0.5] or 'auto'")
+        require(self.trial >= 1, f"trial is {self.trial}; it must be 1 or more")
+        require(self.warm >= 0, f"warm is {self.warm}; it must be 0 or more")
 
     def check(self, population: Population) -> None:
         clients = len(population)
@@ -151,9 +138,17 @@ class UCFL(Algorithm):
             fits = np.shape(self.rows) == (clients, clients) and np.allclose(np.sum(self.rows, axis=1), 1)
             require(fits, f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1")
 
+    def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
+        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)] if self.warm else [(self, None)]
+
     @property
     def probes(self) -> bool:
         return self.rows is None
+
+    @property
+    def _competes(self) -> bool:
+        """Whether candidates compete for the weights."""
+        return self.sigma_batch == "auto" and self.kernel != "bound"
 
     # before training ------------------------------------------------------------------------------------------------
 
@@ -163,8 +158,10 @@ class UCFL(Algorithm):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
+        given = self.sigma_batch
+        wanted = PROBED if given == "auto" or self.kernel == "bound" else given
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
-        batch = self.sigma_batch if isinstance(self.sigma_batch, int) else jnp.int32(self.sigma_batch * n + rounding)
+        batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
         batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)
         batches = jnp.maximum(n // batch, 1)
         gradient = local.gradient(theta)
@@ -175,11 +172,38 @@ class UCFL(Algorithm):
             return total + jnp.sum(jnp.square(part - gradient))
 
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
-        return {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
+        answer = {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
+        if given == "auto" or self.kernel == "bound":
+            # tr S / n, the variance of the whole gradient, from which the server makes sigma^2 of every n_k
+            answer["sigma2"] /= jnp.where(n > batch, n / batch - 1, 1).astype(theta.dtype)
+        if self._competes:
+            answer["validation"] = local.count("val").astype(theta.dtype)
+        return answer
 
-    def aggregate_probe(self, server: BeforeProbe, answers: Answers, cohort: Cohort) -> UCFLState:
-        probe = _probe_of(answers, cohort)
-        return self._with_streams(server, user_centric_weights(probe, self.kernel), probe)
+    def aggregate_probe(self, server: BeforeProbe, answers: Answers, cohort: Cohort) -> UCFLState | Trial:
+        probe = probe_of(answers, cohort)
+        if not self._competes:
+            return self._with_streams(server, user_centric_weights(probe, self.kernel), probe)
+        validates = answers.host("validation") > 0
+        require(bool(validates.any()), "sigma_batch 'auto' is chosen on validation data, and no client has any; "
+                "split some off, or name a number")  # fmt: skip
+        return Trial(
+            initial=server.initial,
+            ids=server.ids,
+            sizes=server.sizes,
+            candidates=[self._candidate(server, probe, share) for share in CANDIDATES],
+            shares=np.array(CANDIDATES),
+            validates=validates,
+            errors=np.zeros((0, len(CANDIDATES))),
+        )
+
+    def _candidate(self, server: BeforeProbe, probe: Probe, share: float) -> UCFLState:
+        """The server with the weights of a batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i (1/share - 1)."""
+        if np.isnan(share):
+            return self._with_streams(server, user_centric_weights(probe, "bound"), probe).replace(kernel="bound")
+        bandwidth = np.inf if share == 0 else 1 / share - 1
+        rows = user_centric_weights(probe.widened(bandwidth), self.kernel)
+        return self._with_streams(server, rows, probe).replace(bandwidth=bandwidth)
 
     def _with_streams(
         self, server: BeforeProbe, rows: Float[np.ndarray, "m m"], probe: Probe | None = None
@@ -202,25 +226,44 @@ class UCFL(Algorithm):
             model=jnp.repeat(server.initial[None], len(weights), axis=0),
             mixed=np.zeros(len(weights), bool),
             silhouettes=np.array([[k, s] for k, s in silhouettes.items()], np.float64).reshape(-1, 2),
+            kernel=self.kernel,
+            bandwidth=1.0,
             fresh=True,
         )
 
     # rounds ---------------------------------------------------------------------------------------------------------
 
-    def broadcast(self, server: UCFLState, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
+        if isinstance(server, Trial):
+            return server.downlink(cohort)
         stream = server.stream[cohort.position].astype(np.int32)
         return Downlink({"model": Streams(server.model, stream[:, None], already_held=self.probes and server.fresh)})
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        models = inbox["model"]
+        if len(models) == 1:
+            return state, {"model": local.sgd(models[0], self.sgd)}
+        errors = local.map(lambda theta: validation_error(local, theta), models)
+        return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), models), "error": errors}
 
-    def server(self, server: UCFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
+    def server(
+        self, server: UCFLState | Trial, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> UCFLState | Trial:
+        if isinstance(server, UCFLState):
+            return self._mixed(server, answers["model"], cohort)
+        models = answers["model"]
+        mixed = [self._mixed(candidate, models.item(k), cohort) for k, candidate in enumerate(server.candidates)]
+        server = server.after(mixed, answers, cohort)
+        return server.chosen() if len(server.errors) > self.trial else server
+
+    def _mixed(self, server: UCFLState, models: ClientRows, cohort: Cohort) -> UCFLState:
+        """The server after a round in which the cohort sent these models [c, d]."""
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
         uploads = None
         if server.one_for_each:
-            uploads = (server.uploads or LastUploads.none_yet(server.model)).after(answers["model"], cohort)
+            uploads = (server.uploads or LastUploads.none_yet(server.model)).after(models, cohort)
         return server.replace(
-            model=mix(server.model, answers["model"], weights),
+            model=mix(server.model, models, weights),
             mixed=server.mixed | weights.any(axis=1),
             fresh=False,
             uploads=uploads,
@@ -228,7 +271,8 @@ class UCFL(Algorithm):
 
     # after training -------------------------------------------------------------------------------------------------
 
-    def serve(self, server: UCFLState, cohort: Cohort) -> Downlink:
+    def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
+        server = server.leader if isinstance(server, Trial) else server
         if not cohort.seen:
             return Downlink({"model": self._late(server, cohort)})
         stream = server.stream[cohort.position].astype(np.int32)
@@ -245,10 +289,10 @@ class UCFL(Algorithm):
         """Models for clients that have no stream of their own that was ever mixed."""
         if server.one_for_each:
             models, usable = self._mixed_for_newcomers(server)
-            rows = self._late_rows(server, cohort, usable)
+            rows = late_rows(server, cohort, usable)
             start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
             return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
-        rows = self._late_rows(server, cohort, np.ones(len(server.rows), bool))
+        rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
         distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
         if server.mixed.any():
             distances[:, ~server.mixed] = np.inf
@@ -260,49 +304,24 @@ class UCFL(Algorithm):
             return ClientRows(server.model, np.arange(len(server.rows))), np.zeros(len(server.rows), bool)
         return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
 
-    def _late_rows(self, server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
-        """Weights of the usable clients for each client of the cohort; zero where no client is.
-
-        Raises:
-            ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
-        """
-        if not usable.any():
-            return np.zeros((len(cohort), len(usable)))
-        if server.gradients is not None and server.sigma2 is not None:
-            seen = Probe(server.gradients, server.sigma2, server.sizes)
-            if cohort.probes is None:
-                own = cohort.position
-                late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
-            else:
-                late = _probe_of(cohort.probes, cohort)
-            return newcomer_weights(late, seen, self.kernel, usable)
-        require(
-            bool(np.isin(cohort.ids, server.ids).all()),
-            "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
-        )
-        rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
-        mass = rows.sum(axis=1, keepdims=True)
-        return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
-
     # reports ----------------------------------------------------------------------------------------------------------
 
-    def diagnostics(self, server: UCFLState) -> Sequence[Diagnostic]:
-        weights = MatrixDiagnostic("collaboration", "Weights of all clients for each client", server.rows)
-        if not len(server.silhouettes):
-            return [weights]
-        streams, silhouettes = server.silhouettes.T
-        compared = LineDiagnostic(
-            "silhouette",
-            "Silhouette of each number of streams",
-            streams,
-            silhouettes,
-            "streams",
-            "silhouette",
-            chosen=float(len(server.weights)),
-        )
-        return [weights, compared]
-
-
-def _probe_of(answers: Answers, cohort: Cohort) -> Probe:
-    """The answers to the probe, in the order of the cohort."""
-    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)
+    def diagnostics(self, server: UCFLState | Trial) -> Sequence[Diagnostic]:
+        server = server.leader if isinstance(server, Trial) else server
+        found: list[Diagnostic] = [
+            MatrixDiagnostic("collaboration", "Weights of all clients for each client", server.rows)
+        ]
+        if len(server.silhouettes):
+            streams, silhouettes = server.silhouettes.T
+            title, chosen = "Silhouette of each number of streams", float(len(server.weights))
+            found.append(
+                LineDiagnostic("silhouette", title, streams, silhouettes, "streams", "silhouette", chosen=chosen)
+            )
+        if len(server.tried):
+            shares, errors = server.tried[~np.isnan(server.tried[:, 0])].T
+            title = "Validation error with each batch of the variances"
+            chosen = None if server.kernel == "bound" else 1 / (1 + server.bandwidth)
+            found.append(
+                LineDiagnostic("sigma_batch", title, shares, errors, "share of the samples", "error", chosen=chosen)
+            )
+        return found

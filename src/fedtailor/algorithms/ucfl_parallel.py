@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from fedtailor.aggregation import mix, restrict_to_reporters
-from fedtailor.algorithms.ucfl import UCFL, UCFLState
+from fedtailor.algorithms.helpers.user_centric import UCFLState
+from fedtailor.algorithms.ucfl import UCFL
 from fedtailor.protocol import (
     About,
     Answers,
@@ -19,6 +20,7 @@ from fedtailor.protocol import (
     LocalTrainer,
     Streams,
     hyperparameters,
+    require,
 )
 
 
@@ -43,14 +45,18 @@ class UCFLParallel(UCFL):
         travels="several",
     )
 
-    def broadcast(self, server: UCFLState, cohort: Cohort) -> Downlink:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.sigma_batch != "auto", "ucfl-parallel cannot choose sigma_batch; have ucfl choose it")
+
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         held = self.probes and server.fresh
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort), already_held=held)})
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])}
 
-    def server(self, server: UCFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
+    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
         # every stream is mixed of what the clients made of that stream
         mixed = [

@@ -1,9 +1,8 @@
 """What can be said of a population before it trains: from one gradient of every client, sizes, labels and moments."""
 
+from fedtailor.aggregation import BestRows, best_rows
 from fedtailor.diagnosis.bounds import (
-    BestRows,
     agnostic_bound,
-    best_rows,
     clusters_have_samples,
     dapper_share,
     discrepancy_bias,

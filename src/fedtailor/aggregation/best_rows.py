@@ -1,0 +1,53 @@
+"""Weights of sources that have few samples, or another distribution, where both cost something."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from fedtailor.protocol import require
+
+
+@dataclass(frozen=True)
+class BestRows:
+    """Weights that minimise c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij for each client.
+
+    Attributes:
+        weights: [m, m] rows that sum to 1.
+        bound: [m] the minimum.
+    """
+
+    weights: Float[np.ndarray, "rows m"]
+    bound: Float[np.ndarray, " rows"]
+
+
+def best_rows(
+    biases: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"] | Float[np.ndarray, " m"], complexity: float
+) -> BestRows:
+    """The exact minimum over the simplex of c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij, for each row.
+
+    Stationarity gives w_j in proportion to n_j max(nu - b_j, 0) with sum_j n_j max(nu - b_j, 0)^2 = c^2, and nu is the
+    minimum: a quadratic equation once it is known which clients take part, and these are the ones of least bias.
+
+    Args:
+        biases: b_ij, the cost of client j's data to client i, as 2 d(P_i, P_j).
+        sizes: training samples n_j, or what counts as such: numbers above 0.
+        complexity: c of `estimation_term` (that term for S = 1), above 0.
+
+    Raises:
+        ValueError: the complexity is not above 0.
+    """
+    require(complexity > 0, f"complexity is {complexity}; it must be above 0")
+    biases, n = np.asarray(biases, np.float64), np.asarray(sizes, np.float64)
+    weights, bounds = np.zeros_like(biases), np.zeros(len(biases))
+    for row, bias in enumerate(biases):
+        order = np.argsort(bias, kind="stable")
+        b, least = bias[order] - bias.min(), bias.min()
+        s0, s1, s2 = (np.cumsum(n[order] * b**power) for power in range(3))
+        # The k nearest: s0 nu^2 - 2 s1 nu + s2 = c^2. They are all that take part if nu does not reach the next one.
+        mean = s1 / s0
+        nus = mean + np.sqrt(np.maximum(mean**2 - (s2 - complexity**2) / s0, 0.0))
+        count = int(np.argmax(nus <= np.append(b[1:], np.inf)))
+        mass = n * np.maximum(nus[count] - (bias - least), 0.0)
+        weights[row], bounds[row] = mass / mass.sum(), nus[count] + least
+    return BestRows(weights, bounds)

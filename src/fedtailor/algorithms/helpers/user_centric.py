@@ -1,0 +1,144 @@
+"""What the server of user-centric aggregation holds: before the probe, in the rounds, and while candidates compete."""
+
+from collections.abc import Sequence
+from dataclasses import field
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt64
+
+from fedtailor.aggregation import Kernel, Probe, newcomer_weights
+from fedtailor.algorithms.helpers.last_uploads import LastUploads
+from fedtailor.protocol import Answers, Cohort, Downlink, ServerState, Streams, require, server_state
+
+
+@server_state
+class BeforeProbe(ServerState):
+    """What the server holds until the clients have answered the probe."""
+
+    initial: Float[Array, " d"]
+    """The common initial model theta^0."""
+    ids: UInt64[np.ndarray, " m"]
+    """The clients' ids."""
+    sizes: Int[np.ndarray, " m"]
+    """Their training samples."""
+
+
+@server_state
+class UCFLState(BeforeProbe):
+    """The streams, and what clients that arrive later are compared with."""
+
+    gradients: Float[np.ndarray, "m d"] | None
+    """g_i, the clients' answers to the probe; None with rows of the user's own."""
+    sigma2: Float[np.ndarray, " m"] | None
+    """sigma_i^2 as the clients sent it, likewise."""
+    kernel: Kernel
+    """What made rows of gradients and sigma_i^2."""
+    bandwidth: float
+    """What sigma_i^2 is multiplied with in the kernel: 1, unless the batch n_k was chosen after the probe."""
+    rows: Float[np.ndarray, "m m"]
+    """w_ij, the weights of all clients for each client."""
+    weights: Float[np.ndarray, "s m"]
+    """W_sj, the weights of all clients for each stream."""
+    stream: Int[np.ndarray, " m"]
+    """The stream of each client."""
+    model: Float[Array, "s d"]
+    """theta_s, the streams' models."""
+    mixed: Bool[np.ndarray, " s"]
+    """Which streams have been mixed at all; the models of the others are theta^0."""
+    silhouettes: Float[np.ndarray, "k 2"]
+    """The numbers of streams that "auto" compared, and their silhouettes."""
+    fresh: bool
+    """Whether no round has been done, so that all streams are the model of the probe."""
+    uploads: LastUploads | None = None
+    """The clients' last models, once there are any; kept where each client has a stream of its own."""
+    tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
+    """The batches of the variances that "auto" compared, as shares of a client's samples (NaN: the kernel `bound`), and
+    the validation errors by which it chose."""
+
+    @property
+    def one_for_each(self) -> bool:
+        """Whether each client has a stream of its own."""
+        return len(self.weights) == len(self.rows)
+
+
+@server_state
+class Trial(BeforeProbe):
+    """Several candidates for the weights, all of which train until one of them is chosen."""
+
+    candidates: list[UCFLState]
+    """What the server would hold with each candidate alone."""
+    shares: Float[np.ndarray, " k"]
+    """n_k of each candidate as a share of a client's samples; NaN of the one without n_k."""
+    validates: Bool[np.ndarray, " m"]
+    """Which clients have validation data."""
+    errors: Float[np.ndarray, "t k"]
+    """The mean validation error over clients (see `validation_error`) with each candidate's models, before each
+    round."""
+
+    def chosen(self) -> UCFLState:
+        """The leader, from now on alone."""
+        return self.leader.replace(tried=np.stack([self.shares, self.later_errors], axis=1))
+
+    @property
+    def later_errors(self) -> Float[np.ndarray, " k"]:
+        """The candidates' errors, averaged over the later half of the rounds: a single round's are few mistakes."""
+        return self.errors[len(self.errors) // 2 :].mean(axis=0)
+
+    @property
+    def leader(self) -> UCFLState:
+        """The candidate of the least error in the later half of the rounds; among equals, the first."""
+        return self.candidates[int(np.argmin(self.later_errors)) if len(self.errors) else 0]
+
+    @property
+    def model(self) -> Float[Array, "s d"]:
+        """The leader's streams."""
+        return self.leader.model
+
+    def downlink(self, cohort: Cohort) -> Downlink:
+        """The model of its stream of every candidate, for each client of the cohort."""
+        sizes = [len(candidate.model) for candidate in self.candidates]
+        first = np.cumsum([0, *sizes[:-1]])
+        stream = np.stack([candidate.stream[cohort.position] for candidate in self.candidates], axis=1) + first
+        models = jnp.concatenate([candidate.model for candidate in self.candidates])
+        held = self.candidates[0].fresh
+        return Downlink({"model": Streams(models, stream.astype(np.int32), already_held=held)})
+
+    def after(self, candidates: Sequence[UCFLState], answers: Answers, cohort: Cohort) -> "Trial":
+        """With the candidates as a round has left them, and the errors that the clients sent in it."""
+        counted = cohort.reporting & self.validates[cohort.position]
+        errors = self.errors
+        if counted.any():
+            errors = np.concatenate([errors, answers.host("error")[counted].mean(axis=0, dtype=np.float64)[None]])
+        return self.replace(candidates=list(candidates), errors=errors)
+
+
+def probe_of(answers: Answers, cohort: Cohort) -> Probe:
+    """The answers to the probe, in the order of the cohort."""
+    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)
+
+
+def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
+    """Weights of the usable clients for each client of the cohort; zero where no client is.
+
+    Raises:
+        ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
+    """
+    if not usable.any():
+        return np.zeros((len(cohort), len(usable)))
+    if server.gradients is not None and server.sigma2 is not None:
+        seen = Probe(server.gradients, server.sigma2, server.sizes)
+        if cohort.probes is None:
+            own = cohort.position
+            late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
+        else:
+            late = probe_of(cohort.probes, cohort)
+        late, seen = late.widened(server.bandwidth), seen.widened(server.bandwidth)
+        return newcomer_weights(late, seen, server.kernel, usable)
+    require(
+        bool(np.isin(cohort.ids, server.ids).all()),
+        "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
+    )
+    rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
+    mass = rows.sum(axis=1, keepdims=True)
+    return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)

@@ -217,7 +217,7 @@ def test_matching_refuses_more_new_than_old():
 
 @pytest.mark.parametrize("linkage", ["complete", "single"])
 def test_opposed_groups_are_split(linkage):
-    side = np.array([1, -1, -1, 1, -1])
+    side = np.array([1.0, -1, -1, 1, -1])
     np.testing.assert_array_equal(bipartition(np.outer(side, side), linkage), [0, 1, 1, 0, 1])
     np.testing.assert_array_equal(bipartition(np.eye(2), linkage), [0, 1])
 

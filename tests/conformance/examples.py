@@ -114,7 +114,9 @@ OPT_OUTS: dict[tuple[str, str], str] = {
 """(property, method) -> why the method need not have it."""
 
 
-ALONE_IS_LOCAL = {"local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca", "pacfl"}
+ALONE_IS_LOCAL = {
+    "local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca", "pacfl", "fedper", "lg-fedavg", "fedbn",
+}  # fmt: skip
 """Methods that are exactly local training when there is one client."""
 
 TRAFFIC: dict[str, tuple[float, ...]] = {

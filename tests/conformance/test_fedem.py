@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -157,7 +158,7 @@ def test_predictions_are_mixtures_of_probabilities():
         pi, theta = predictors(training)
         federation, model = classification(), softmax_model()
         client = federation.client(0).test
-        outputs = [np.asarray(model.logits(model.params(one), jax.numpy.asarray(client.x))) for one in theta[0]]
+        outputs = [np.asarray(model.logits(model.params(jnp.asarray(one)), jnp.asarray(client.x))) for one in theta[0]]
         mixed = sum(w * np.exp(o) / np.exp(o).sum(1, keepdims=True) for w, o in zip(pi[0], outputs, strict=True))
         expected = -np.log(mixed[np.arange(len(client.y)), client.y]).mean()
         np.testing.assert_allclose(np.ravel(training.metrics.values("loss"))[0], expected, rtol=1e-6)

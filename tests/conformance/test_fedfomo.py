@@ -140,7 +140,7 @@ def test_exploration_is_uniform_and_decays(explore, t, share):
         server = training.server.replace(affinity=affinity, uploaded=np.full(4, True))
         sent = []
         for seed in range(500):
-            training.seed = seed
+            training._secret = seed  # of the server's draws
             cohort = training.round_cohort(np.ones(4, bool))
             sent.append(algorithm.broadcast(server, cohort).streams["model"].recipients[:, 0])
         assert not (np.array(sent) == np.arange(4)).any()

@@ -1,5 +1,6 @@
 """Adaptive server optimisers: FedAvg where nothing is scaled, and their recursions by hand."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -75,7 +76,7 @@ def test_yogi_remembers_large_updates_longer_than_adam():
     with float64():
         for kind in ("adam", "yogi"):
             optimizer = ServerOptimizer(kind, lr=0.1)
-            theta, still = np.zeros((1, 1)), np.array([True])
+            theta, still = jnp.zeros((1, 1)), np.array([True])
             state, _ = optimizer.apply(optimizer.init(theta), theta, theta - 1.0, still)
             before = np.asarray(state[2])[0, 0]
             for _ in range(50):

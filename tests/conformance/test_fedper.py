@@ -77,7 +77,7 @@ def test_a_newcomer_trains_a_head_on_the_body_and_nothing_else():
 
 def test_a_part_that_the_model_lacks_is_refused_before_anything_is_computed():
     with float64():
-        with pytest.raises(ValueError, match="'head' is nothing of this model; the parts it has are: bias"):
+        with pytest.raises(ValueError, match="'head' is all of this model; the parts it has are: bias"):
             train(FedPer(), least_squares(), linear_model(), 0)
         with pytest.raises(ValueError, match="'tail' is nothing of this model; the parts it has are: head, body"):
             train(FedPer(part="tail"), classification(), mlp(), 0)

@@ -87,7 +87,7 @@ def test_the_gradient_is_weighed_by_the_responsibility(share):
         found = model.vector(gradient(model.params(jnp.asarray(theta)), batch, 0))
 
         def p(theta, i):
-            return jax.nn.softmax(model.logits(model.params(theta), x[i : i + 1])[0])[y[i]]
+            return jax.nn.softmax(model.logits(model.params(theta), batch.x[i : i + 1])[0])[y[i]]
 
         expected = 0
         for i in range(4):

@@ -9,7 +9,11 @@ from fedtailor import algorithms, models
 from fedtailor.protocol import SGD
 
 ALL = [getattr(algorithms, name) for name in algorithms.__all__]
-PARTED = {kind.about.name: kind for kind in ALL if "part" in {field.name for field in fields(kind)}}
+PARTED = {
+    kind.about.name: kind
+    for kind in ALL
+    if "part" in {field.name for field in fields(kind)} and kind.about.name != "pfedhn"  # its part is what is generated
+}
 SENDS = {"fedala": "everything", "lg-fedavg": "last1"}
 """What travels with `part="last1"`, where it is not all but that."""
 

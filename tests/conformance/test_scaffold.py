@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -73,12 +74,13 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls(weights, report
 def test_one_step_on_all_samples_is_gradient_descent_on_the_mean(option):
     with float64():
         federation, model = classification(), softmax_model()
+        x, y = jnp.asarray(federation.x), jnp.asarray(federation.y)
         training = train(SCAFFOLD(sgd=FULL, option=option, server_lr=0.5), federation, model, 3)
         theta = training.initial(0)
         loss = jax.jit(
             lambda theta: (
                 sum(
-                    model.losses(model.logits(model.params(theta), federation.x[rows]), federation.y[rows]).mean()
+                    model.losses(model.logits(model.params(theta), x[rows]), y[rows]).mean()
                     for rows in np.split(federation.train.rows, federation.train.offsets[1:-1])
                 )
                 / 5

@@ -16,7 +16,6 @@ from scipy.special import logsumexp
 from fedtailor import metrics
 from fedtailor.client.losses import outputs as outputs_of
 from fedtailor.metrics import Metric, add_statistics, find_metric, find_metrics, zero_statistic
-from fedtailor.metrics import metric as metric_module
 from fedtailor.models import cross_entropy, from_function, logistic, squared_error, token_cross_entropy
 from fedtailor.protocol import Batch, Mixture
 
@@ -280,7 +279,7 @@ def test_a_metric_of_another_package_is_found_by_its_entry_point(monkeypatch):
         assert group == "fedtailor.metrics"
         return [EntryPoint(name, points[name], group)] if name in points else []
 
-    monkeypatch.setattr(metric_module, "entry_points", offered)
+    monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
     monkeypatch.setattr(Metric, "registry", dict(Metric.registry))
     assert find_metric("outside") == metrics.Accuracy()
     with pytest.raises(ValueError, match="must be a subclass of Metric"):

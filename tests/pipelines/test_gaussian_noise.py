@@ -194,7 +194,7 @@ def test_meaningless_settings_are_refused(settings, message):
 
 def test_poisson_participation_takes_a_probability():
     for arguments, message in (({"count": 3, "sampling": "poisson"}, "takes a probability"),
-                               ({"sampling": "binomial"}, "'binomial'; it must be 'poisson'")):  # fmt: skip
+                               ({"sampling": "binomial"}, "'binomial'; it must be 'samples', 'poisson'")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Participation(**arguments)
     assert as_participation(0.25, "poisson") == Participation(0.25, sampling="poisson")

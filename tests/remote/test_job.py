@@ -68,7 +68,11 @@ def test_hyperparameters_are_read(tmp_path):
             'uplink = [{ use = "cast" }, { use = "clip" }]',
             "line 36: the uplink applies Cast before Clip",
         ),
-        ('sampling = "uniform"', 'sampling = "x"', "line 32: sampling is 'x'; input should be 'uniform' or 'poisson'"),
+        (
+            'sampling = "uniform"',
+            'sampling = "x"',
+            "line 32: sampling is 'x'; input should be 'uniform', 'samples' or 'poisson'",
+        ),
         ("deadline = 300", "deadline = -1", "line 30: deadline is -1; input should be greater than 0"),
         ("seed = 0", "seed = [0]", "line 28: seed is [0]; input should be a valid integer"),
         ("hidden = 32", "hidden = [", "is no TOML file"),

@@ -245,7 +245,7 @@ def test_a_tracker_of_another_package_is_found_by_its_entry_point(monkeypatch):
         assert group == "fedtailor.trackers"
         return [EntryPoint(name, points[name], group)] if name in points else []
 
-    monkeypatch.setattr(tracker, "entry_points", offered)
+    monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
     monkeypatch.setattr(Tracker, "registry", dict(Tracker.registry))
     monkeypatch.setattr(tracker, "find_spec", lambda package: "installed")
     (found,) = find_trackers(["outside", "outside"], Path("somewhere"))

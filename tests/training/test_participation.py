@@ -79,5 +79,5 @@ def test_a_run_draws_by_samples_where_files_and_the_command_line_say_so(tmp_path
     arguments = ["run", "fedavg", "digits-rotated", "--participation", "3", "--sampling"]
     assert main([*arguments, "samples"]) == 2 and asked == found[:1]
     assert main([*arguments, "size"]) == 2 and "--sampling is 'size'; it must be one of" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="participation weights is 'size'"):
-        Participation(weights="size")
+    with pytest.raises(ValueError, match="participation sampling is 'size'"):
+        Participation(sampling="size")

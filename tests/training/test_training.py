@@ -35,12 +35,12 @@ def test_by_hand_one_client_two_steps():
         sgd = SGD(lr=0.3, momentum=0.5, weight_decay=0.1, epochs=2, batch_size=8)
         training = train(Local(sgd=sgd), federation, model, 1)
         theta = np.asarray(training.initial(0))
-        x, y = federation.x[federation.train[0]], federation.y[federation.train[0]]
+        x, y = (jnp.asarray(rows[federation.train[0]]) for rows in (federation.x, federation.y))
         velocity = np.zeros_like(theta)
         for _ in range(2):
             # full-batch gradient of softmax regression, theta = [weight, bias]
             params = model.params(jnp.asarray(theta))
-            gradient = jax.grad(lambda p: model.losses(model.logits(p, jnp.asarray(x)), y).mean())(params)
+            gradient = jax.grad(lambda p: model.losses(model.logits(p, x), y).mean())(params)
             velocity = 0.5 * velocity + np.asarray(model.vector(gradient)) + 0.1 * theta
             theta = theta - 0.3 * velocity
         np.testing.assert_allclose(personal(training)[0], theta, **EXACT)

@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 Moments = tuple[Array, Array, Array]
 """(count, mean [...], M2): M2 sums squared deviations, per coordinate [...] or over all of them ()."""
 
 
-def no_moments(like: Float[Array, "..."], *, per_coordinate: bool = True) -> Moments:
+def no_moments(like: Float[Array | np.ndarray, "..."], *, per_coordinate: bool = True) -> Moments:
     """The moments of no values.
 
     Args:

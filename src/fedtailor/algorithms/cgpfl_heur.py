@@ -54,7 +54,7 @@ class CGPFLHeur(Contextual):
         d = self.complexity
         require(d is None or d > 0, f"complexity is {d}; it must be above 0")
 
-    def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
+    def _number(self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]) -> int:
         numbers, costs = costs_of_models(models, sizes / sizes.sum(), len(models) // 2)
         samples = float(sizes.sum())
         d = min(models.shape[1] if self.complexity is None else self.complexity, samples)

@@ -2,10 +2,9 @@
 
 import importlib.util
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
-from fedtailor.protocol import Algorithm, check_choice, require
+from fedtailor.protocol import Algorithm, check_choice, offered, require
 
 ENTRY_POINTS = "fedtailor.algorithms"
 """The group of entry points under which other packages offer methods."""
@@ -21,8 +20,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if colon and file.endswith(".py"):
         return _from_file(Path(file), kind)
     if name not in Algorithm.registry:
-        for point in entry_points(group=ENTRY_POINTS, name=name):
-            point.load()
+        offered(ENTRY_POINTS, name, "algorithm", Algorithm)  # which registers it
     check_choice(name, Algorithm.registry, "algorithm", "fedtailor algorithms")
     return Algorithm.registry[name]
 

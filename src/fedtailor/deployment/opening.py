@@ -1,7 +1,7 @@
 """`open_run`: a run directory as the `Run` that wrote it."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,9 @@ class OpenedRun(Run):
     def summary(self) -> Summary:
         found = self.stored.summary
         try:
-            return Summary(**{field.name: found[field.name] for field in fields(Summary)})
+            # a guarantee that there is not stands in no summary
+            given = {field.name for field in fields(Summary) if field.default is MISSING or field.name in found}
+            return Summary(**{name: found[name] for name in given})
         except KeyError as missing:
             raise Damaged(f"{self.path / SUMMARY} has no {missing}; repeat the run") from None
 

@@ -1,10 +1,8 @@
 """`Metric`: one number of a model on a split, from statistics that add up over batches."""
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -14,7 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.models import Classification, Model, TokenCrossEntropy
-from fedtailor.protocol import require
+from fedtailor.protocol import check_choice, offered, require
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
 """Sums over samples: name -> array whose shape follows from the model. Two statistics merge by adding their arrays."""
@@ -104,11 +102,10 @@ def find_metric(name: str) -> Metric:
         ValueError: neither fedtailor nor an installed package has a metric of that name, or the package's is broken.
     """
     if name not in Metric.registry:
-        _load_entry_point(name)
-    if name not in Metric.registry:
-        near = difflib.get_close_matches(name, Metric.registry, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(Metric.registry))}"
-        raise ValueError(f"there is no metric {name!r}; {hint}")
+        kind = offered(ENTRY_POINTS, name, "metric", Metric)
+        if kind is not None:
+            Metric.registry[name] = kind
+    check_choice(name, sorted(Metric.registry), "metric")
     return Metric.registry[name]()
 
 
@@ -175,15 +172,3 @@ def _kind(model: Model) -> str:
     if is_classification(model):
         return f"a classification of {model.outputs} classes"
     return "sequences" if is_sequence(model) else "a regression"
-
-
-def _load_entry_point(name: str) -> None:
-    """Import the class that an installed package offers under this name, if one does."""
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            found = entry.load()
-        except Exception as error:  # whatever a foreign module raises while it is imported
-            raise ValueError(f"the metric {name!r} of {entry.value} cannot be imported: {error}") from error
-        is_metric = isinstance(found, type) and issubclass(found, Metric)
-        require(is_metric, f"the metric {name!r} of {entry.value} is {found!r}; it must be a subclass of Metric")
-        Metric.registry[name] = found

@@ -4,6 +4,7 @@ from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.protocol.entry_points import offered
 from fedtailor.protocol.errors import Diverged
 from fedtailor.protocol.exchange import (
     Answers,
@@ -102,6 +103,7 @@ __all__ = [
     "init_pipeline",
     "is_hyperparameters",
     "is_off",
+    "offered",
     "on_host",
     "receive",
     "require",

@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from fedtailor._files import reason, replacing
-from fedtailor.protocol import check_choice, require
+from fedtailor.protocol import check_choice, offered, require
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
 from fedtailor.storage.manifest import settings
@@ -173,7 +172,9 @@ def find_tracker(name: str) -> type[Tracker]:
         ValueError: neither fedtailor nor an installed package has a tracker of that name, or the package's is broken.
     """
     if name not in Tracker.registry:
-        _load_entry_point(name)
+        kind = offered(ENTRY_POINTS, name, "tracker", Tracker)
+        if kind is not None:
+            Tracker.registry[name] = kind
     check_choice(name, sorted(Tracker.registry), "tracker")
     return Tracker.registry[name]
 
@@ -188,18 +189,6 @@ def find_trackers(
     """
     kinds = [find_tracker(name) for name in dict.fromkeys(names)]
     return [kind(directory, experiment=experiment, run=run) for kind in kinds]
-
-
-def _load_entry_point(name: str) -> None:
-    """Import the class that an installed package offers under this name, if one does."""
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            found = entry.load()
-        except Exception as error:  # whatever a foreign module raises while it is imported
-            raise ValueError(f"the tracker {name!r} of {entry.value} cannot be imported: {error}") from error
-        is_tracker = isinstance(found, type) and issubclass(found, Tracker)
-        require(is_tracker, f"the tracker {name!r} of {entry.value} is {found!r}; it must be a subclass of Tracker")
-        Tracker.registry[name] = found
 
 
 def _measured(training: Training) -> dict[str, float]:

@@ -13,7 +13,7 @@ from fedtailor.accounting.privacy import (
     sampled_gaussian_epsilon,
     sgd_epsilon,
 )
-from fedtailor.algorithms import FedAvg, FedPer
+from fedtailor.algorithms import FedAvg, FedPer, FineTune
 from fedtailor.client.private_steps import private_settings
 from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import PRIVATE_STEPS, SGD, Algorithm, Answers, Cohort, Pipeline, Population, require
@@ -28,7 +28,10 @@ DELTA = 1e-5
 
 def needs_only_mean(algorithm: Algorithm) -> bool:
     """Whether all that the server makes of what clients send in a round is a mean of one model each."""
-    return type(algorithm).server in (FedAvg.server, FedPer.server) and not algorithm.probes
+    averages = type(algorithm).server in (FedAvg.server, FedPer.server)
+    if isinstance(algorithm, FineTune):  # its server looks at validation losses only where it seeks the best round
+        averages = not algorithm.best
+    return averages and not algorithm.probes
 
 
 @dataclass

@@ -5,7 +5,6 @@ those that come with fedtailor. Builders are functions of this package: `scenari
 """
 
 from importlib import import_module
-from importlib.metadata import entry_points
 from pkgutil import iter_modules
 
 from fedtailor.experiments.scenario import Scenario
@@ -30,7 +29,7 @@ from fedtailor.experiments.scenarios.standard import (
 from fedtailor.experiments.scenarios.table import table
 from fedtailor.experiments.scenarios.three_approaches import density, emnist_writers, mnist_writers
 from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
-from fedtailor.protocol import check_choice
+from fedtailor.protocol import check_choice, offered
 
 ENTRY_POINTS = "fedtailor.scenarios"
 """The group of entry points under which other packages offer scenarios."""
@@ -84,7 +83,8 @@ def find(name: str) -> Scenario:
         ValueError: there is none of that name.
     """
     if name not in SCENARIOS:
-        for point in entry_points(group=ENTRY_POINTS, name=name):
-            SCENARIOS[name] = point.load()
+        scenario = offered(ENTRY_POINTS, name, "scenario")
+        if scenario is not None:
+            SCENARIOS[name] = scenario
     check_choice(name, SCENARIOS, "scenario", "fedtailor scenarios")
     return SCENARIOS[name]

@@ -1,22 +1,25 @@
 """Schools that predict exam scores: many small clients, on which MR-MTL was studied under differential privacy."""
 
 from fedtailor.experiments.scenario import Scenario, defaults_with
+from fedtailor.experiments.scenarios.common import sample_clients
 from fedtailor.federation import Federation, Natural, datasets, from_partition
 from fedtailor.models import logistic
 from fedtailor.protocol import SGD
 
 
-def school(seed: int = 0, *, test: float = 0.3, val: float = 0.0) -> Federation:
+def school(seed: int = 0, *, clients: int | None = None, test: float = 0.3, val: float = 0.0) -> Federation:
     """Exam scores of 139 schools with 22 to 251 pupils each, from 27 inputs.
 
     Args:
-        seed: of the splits.
+        seed: of the splits, and of the choice of schools.
+        clients: how many schools, at random; None = all.
         test, val: fractions of each school's pupils.
 
     Raises:
         ValueError: impossible fractions, or the data are not at hand.
     """
-    return from_partition(datasets.school(), Natural(), test=test, val=val, name="school", seed=seed)
+    data = sample_clients(datasets.school(), clients, seed)
+    return from_partition(data, Natural(), test=test, val=val, name="school", seed=seed)
 
 
 SCENARIOS = (

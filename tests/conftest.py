@@ -1,6 +1,7 @@
 """Settings of every test process and of the processes it starts, made before fedtailor and JAX are imported."""
 
 import os
+import signal
 from pathlib import Path
 
 import jaxtyping
@@ -28,6 +29,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "AS_SHIPPED" not in os.environ:
     flags = [*QUICK_TO_COMPILE, os.environ.get("XLA_FLAGS", "")]  # of two settings of one flag the last one counts
     os.environ["XLA_FLAGS"] = " ".join(flags)
+# A job in the background of a script ignores Ctrl-C, and so would all that it starts; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 jaxtyping.install_import_hook(CHECKED, "shapes.check")
 
 

@@ -1,11 +1,10 @@
 """`TableOptions`: how a table is to be read, split and encoded."""
 
 import codecs
-import difflib
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from fedtailor.protocol import require
+from fedtailor.protocol import check_choice, require
 
 Task = Literal["classification", "regression"]
 
@@ -107,9 +106,7 @@ def make_options(given: dict[str, Any]) -> TableOptions:
     """
     names = [field.name for field in fields(TableOptions)]
     for name in given:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
-        require(name in names, f"there is no option {name!r}; {hint}")
+        check_choice(name, names, "option")
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name in ("drop", "categories", "positive", "missing", "features", "clients"):
         if isinstance(plain.get(name), str | int | float):

@@ -1,5 +1,6 @@
 """Settings of every test process and of the processes it starts, made before fedtailor and JAX are imported."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
+FINISHED = itertools.count()
 CACHE = Path(__file__).parents[1] / ".cache"
 # The command line reads the annotations of its own functions, and holds no arrays.
 PACKAGE = Path(__file__).parents[1] / "src" / "fedtailor"
@@ -56,6 +58,16 @@ def pytest_collection_modifyitems(items):
         return (1 if item.get_closest_marker("slow") else 2), ""
 
     items.sort(key=turn)
+
+
+def pytest_runtest_teardown(item):
+    """Forget compiled programs in time: of each a process holds some memory maps, and XLA crashes where Linux gives no
+    more of them (65,530)."""
+    maps = Path("/proc/self/maps")
+    if next(FINISHED) % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        import jax  # not before the settings above
+
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

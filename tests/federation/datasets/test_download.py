@@ -30,7 +30,7 @@ def packed(kind):
     if kind == "zip":
         with zipfile.ZipFile(buffer, "w") as archive:
             for name, content in {**FILES, "c.bin": b""}.items():
-                archive.writestr(f"{INSIDE}/{name}", content)
+                archive.writestr(zipfile.ZipInfo(f"{INSIDE}/{name}"), content)  # of 1980: always the same bytes
     else:
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
             for name, content in {**FILES, "c.bin": b""}.items():

@@ -56,7 +56,7 @@ seed = 0
 minimum = {minimum}                       # clients without which a round does not count
 deadline = 300                    # seconds that a round waits for clients
 participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
-sampling = "uniform"              # or "poisson": each client trains with that probability, independently (for noise)
+sampling = "uniform"              # or "samples": by training rows; "poisson": each independently (for noise)
 
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions

@@ -5,12 +5,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from fedtailor.algorithms import FedAvg, FineTune
 from fedtailor.models import mlp
 from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import SGD, Algorithm, init_pipeline
 from fedtailor.remote.wire import answer_shapes
 from fedtailor.runs import simulate
 from fedtailor.testing import classification
+from fedtailor.training.privacy import needs_only_mean
 
 AVERAGING = {
     "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedper", "fedprox",
@@ -64,3 +66,16 @@ def test_who_may_promise_what(name):
     assert on_mean == (name in AVERAGING)
     assert by_client == (name not in PROBING | MORE_IS_SENT | HANDING_OUT_EXAMPLES)
     assert allowed(private(algorithm)) == (name in ONLY_TRAIN)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FineTune])
+def test_a_server_of_ones_own_promises_nothing(kind):
+    class Mine(kind):
+        def server(self, server, downlink, answers, cohort):
+            return super().server(server, downlink, answers, cohort)
+
+    assert needs_only_mean(kind()) and not needs_only_mean(Mine())
+
+
+def test_the_best_round_is_sought_by_more_than_a_mean():
+    assert not needs_only_mean(FineTune(best=True))

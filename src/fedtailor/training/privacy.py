@@ -28,8 +28,10 @@ DELTA = 1e-5
 
 def needs_only_mean(algorithm: Algorithm) -> bool:
     """Whether all that the server makes of what clients send in a round is a mean of one model each."""
-    averages = type(algorithm).server in (FedAvg.server, FedPer.server)
-    if isinstance(algorithm, FineTune):  # its server looks at validation losses only where it seeks the best round
+    # By the function itself: a subclass with a server of its own promises nothing.
+    server = type(algorithm).server
+    averages = server in (FedAvg.server, FedPer.server)
+    if isinstance(algorithm, FineTune) and server is FineTune.server:  # looks at more where it seeks the best round
         averages = not algorithm.best
     return averages and not algorithm.probes
 

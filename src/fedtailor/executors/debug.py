@@ -23,7 +23,7 @@ class DebugTrainer(DeviceTrainer):
         super().__init__(*arguments)
         self.name = name
 
-    def _repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+    def repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         for step in range(int(times)):
             carry = body(jnp.int32(step), carry)
             # After every step, so that the first NaN is reported and not its consequences.

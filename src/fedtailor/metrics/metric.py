@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.models import Classification, Model, TokenCrossEntropy
-from fedtailor.protocol import check_choice, offered, require
+from fedtailor.protocol import find_registered, require
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
 """Sums over samples: name -> array whose shape follows from the model. Two statistics merge by adding their arrays."""
@@ -101,12 +101,7 @@ def find_metric(name: str) -> Metric:
     Raises:
         ValueError: neither fedtailor nor an installed package has a metric of that name, or the package's is broken.
     """
-    if name not in Metric.registry:
-        kind = offered(ENTRY_POINTS, name, "metric", Metric)
-        if kind is not None:
-            Metric.registry[name] = kind
-    check_choice(name, sorted(Metric.registry), "metric")
-    return Metric.registry[name]()
+    return find_registered(Metric.registry, name, "metric", ENTRY_POINTS, base=Metric)()
 
 
 def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, ...]:

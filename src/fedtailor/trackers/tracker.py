@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from fedtailor._files import reason, replacing
-from fedtailor.protocol import check_choice, offered, require
+from fedtailor.protocol import find_registered, require
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
 from fedtailor.storage.manifest import settings
@@ -171,12 +171,7 @@ def find_tracker(name: str) -> type[Tracker]:
     Raises:
         ValueError: neither fedtailor nor an installed package has a tracker of that name, or the package's is broken.
     """
-    if name not in Tracker.registry:
-        kind = offered(ENTRY_POINTS, name, "tracker", Tracker)
-        if kind is not None:
-            Tracker.registry[name] = kind
-    check_choice(name, sorted(Tracker.registry), "tracker")
-    return Tracker.registry[name]
+    return find_registered(Tracker.registry, name, "tracker", ENTRY_POINTS, base=Tracker)
 
 
 def find_trackers(

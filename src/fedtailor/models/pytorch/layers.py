@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedtailor.models.convolution import convolve, convolve_windows, halve, pad, pool_relu, windows
+from fedtailor.models.convolution import convolve, halve, pad
 from fedtailor.models.normalization import batch_statistics
+from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 from fedtailor.models.pytorch.layout import Planes, Value, as_images, as_planes, plain
 from fedtailor.models.pytorch.operations import Unsupported, operation
 

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from fedtailor._files import reason, replacing
-from fedtailor.decision.intervals import SCORES, Interval, metric_interval
+from fedtailor.decision.intervals import Interval
+from fedtailor.decision.row_scores import SCORES, metric_interval
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
 from fedtailor.protocol import check_choice, client_ids

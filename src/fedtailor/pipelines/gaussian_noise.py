@@ -124,14 +124,18 @@ class GaussianNoise(Transform):
         kind = next((kind for kind in update if kind in MODEL_KINDS), None)
         if self.by == "client" or kind is None:
             return update, state
-        norm, expected = float(state["norm"]), int(state["expected"])
-        rows, rng, reporters = update[kind], cohort.rng("gaussian noise"), int(cohort.reporting.sum())
+        norm = float(state["norm"])
+        expected = int(state["expected"])
+        rows = update[kind]
+        rng = cohort.rng("gaussian noise")
+        reporters = int(cohort.reporting.sum())
         multiplier, count_noise = self._shares(expected)
         noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
         start = _common_start(kind, downlink)
         change = jnp.asarray(rows.values) - start
         # clients may lie, and rounding (`Quantize`) may have lengthened a change
-        length = jnp.sqrt(jnp.square(change).sum(axis=tuple(range(1, change.ndim)), keepdims=True))
+        all_but_clients = tuple(range(1, change.ndim))
+        length = jnp.sqrt(jnp.square(change).sum(axis=all_but_clients, keepdims=True))
         change = change * jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(change.dtype).tiny))
         # such that the mean over reporters is start + (sum of changes + noise) / expected, whatever their number
         change = (reporters / expected) * change + (noise / expected).astype(change.dtype)
@@ -139,6 +143,7 @@ class GaussianNoise(Transform):
         seen[kind] = replace(rows, values=start + change)
         if self.quantile is not None:
             within = update[WITHIN].host()[cohort.reporting] if WITHIN in update else np.zeros(0)
+            # counted as +1/2 and -1/2, so that one client changes the sum by half as much
             total = float((within - 0.5).sum()) + count_noise * rng.standard_normal()
             share = total / expected + 0.5
             state = {**state, "norm": norm * math.exp(-self.norm_rate * (share - self.quantile))}

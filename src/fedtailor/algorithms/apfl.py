@@ -1,7 +1,7 @@
 """APFL: each client's own mixture of a global and a personal model."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -71,10 +72,10 @@ class APFL(FedAvg):
             "apfl's coupled steps are plain SGD; train without momentum and without an optimizer",
         )
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
         def descend(params: Params, g: Params) -> Params:
@@ -116,11 +117,11 @@ class APFL(FedAvg):
         of_v, of_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
         return of_v, lambda: of_alpha
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         v, w, alpha = state["model"], inbox["model"][0], state["alpha"]
         if self.mix == "logits":
             return Mixture(jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True)
         return alpha * v + (1 - alpha) * w
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     ClientRows,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -148,10 +149,10 @@ class CFL(Algorithm):
         cluster = server.cluster[cohort.position].astype(np.int32)
         return Downlink({"model": Streams(server.model, cluster[:, None])})
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"velocity": jnp.zeros_like(theta)} if self.persist else ()
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         if not self.persist:
             return state, {"model": local.sgd(theta, self.sgd)}
@@ -257,7 +258,7 @@ class CFL(Algorithm):
             }
         )
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if "parent" not in inbox.values:
             return ()
         parent, capacity = inbox["parent"], len(inbox["parent"])
@@ -274,7 +275,7 @@ class CFL(Algorithm):
 
         return {"model": clusters[local.fori_loop(capacity, descend, jnp.int32(0))]}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if "model" in state else inbox["model"][0]
 
 

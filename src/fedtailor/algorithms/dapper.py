@@ -21,6 +21,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Batch,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -45,6 +46,10 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 _LINEAR = "source='moments' needs a linear model with squared error, such as models.logistic() with loss squared_error"
 _ROUNDING = 1e-3
 """Relative deviation from a linear model's squared error that single precision may cause."""
+
+
+DAPPERState = HypClusterState | BestRound | WithMoments
+"""The common models, perhaps with a memory of the best round, or with second moments beside them."""
 
 
 @hyperparameters
@@ -157,28 +162,28 @@ class DAPPER(Algorithm):
             warm=self.warm,
         )
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> DAPPERState:
         begun = self._training().init_server(init, population)
         begun = BestRound(begun, begun, None) if self.best else begun
         return WithMoments(begun, None) if self.source == "moments" else begun
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: DAPPERState, cohort: Cohort) -> Downlink:
         return self._training().broadcast(present(models_of(server)), cohort)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         sent = train_closest(inbox, local, self.clusters, lambda theta: {"model": local.sgd(theta, self.sgd)})
         return state, {**sent, **validation_loss(inbox["model"][0], local)} if self.best else sent
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+    def server(self, server: DAPPERState, downlink: Downlink, answers: Answers, cohort: Cohort) -> DAPPERState:
         models = models_of(server)
         moved = self._training().server(present(models), downlink, answers, cohort)
         moved = models.after(moved, answers, cohort) if self.best else moved
         return server.replace(models=moved) if self.source == "moments" else moved
 
-    def global_model(self, server: Any) -> Float[Array, " d"]:
+    def global_model(self, server: DAPPERState) -> Float[Array, " d"]:
         return self._training().global_model(chosen(models_of(server)))
 
-    def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
+    def diagnostics(self, server: DAPPERState) -> Sequence[Diagnostic]:
         return cluster_diagnostics(present(models_of(server)))
 
     # before training: second moments ---------------------------------------------------------------------------------
@@ -200,11 +205,12 @@ class DAPPER(Algorithm):
 
     # after training: examples C' for every client -------------------------------------------------------------------
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+    def serve(self, server: DAPPERState, cohort: Cohort) -> Downlink:
         models = self._training().serve(chosen(models_of(server)), cohort)
         if self.source == "model":
             return models
         if self.source == "moments":
+            assert isinstance(server, WithMoments)
             moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
             return Downlink({**models.streams, "moments": moments})
         server = chosen(models_of(server))
@@ -227,10 +233,10 @@ class DAPPER(Algorithm):
 
     # after training: the client's choice of lambda ------------------------------------------------------------------
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         return {"model": self._personalize(inbox, local, use_val=False)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         # only a client that never took part has a state: its model, chosen without its validation split
         return state["model"] if state else self._personalize(inbox, local, use_val=True)
 

@@ -15,6 +15,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -168,10 +169,10 @@ class FedAMP(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         w = self._train(state["model"], inbox["model"][0], local)
         return {"model": w}, {"model": w}
 
@@ -179,10 +180,10 @@ class FedAMP(Algorithm):
         pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         models, sent = inbox["model"], inbox.received["model"]
         mean = jnp.where(sent.any(), sent @ models / jnp.maximum(sent.sum(), 1), inbox["initial"][0])
         w = local.sgd(mean, self.sgd)

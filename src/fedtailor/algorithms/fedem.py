@@ -14,6 +14,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Batch,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -102,10 +103,10 @@ class FedEM(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"weights": jnp.full(self.components, 1 / self.components, theta.dtype)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         pi, received = state["weights"], self._models(inbox, local)
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
@@ -127,7 +128,7 @@ class FedEM(Algorithm):
             models, velocities = carry
             return descend_with_momentum(models, velocities, gradients(models, batch), sgd, rate)
 
-        def loop(carry: Any, step: Any) -> Any:
+        def loop(carry: Any, step: Array) -> Any:
             return local.loop(carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
 
         if is_off(sgd.momentum):
@@ -137,10 +138,10 @@ class FedEM(Algorithm):
         new = self._expectation(received, pi, local)
         return {"weights": new}, {"model": jnp.stack([local.vector(params) for params in trained])}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return Mixture(state["weights"], inbox["model"])
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         start, models = self.init_client(inbox["model"][0])["weights"], self._models(inbox, local)
         steps = self.newcomer_steps
         return {"weights": local.fori_loop(steps, lambda _, pi: self._expectation(models, pi, local), start)}

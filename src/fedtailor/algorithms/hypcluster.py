@@ -1,7 +1,7 @@
 """HypCluster: several models, and every client trains the one that fits it best."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -166,14 +167,14 @@ class HypCluster(Algorithm):
 
     # on the client --------------------------------------------------------------------------------------------------
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return state, train_closest(inbox, local, self.clusters, lambda theta: self.train(theta, local))
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         """What a client sends of its training of theta."""
         return {"model": local.sgd(theta, self.sgd)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         return inbox["model"][choice]
 

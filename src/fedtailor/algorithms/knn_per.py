@@ -1,7 +1,7 @@
 """kNN-Per: FedAvg, and beside its model the nearest of each client's own examples."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     About,
     Batch,
+    ClientState,
     Inbox,
     LocalTrainer,
     NearestNeighbors,
@@ -83,7 +84,7 @@ class KNNPer(FedAvg):
             _ = population.model.feature_shape  # a model without a head is refused here
             require(population.model.classification, "knn-per lets neighbours vote; it needs a model of classes")
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
         params = local.params(theta)
         features, labels, held = self._store(params, local)

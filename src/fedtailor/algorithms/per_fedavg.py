@@ -1,16 +1,17 @@
 """Per-FedAvg: a global model that is good after a step on one's own data."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, ScalarLike
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -70,7 +71,7 @@ class PerFedAvg(FedAvg):
         require(self.delta > 0, f"delta is {self.delta}; it must be above 0")
         require(self.adapt_steps >= 0, f"adapt_steps is {self.adapt_steps}; it must be 0 or more")
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
         drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)  # batches of a permutation
         used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
@@ -102,11 +103,11 @@ class PerFedAvg(FedAvg):
         above, below = gradient(_axpy(delta, g, params)), gradient(_axpy(-delta, g, params))
         return jax.tree.map(lambda up, down: (up - down) / (2 * delta), above, below)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         step = lambda k, w: w - self.alpha * local.gradient(w)  # noqa: E731
         return local.fori_loop(self.adapt_steps, step, inbox["model"][0])
 
 
-def _axpy(a: Any, x: Params, y: Params) -> Params:
+def _axpy(a: ScalarLike, x: Params, y: Params) -> Params:
     """a x + y, leaf by leaf."""
     return jax.tree.map(lambda x, y: a * x + y, x, y)

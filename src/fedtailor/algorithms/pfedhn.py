@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -216,15 +217,15 @@ class PFedHN(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         return named("own", model.part(self.part).take(theta))
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         own = local.part_of_model(self.part)
         theta = local.sgd(joined(own, state, inbox["model"][0]), self.sgd)
         return named("own", own.take(theta)), {"model": own.complement.take(theta)}
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         layers: Layers = []
         for number in range(self.hidden_layers + 1):
             names = ("weights", "bias") if self.hidden_layers else ("weights",)
@@ -235,7 +236,7 @@ class PFedHN(Algorithm):
         def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
             return _generate(layers, own.complement.take(initial), e)
 
-        def fit(k: Any, found: tuple[Array, Any]) -> tuple[Array, Any]:
+        def fit(k: Array, found: tuple[Array, Any]) -> tuple[Array, Any]:
             e, kept = found
             shared, back = jax.vjp(generate, e)
             theta = local.in_round(local.round + k).sgd(joined(own, kept, shared), self.sgd)
@@ -246,7 +247,7 @@ class PFedHN(Algorithm):
         e, kept = local.fori_loop(self.newcomer_steps, fit, start)
         return {**kept, "model": generate(e)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         shared = state["model"] if "model" in state else inbox["model"][0]
         return joined(local.part_of_model(self.part), state, shared)
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, ScalarLike
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
@@ -17,6 +17,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -158,8 +159,8 @@ class SelfFL(Algorithm):
     def broadcast(self, server: SelfFLState, cohort: Cohort) -> Downlink:
         # the model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs
         precisions = self._precisions(server)
-        others: Any = precisions.sum()
-        own: Any = _median_variance(server)
+        others: float | NDArray[np.float64] = precisions.sum()
+        own: float | NDArray[np.float64] = _median_variance(server)
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
             if self.intra_variances is not None:
@@ -235,11 +236,11 @@ class SelfFL(Algorithm):
 
     # on the client --------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         none = jnp.zeros((), theta.dtype)
         return {"model": theta, "moments": (none, jnp.zeros_like(theta), none)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta, others, moments = inbox["model"][0], inbox.scalars["others"], state["moments"]
         estimates = self.intra_variances is None
         s = inbox.scalars["intra"]
@@ -275,7 +276,7 @@ class SelfFL(Algorithm):
         """The inverse of the variance of what all other clients' models say about one client's."""
         return others if self.posterior == "paper" else others / (1 + inter * others)
 
-    def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> Any:
+    def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> ScalarLike:
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":
@@ -284,10 +285,10 @@ class SelfFL(Algorithm):
             return 1 / jnp.maximum(s * local.size if self.curvature == "fisher" else s, _LEAST)
         return self.curvature
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         theta, steps = inbox["model"][0], local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     ClientRows,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -246,7 +247,7 @@ class UCFL(Algorithm):
         held = self.probes and server.fresh
         return Downlink({"model": Streams(server.model, stream[:, None], already_held=held)})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         models = inbox["model"]
         if len(models) == 1:
             return state, {"model": local.sgd(models[0], self.sgd)}

@@ -13,6 +13,7 @@ from fedtailor.protocol import (
     About,
     Answers,
     ClientRows,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -53,7 +54,7 @@ class UCFLParallel(UCFL):
         held = self.probes and server.fresh
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort), already_held=held)})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])}
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:

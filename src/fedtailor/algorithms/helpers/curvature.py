@@ -1,7 +1,5 @@
 """How curved a client's loss is."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -23,7 +21,7 @@ def largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"], key: Arra
         The norm of the Hessian times a direction of length 1 after ten iterations, a lower bound.
     """
 
-    def iterate(k: Any, v: Array) -> Array:
+    def iterate(k: Array, v: Array) -> Array:
         return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
 
     start = jax.random.normal(key, theta.shape, theta.dtype)

@@ -1,7 +1,5 @@
 """What a client does in an exchange: run the algorithm's function for the task, and hand back what it yields."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
@@ -12,6 +10,9 @@ from fedtailor.protocol import PRIVATE_STEPS, Algorithm, BatchMetric, ClientStat
 
 EVALUATED_SPLITS = ("val", "test")
 
+Outputs = dict[str, PyTree]
+"""What a client yields, as the task has it: "update" (kind -> array), "state", "predictor" or "scores"."""
+
 
 def client_task(
     task: Task,
@@ -21,7 +22,7 @@ def client_task(
     inbox: Inbox,
     local: DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
-) -> dict[str, Any]:
+) -> Outputs:
     """One client's part of an exchange (traced).
 
     Args:
@@ -34,7 +35,7 @@ def client_task(
         metrics: what "evaluate" measures.
 
     Returns:
-        "update" (kind -> array), "state", "predictor" or "scores", as the task has it.
+        What the task has the client yield.
     """
     # what leaves a client that trains privately must come from private steps alone
     local.trace.only_privately = task in ("probe", "client") and bool(private_settings(algorithm))

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
+from fedtailor.client.tasks import Outputs
 from fedtailor.executors.map_clients import AXIS, Pipelines, map_clients
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
@@ -69,17 +70,24 @@ class ExchangeRequest:
         """
         exchange = self.exchange
         numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink, exchange.received_through))
-        hyperparameters = structure, tuple(np.asarray(number).tobytes() for number in numbers)
-        leaves, form = jax.tree.flatten(self.states)
-        states = form, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        bits = tuple(np.asarray(number).tobytes() for number in numbers)
+        leaves, state_structure = jax.tree.flatten(self.states)
+        state_shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         streams = tuple(
             (kind, sent.recipients.shape[1], sent.values.shape[1:], sent.values.dtype)
             for kind, sent in exchange.downlink.streams.items()
         )
         scalars = tuple((name, _is_integer(value)) for name, value in exchange.downlink.scalars.items())
         return (
-            exchange.task, exchange.metrics, hyperparameters, self.model, self.row_count, states, streams, scalars
-        )  # fmt: skip
+            exchange.task,
+            exchange.metrics,
+            (structure, bits),
+            self.model,
+            self.row_count,
+            (state_structure, state_shapes),
+            streams,
+            scalars,
+        )
 
 
 class Devices:
@@ -92,7 +100,9 @@ class Devices:
     """
 
     def __init__(self, federations: Sequence[Federation], dtype: str, settings: Settings) -> None:
-        self.federations, self.dtype, self.settings = federations, dtype, settings
+        self.federations = federations
+        self.dtype = dtype
+        self.settings = settings
         self.mesh = settings.mesh()
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
@@ -108,7 +118,7 @@ class Devices:
         self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
-    def run(self, requests: Sequence[ExchangeRequest]) -> list[dict[str, Any]]:
+    def run(self, requests: Sequence[ExchangeRequest]) -> list[Outputs]:
         """Run one program for the clients of all requests, which have equal `program`s.
 
         They become one cohort, in which the clients of all requests alternate.
@@ -201,26 +211,31 @@ class Devices:
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
         if program not in self.chunks:
-            free = free_memory(self.mesh.local_devices)
-            rows = len(inputs[2].numbers) // self.mesh.size
-            chunk = min(max(rows, 1), MAX_CHUNK)
-            while chunk > 1:
-                planned = map_clients.lower(*arguments, chunk, *inputs, metrics).compile().memory_analysis()
-                assert planned is not None  # by a backend that keeps an account of its memory
-                # the outputs twice: the server works on what it makes of them
-                needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
-                if needed <= MEMORY_SHARE * free:
-                    break
-                # Memory grows about in proportion to the chunk. Chunks of one size: another one for the rest would be
-                # a program of its own.
-                fits = int(chunk * MEMORY_SHARE * free / needed)
-                largest = min(max(fits, 1), chunk - 1)
-                chunks = math.ceil(rows / largest)
-                chunk = math.ceil(rows / chunks)
-            self.chunks[program] = chunk
+            self.chunks[program] = self._largest_chunk(arguments, inputs, metrics)
         return self.chunks[program]
 
-    def _to_server(self, outputs: dict[str, Any]) -> dict[str, Any]:
+    def _largest_chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
+        """Clients trained at once that the free memory holds, by compiling the program for fewer and fewer."""
+        usable = MEMORY_SHARE * free_memory(self.mesh.local_devices)
+        _, _, packed, *_ = inputs
+        rows = len(packed.numbers) // self.mesh.size
+        chunk = min(max(rows, 1), MAX_CHUNK)
+        while chunk > 1:
+            planned = map_clients.lower(*arguments, chunk, *inputs, metrics).compile().memory_analysis()
+            assert planned is not None  # by a backend that keeps an account of its memory
+            # the outputs twice: the server works on what it makes of them
+            needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
+            if needed <= usable:
+                break
+            # Memory grows about in proportion to the chunk. Chunks of one size: another one for the rest would be a
+            # program of its own.
+            fits = int(chunk * usable / needed)
+            largest = min(max(fits, 1), chunk - 1)
+            chunks = math.ceil(rows / largest)
+            chunk = math.ceil(rows / chunks)
+        return chunk
+
+    def _to_server(self, outputs: Outputs) -> Outputs:
         """The outputs where the server works on them."""
         # Of several processes each runs the server's side, on all clients' answers.
         if not self.everywhere.is_fully_addressable:
@@ -247,7 +262,10 @@ def free_memory(devices: Sequence[Any]) -> float:
     """
     counts = [device.memory_stats() or {} for device in devices]
     free = min(count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0) for count in counts)
-    return float(process_allgather(np.asarray(free)).min()) if jax.process_count() > 1 else free
+    if jax.process_count() == 1:
+        return free
+    # All processes must choose the same chunk: they run one program together.
+    return float(process_allgather(np.asarray(free)).min())
 
 
 def _interleaved(rows: Sequence[Rows]) -> Rows:

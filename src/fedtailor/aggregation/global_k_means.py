@@ -73,7 +73,8 @@ class GroupSums:
         old = self.labels
         new = copy(self)
         new.labels = labels
-        new.values = np.concatenate([self.values, np.zeros((count - len(self.values), len(old)))])
+        empty = np.zeros((count - len(self.values), len(old)))
+        new.values = np.concatenate([self.values, empty])
         moved = np.flatnonzero(labels != old)
         target, origin = labels[moved], old[moved]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):

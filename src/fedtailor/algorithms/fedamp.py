@@ -149,7 +149,8 @@ class FedAMP(Algorithm):
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
             return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
-        each = xp.where(other, xp.exp((1.0 if sigma is None else sigma) * (like - 1)), 0.0)
+        temperature = 1.0 if sigma is None else sigma
+        each = xp.where(other, xp.exp(temperature * (like - 1)), 0.0)
         total = each.sum(axis=-1, keepdims=True)
         return (1 - own) * each / xp.where(total > 0, total, 1.0)
 
@@ -162,7 +163,8 @@ class FedAMP(Algorithm):
         to = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink({"model": Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1))), "initial": start})
+        models = Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1)))
+        return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
         return [MatrixDiagnostic("collaboration", "Attention: a client's mean of all models", server.attention)]
@@ -184,8 +186,10 @@ class FedAMP(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        models, sent = inbox["model"], inbox.received["model"]
-        mean = jnp.where(sent.any(), sent @ models / jnp.maximum(sent.sum(), 1), inbox["initial"][0])
+        models = inbox["model"]
+        sent = inbox.received["model"]
+        average = sent @ models / jnp.maximum(sent.sum(), 1)
+        mean = jnp.where(sent.any(), average, inbox["initial"][0])
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)

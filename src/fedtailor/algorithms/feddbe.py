@@ -117,7 +117,8 @@ class FedDBE(FedAvg):
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         told = server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
-        once = Streams(jnp.asarray(server.mean)[None], np.where(told, -1, 0).astype(np.int32)[:, None])
+        recipients = np.where(told, -1, 0).astype(np.int32)
+        once = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
         return Downlink({"model": Streams.everyone(server.model, len(cohort)), "features": once})
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDBEState:

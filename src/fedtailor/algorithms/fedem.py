@@ -1,5 +1,6 @@
 """FedEM: every client's own mixture of models that all clients train together."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -98,7 +99,10 @@ class FedEM(Algorithm):
 
     def server(self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedEMState:
         weights = reporter_weights(cohort, self.weights)[None]
-        averages = [mix(server.model[k : k + 1], answers["model"].item(k), weights) for k in range(self.components)]
+        averages = []
+        for k in range(self.components):
+            component = answers["model"].item(k)
+            averages.append(mix(server.model[k : k + 1], component, weights))
         return FedEMState(jnp.concatenate(averages))
 
     # on the client ----------------------------------------------------------------------------------------------------
@@ -128,7 +132,7 @@ class FedEM(Algorithm):
             models, velocities = carry
             return descend_with_momentum(models, velocities, gradients(models, batch), sgd, rate)
 
-        def loop(carry: Any, step: Array) -> Any:
+        def loop(carry: Any, step: Callable[..., Any]) -> Any:
             return local.loop(carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
 
         if is_off(sgd.momentum):

@@ -69,14 +69,17 @@ class MAPPER(FedAvg):
 
     def __post_init__(self) -> None:
         require_cover(self.cover)
-        valid = self.split is None or (len(self.split) == 3 and min(self.split) > 0 and abs(sum(self.split) - 1) < 1e-9)
-        require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
+        if self.split is not None:
+            shares = len(self.split) == 3 and min(self.split) > 0
+            valid = shares and abs(sum(self.split) - 1) < 1e-9
+            require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         fit_on, choose_on, train_on = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
-        return state, {"model": train_on.sgd(theta, self.sgd, gradient=through_mixture(train_on, own, 1 - lam))}
+        gradient = through_mixture(train_on, own, 1 - lam)
+        return state, {"model": train_on.sgd(theta, self.sgd, gradient=gradient)}
 
     def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
@@ -98,7 +101,8 @@ class MAPPER(FedAvg):
         """The client's data for eq. 9, 10 and 11: disjoint parts of at least one sample each."""
         if self.split is None:
             return local, local, local
-        n, (first, second, _) = local.size, self.split
+        n = local.size
+        first, second, _ = self.split
         a = jnp.clip(jnp.round(first * n).astype(jnp.int32), 1, n - 2)
         b = jnp.clip(jnp.round((first + second) * n).astype(jnp.int32), a + 1, n - 1)
         few = n < 3

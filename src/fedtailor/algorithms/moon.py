@@ -100,6 +100,9 @@ class MOON(FedAvg):
 
 def _cosine(a: Float[Array, "b ..."], b: Float[Array, "b ..."]) -> Float[Array, " b"]:
     """Cosine of the angle between features, example by example; 0 where one of them is zero."""
-    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
-    lengths = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST)) * jnp.sqrt(jnp.maximum((b * b).sum(1), SMALLEST))
+    a = a.reshape(len(a), -1)
+    b = b.reshape(len(b), -1)
+    length_of_a = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST))
+    length_of_b = jnp.sqrt(jnp.maximum((b * b).sum(1), SMALLEST))
+    lengths = length_of_a * length_of_b
     return (a * b).sum(1) / lengths

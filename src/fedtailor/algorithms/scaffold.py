@@ -104,7 +104,8 @@ class SCAFFOLD(Algorithm):
         if self.option == "I":
             new = local.gradient(x)
         else:
-            new = own - c + (x - y) / (local.steps(self.sgd) * self.sgd.rate(local.round))
+            way = local.steps(self.sgd) * self.sgd.rate(local.round)
+            new = own - c + (x - y) / way
         # a control that the server does not add to its own must not change here either
         return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
 

@@ -162,6 +162,7 @@ class UCFL(Algorithm):
         given = self.sigma_batch
         for_every_batch = given == "auto" or self.kernel == "bound"
         wanted = PROBED if for_every_batch else given
+        assert not isinstance(wanted, str)
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
         batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
         batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)

@@ -60,9 +60,10 @@ class UCFLParallel(UCFL):
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
         # every stream is mixed of what the clients made of that stream
-        mixed = [
-            mix(server.model[s : s + 1], answers["model"].item(s), weights[s : s + 1]) for s in range(len(weights))
-        ]
+        mixed = []
+        for s in range(len(weights)):
+            models = answers["model"].item(s)
+            mixed.append(mix(server.model[s : s + 1], models, weights[s : s + 1]))
         return server.replace(model=jnp.concatenate(mixed), mixed=server.mixed | weights.any(axis=1), fresh=False)
 
     def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:

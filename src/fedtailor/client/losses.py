@@ -39,7 +39,8 @@ def training_loss(
     """
     outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
     losses = model.losses(outputs, batch.y)
-    return jnp.vdot(losses, batch.weight) / jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype), renewed
+    count = jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype)
+    return jnp.vdot(losses, batch.weight) / count, renewed
 
 
 def accumulated_gradient(model: Model, params: Params, batch: Batch, micro_batch: int, key: Array | None) -> Params:

@@ -89,7 +89,8 @@ class Trace:
 
     def add_work(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
         """IntScalar passes over single examples, outside of steps."""
-        self.work = self.work + jnp.stack([jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)])
+        work = jnp.stack([jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)])
+        self.work = self.work + work
 
     def add_steps(self, work: list[StepWork], examples: IntScalar) -> None:
         """IntScalar what steps have done on batches of so many examples together."""

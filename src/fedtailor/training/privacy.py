@@ -57,7 +57,8 @@ class PrivacyAccount:
     steps: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reports, self.steps = np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes), np.int64)
+        self.reports = np.zeros(len(self.sizes), np.int64)
+        self.steps = np.zeros(len(self.sizes), np.int64)
 
     def add(self, cohort: Cohort, answers: Answers) -> None:
         """Add a round: what was asked of a cohort (`cohort.reporting`), and what it answered."""

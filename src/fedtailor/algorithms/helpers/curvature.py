@@ -22,7 +22,9 @@ def largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"], key: Arra
     """
 
     def iterate(k: Array, v: Array) -> Array:
-        return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
+        direction = v / jnp.maximum(jnp.linalg.norm(v), _LEAST)
+        _, hessian_times_direction = jax.jvp(local.gradient, (theta,), (direction,))
+        return hessian_times_direction
 
     start = jax.random.normal(key, theta.shape, theta.dtype)
     return jnp.linalg.norm(local.fori_loop(_ITERATIONS, iterate, start))

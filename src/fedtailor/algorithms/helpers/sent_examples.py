@@ -24,7 +24,8 @@ def example_streams(
     # the samples of all clients lie one below the other; each client receives its own stretch of them
     first = np.cumsum(counts) - counts
     offset = np.arange(_room(counts.max()))
-    own = np.where(offset < counts[:, None], first[:, None] + offset, -1).astype(np.int32)
+    inside = offset < counts[:, None]
+    own = np.where(inside, first[:, None] + offset, -1).astype(np.int32)
     return {"inputs": Streams(jnp.asarray(x), own), "labels": Streams(jnp.asarray(y), own)}
 
 

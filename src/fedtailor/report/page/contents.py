@@ -112,10 +112,10 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
     )
 
 
-def gain_pictures(found: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
+def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     """One drawing a method, of a frame as `fedtailor.decision.client_gains` gives it."""
     drawn: dict[str, list[Gain]] = {}
-    for (method,), part in list(found.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
+    for (method,), part in list(gains.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
         drawn[str(method)] = [
             Gain(
                 line["client"],
@@ -165,11 +165,11 @@ def _choices(decision: Decision) -> dict[str, str]:
     """client -> the methods chosen for it, with the number of seeds where they differ."""
     if decision.choice is None:
         return {}
-    found = {}
+    choices = {}
     for (client,), part in decision.choice.chosen.group_by(["client"], maintain_order=True):
         counts = part["method"].value_counts(sort=True).rows()
-        found[str(client)] = counts[0][0] if len(counts) == 1 else ", ".join(f"{name} ({n})" for name, n in counts)
-    return found
+        choices[str(client)] = counts[0][0] if len(counts) == 1 else ", ".join(f"{name} ({n})" for name, n in counts)
+    return choices
 
 
 def _chosen(experiment: Experiment) -> Section:

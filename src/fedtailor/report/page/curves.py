@@ -49,8 +49,8 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
     tables: list[Table] = []
     for label, seeds in runs.items():
         names = names_by_id(seeds[0])
-        for found in seeds[0].diagnostics.values():
-            part = _part(label, found, names)
+        for diagnostic in seeds[0].diagnostics.values():
+            part = _part(label, diagnostic, names)
             for kind, kept in ((Picture, pictures), (Chart, charts), (Table, tables)):
                 if isinstance(part, kind):
                     kept.append(part)  # type: ignore[arg-type]
@@ -102,40 +102,40 @@ def _by_megabytes(run: StoredRun) -> Curve:
     return {spent / 1e6: value for spent, value in run.by_bytes().items()}
 
 
-def _part(label: str, found: Diagnostic, names: Sequence[str]) -> Picture | Chart | Table:
-    title = f"{label}: {found.title}"
-    if isinstance(found, MatrixDiagnostic):
-        return matrix(title, found.values, names)
-    if isinstance(found, LineDiagnostic):
-        return _of_clients(title, found, names) if found.x_label == "client" else _line(title, found)
-    if isinstance(found, TreeDiagnostic):
-        return _tree(title, found)
-    raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(found).__name__}")
+def _part(label: str, diagnostic: Diagnostic, names: Sequence[str]) -> Picture | Chart | Table:
+    title = f"{label}: {diagnostic.title}"
+    if isinstance(diagnostic, MatrixDiagnostic):
+        return matrix(title, diagnostic.values, names)
+    if isinstance(diagnostic, LineDiagnostic):
+        return _of_clients(title, diagnostic, names) if diagnostic.x_label == "client" else _line(title, diagnostic)
+    if isinstance(diagnostic, TreeDiagnostic):
+        return _tree(title, diagnostic)
+    raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}")
 
 
-def _line(title: str, found: LineDiagnostic) -> Chart:
-    order = np.argsort(found.x, kind="stable")
-    if found.chosen is not None:
-        title = f"{title} (chosen: {found.chosen:g})"
-    series = Series(found.y_label, found.x[order].tolist(), found.y[order].tolist())
-    return Chart(title, found.x_label, found.y_label, [series])
+def _line(title: str, diagnostic: LineDiagnostic) -> Chart:
+    order = np.argsort(diagnostic.x, kind="stable")
+    if diagnostic.chosen is not None:
+        title = f"{title} (chosen: {diagnostic.chosen:g})"
+    series = Series(diagnostic.y_label, diagnostic.x[order].tolist(), diagnostic.y[order].tolist())
+    return Chart(title, diagnostic.x_label, diagnostic.y_label, [series])
 
 
-def _of_clients(title: str, found: LineDiagnostic, names: Sequence[str]) -> Table:
+def _of_clients(title: str, diagnostic: LineDiagnostic, names: Sequence[str]) -> Table:
     """One number for every client: they have names and no order along an axis."""
-    clients = [names[int(place)] for place in found.x]
-    rows = [[client, Number(float(value), f"{value:.4g}")] for client, value in zip(clients, found.y, strict=True)]
-    return Table(title, ["client", found.y_label], rows[:MOST_CLIENTS])
+    clients = [names[int(place)] for place in diagnostic.x]
+    rows = [[client, Number(float(value), f"{value:.4g}")] for client, value in zip(clients, diagnostic.y, strict=True)]
+    return Table(title, ["client", diagnostic.y_label], rows[:MOST_CLIENTS])
 
 
-def _tree(title: str, found: TreeDiagnostic) -> Table:
+def _tree(title: str, diagnostic: TreeDiagnostic) -> Table:
     """Which cluster was divided when, and how many clients ended in each."""
-    count = len(found.parent) + 1
+    count = len(diagnostic.parent) + 1
     made = {0: ("-", "-")} | {
         split + 1: (str(parent), str(at))
-        for split, (parent, at) in enumerate(zip(found.parent, found.round, strict=True))
+        for split, (parent, at) in enumerate(zip(diagnostic.parent, diagnostic.round, strict=True))
     }
-    sizes = np.bincount(np.asarray(found.members, np.int64), minlength=count)
+    sizes = np.bincount(np.asarray(diagnostic.members, np.int64), minlength=count)
     rows = [
         [str(cluster), *made[cluster], Number(int(sizes[cluster]), str(sizes[cluster]))] for cluster in range(count)
     ]

@@ -90,14 +90,14 @@ def existing_file(path: AnyPath) -> Path:
         ValueError: there is nothing, something else (a folder, a pipe), or no access to it.
     """
     try:
-        found = Path(path).expanduser()
-        if found.is_file():
-            return found
-        if not found.exists():
+        file = Path(path).expanduser()
+        if file.is_file():
+            return file
+        if not file.exists():
             raise ValueError(f"there is no file {path}; check the path")
     except (OSError, RuntimeError) as error:  # no access to a folder on the way, a name too long, no such home
         raise ValueError(f"{path} cannot be reached: {reason(error)}; check the path and its permissions") from None
-    what = "a folder" if found.is_dir() else "no regular file"
+    what = "a folder" if file.is_dir() else "no regular file"
     raise ValueError(f"{path} is {what}; give a file")
 
 

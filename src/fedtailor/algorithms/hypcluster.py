@@ -122,9 +122,9 @@ class HypCluster(Algorithm):
             return Downlink({"model": Streams(server.model, np.full((clients, 1), turn))})
         # the models found so far, and in the last position the initial one, from which the next is trained
         numbers = np.arange(self.clusters)
-        found = np.where(numbers < server.round, numbers, -1)
+        received = np.where(numbers < server.round, numbers, -1)
         models = jnp.concatenate([server.model, server.initial[None]])
-        return Downlink({"model": Streams(models, np.tile([*found, self.clusters], (clients, 1)))})
+        return Downlink({"model": Streams(models, np.tile([*received, self.clusters], (clients, 1)))})
 
     def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
         if not cohort.reporting.any():

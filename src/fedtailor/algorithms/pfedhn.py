@@ -240,8 +240,8 @@ class PFedHN(Algorithm):
         def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
             return _generate(layers, own.complement.take(initial), e)
 
-        def fit(k: Array, found: tuple[Array, Any]) -> tuple[Array, Any]:
-            e, kept = found
+        def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            e, kept = carry
             shared, back = jax.vjp(generate, e)
             theta = local.in_round(local.round + k).sgd(joined(own, kept, shared), self.sgd)
             delta = own.complement.take(theta) - shared

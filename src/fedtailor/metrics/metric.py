@@ -90,9 +90,11 @@ class Metric(ABC):
             name -> [c], NaN where a client has no such value.
         """
         clients = len(next(iter(statistic.values())))
-        found = [self.values({key: rows[client, ...] for key, rows in statistic.items()}) for client in range(clients)]
-        names = dict.fromkeys(name for values in found for name in values)
-        return {name: np.array([values.get(name, np.nan) for values in found], np.float64) for name in names}
+        of_clients = [
+            self.values({key: rows[client, ...] for key, rows in statistic.items()}) for client in range(clients)
+        ]
+        names = dict.fromkeys(name for values in of_clients for name in values)
+        return {name: np.array([values.get(name, np.nan) for values in of_clients], np.float64) for name in names}
 
 
 def find_metric(name: str) -> Metric:
@@ -110,15 +112,15 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
     Raises:
         ValueError: a metric is unknown, or not defined for the model.
     """
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name in names:
         metric = find_metric(name) if isinstance(name, str) else name
         if not metric.applies(model):
             defined = ", ".join(sorted(key for key, kind in Metric.registry.items() if kind().applies(model)))
             raise ValueError(f"the metric {metric.name!r} is not defined for {_kind(model)}; choose from {defined}")
-        require(found.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
-        found[metric.name] = metric
-    return tuple(found.values())
+        require(metrics.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
+        metrics[metric.name] = metric
+    return tuple(metrics.values())
 
 
 def default_metrics(model: Model) -> tuple[Metric, ...]:

@@ -34,11 +34,9 @@ def tables(experiment: Experiment) -> dict[str, Table]:
     by_unit = sorted(experiment.index.scenarios, key=lambda scenario: experiment.unit(scenario).label)
     for name in experiment.index.metrics:
         for unit, scenarios in groupby(by_unit, key=experiment.unit):
-            _add(
-                by_name,
-                name if name not in by_name else slug(f"{name} {unit.label}"),
-                main(experiment, name, [*scenarios]),
-            )
+            # Of several units each has a table of its own.
+            wanted = name if name not in by_name else slug(f"{name} {unit.label}")
+            _add(by_name, wanted, main(experiment, name, [*scenarios]))
     for scenario in experiment.index.scenarios:
         _add(by_name, f"{slug(scenario)}-clients", over_clients(experiment, scenario))
         _add(by_name, f"{slug(scenario)}-costs", traffic_and_time(experiment, scenario))

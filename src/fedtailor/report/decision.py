@@ -62,7 +62,8 @@ class Decision:
     @property
     def sentences(self) -> list[str]:
         """The decision in words."""
-        unit, sentences = unit_of(self.metric), list[str]()
+        unit = unit_of(self.metric)
+        sentences: list[str] = []
         if self.winner is not None:
             sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
         if self.left_out:

@@ -92,13 +92,12 @@ def _is_empty(diagnostic: Diagnostic) -> bool:
 
 def fairness(runs: Runs, path: Path) -> list[Path]:
     """The mean over clients against the mean over the worst tenth."""
-    panels, units = {}, [_unit(methods) for methods in runs.values() if _tested(methods)]
+    panels = {}
+    units = [_unit(methods) for methods in runs.values() if _tested(methods)]
     for name, methods in runs.items():
         if drawn := _tested(methods):
-            scale, spreads = (
-                _unit(methods).scale,
-                {label: [run.spread() for run in runs] for label, runs in drawn.items()},
-            )
+            scale = _unit(methods).scale
+            spreads = {label: [run.spread() for run in seeds] for label, seeds in drawn.items()}
             panels[name] = {
                 label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds] for label, seeds in spreads.items()
             }

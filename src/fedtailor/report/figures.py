@@ -115,7 +115,8 @@ def histograms(
             bins = np.histogram_bin_edges(np.concatenate(list(values.values())), bins=25)
             for label, samples in values.items():
                 row = labels.index(label)
-                counts, mean = np.histogram(samples, bins)[0], float(np.mean(samples))
+                counts, _ = np.histogram(samples, bins)
+                mean = float(np.mean(samples))
                 axis.bar(bins[:-1], 0.85 * counts / counts.max(), np.diff(bins), -row, align="edge",
                          color=style(row)["color"], alpha=0.75)  # fmt: skip
                 axis.plot([mean, mean], [-row, 0.9 - row], color="black", linewidth=1)
@@ -211,10 +212,10 @@ def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
     of_clients = seeds[0].x_label == "client"
     for diagnostic in seeds:
         axis.plot(diagnostic.x, diagnostic.y, "." if of_clients else "-", color=COLORS[0], linewidth=1.2, alpha=0.7)
-        if diagnostic.chosen is not None and (chosen := np.asarray(diagnostic.x) == diagnostic.chosen).any():
-            axis.plot(
-                diagnostic.chosen, np.asarray(diagnostic.y)[chosen][0], "o", color=COLORS[1], markersize=7, alpha=0.8
-            )
+        is_chosen = np.asarray(diagnostic.x) == diagnostic.chosen
+        if diagnostic.chosen is not None and is_chosen.any():
+            y = np.asarray(diagnostic.y)[is_chosen][0]
+            axis.plot(diagnostic.chosen, y, "o", color=COLORS[1], markersize=7, alpha=0.8)
     axis.set(xlabel=seeds[0].x_label, ylabel=seeds[0].y_label)
     if all(np.equal(np.mod(diagnostic.x, 1), 0).all() for diagnostic in seeds):
         _whole_numbers(axis.xaxis)

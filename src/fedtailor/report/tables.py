@@ -86,9 +86,11 @@ class Table:
 
     def markdown(self) -> str:
         """As Markdown."""
-        lines = [_piped(_flat(self.columns)), _piped(["---"] * self.text + ["---:"] * (len(self.columns) - self.text))]
+        numbers = len(self.columns) - self.text
+        alignment = ["---"] * self.text + ["---:"] * numbers
+        rows = [_piped(row) for row in (_flat(self.columns), alignment, *self.rows)]
         note = [self.note, ""] if self.note else []
-        return "\n".join([f"**{_line(self.title)}**", "", *lines, *(_piped(row) for row in self.rows), "", *note])
+        return "\n".join([f"**{_line(self.title)}**", "", *rows, "", *note])
 
     def csv(self) -> str:
         """As comma-separated values. A column of numbers holds nothing but numbers, and empty cells where there are

@@ -142,8 +142,8 @@ class Tracker(Callback):
         if self._state is None or not self._state.exists():
             return None, 0
         try:
-            found = json.loads(self._state.read_text("utf-8"))
-            return str(found["run"]), int(found["round"])
+            saved = json.loads(self._state.read_text("utf-8"))
+            return str(saved["run"]), int(saved["round"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise Unusable(f"{self._state} is damaged; remove it, and the tracker starts another run") from None
 
@@ -218,10 +218,10 @@ def _described(training: Training, rounds: int) -> dict[str, Setting]:
 
 
 def _flat(described: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, value in described.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            settings |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value if isinstance(value, Setting) else str(value)
-    return found
+            settings[f"{prefix}{name}"] = value if isinstance(value, Setting) else str(value)
+    return settings

@@ -168,7 +168,11 @@ def _choices(decision: Decision) -> dict[str, str]:
     choices = {}
     for (client,), part in decision.choice.chosen.group_by(["client"], maintain_order=True):
         counts = part["method"].value_counts(sort=True).rows()
-        choices[str(client)] = counts[0][0] if len(counts) == 1 else ", ".join(f"{name} ({n})" for name, n in counts)
+        if len(counts) == 1:
+            ((name, _),) = counts
+            choices[str(client)] = name
+        else:
+            choices[str(client)] = ", ".join(f"{name} ({seeds})" for name, seeds in counts)
     return choices
 
 
@@ -196,7 +200,10 @@ def _short(table: Table, lines: int) -> Table:
 
 
 def _value(value: float | None, unit: Unit) -> Cell:
-    return "-" if value is None else Number(unit.scale * value, f"{unit.scale * value:.{unit.digits}f}")
+    if value is None:
+        return "-"
+    shown = unit.scale * value
+    return Number(shown, f"{shown:.{unit.digits}f}")
 
 
 def _count(number: int) -> Number:

@@ -12,7 +12,7 @@ from fedtailor.report.figures import MOST_BANDS
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Number, Table
+from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
 MOST_CLIENTS = 500
@@ -54,7 +54,10 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
             for kind, kept in ((Picture, pictures), (Chart, charts), (Table, tables)):
                 if isinstance(part, kind):
                     kept.append(part)  # type: ignore[arg-type]
-    said = [f"Of the first seed ({next(iter(runs.values()))[0].seed})."] if pictures or charts or tables else [_NOTHING]
+    said = [_NOTHING]
+    if pictures or charts or tables:
+        first, *_ = next(iter(runs.values()))
+        said = [f"Of the first seed ({first.seed})."]
     return Section("What methods found", said, pictures=pictures, charts=charts, tables=tables)
 
 
@@ -94,8 +97,11 @@ def _mean_line(label: str, drawn: Sequence[Curve], scale: float, colour: int, ba
     kept = np.unique(np.linspace(0, shortest - 1, min(shortest, MOST_POINTS)).round().astype(int))
     x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)[kept]
     seeds = scale * np.array([list(curve.values())[:shortest] for curve in drawn])[:, kept]
-    ends = (seeds.min(axis=0).tolist(), seeds.max(axis=0).tolist()) if banded and len(drawn) > 1 else ((), ())
-    return Series(label, x.tolist(), seeds.mean(axis=0).tolist(), colour, *ends, shown=banded)
+    low, high = (), ()
+    if banded and len(drawn) > 1:
+        low = seeds.min(axis=0).tolist()
+        high = seeds.max(axis=0).tolist()
+    return Series(label, x.tolist(), seeds.mean(axis=0).tolist(), colour, low, high, shown=banded)
 
 
 def _by_megabytes(run: StoredRun) -> Curve:
@@ -123,8 +129,9 @@ def _line(title: str, diagnostic: LineDiagnostic) -> Chart:
 
 def _of_clients(title: str, diagnostic: LineDiagnostic, names: Sequence[str]) -> Table:
     """One number for every client: they have names and no order along an axis."""
-    clients = [names[int(place)] for place in diagnostic.x]
-    rows = [[client, Number(float(value), f"{value:.4g}")] for client, value in zip(clients, diagnostic.y, strict=True)]
+    rows: list[list[Cell]] = []
+    for position, value in zip(diagnostic.x, diagnostic.y, strict=True):
+        rows.append([names[int(position)], Number(float(value), f"{value:.4g}")])
     return Table(title, ["client", diagnostic.y_label], rows[:MOST_CLIENTS])
 
 

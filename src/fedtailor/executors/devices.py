@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import ArrayLike
+from jaxtyping import Array
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
@@ -137,7 +139,7 @@ class Devices:
         parts = [outputs] if len(requests) == 1 else self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
 
-    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Any], list[Rows]]:
+    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Array], list[Rows]]:
         """What `map_clients` takes besides the pool.
 
         Returns:
@@ -156,7 +158,7 @@ class Devices:
         rows = [self._pack(request, first) for request, first in zip(requests, first_stream, strict=True)]
         return values, rows
 
-    def _streams(self, parts: Sequence[Any]) -> Any:
+    def _streams(self, parts: Sequence[ArrayLike]) -> Array:
         """The streams of one kind of all requests, on every device."""
         placed = [place(part, self.everywhere) for part in parts]
         return placed[0] if len(parts) == 1 else jnp.concatenate(placed)
@@ -174,14 +176,14 @@ class Devices:
         scalars = {name: self._scalar(value, request) for name, value in downlink.scalars.items()}
         return inputs, request.states, scalars
 
-    def _scalar(self, value: Any, request: ExchangeRequest) -> NDArray:
+    def _scalar(self, value: ArrayLike, request: ExchangeRequest) -> NDArray:
         """A number for each client, in the rows of a request; padding is zero."""
         value = np.asarray(value)
         row = np.zeros(request.row_count, np.int32 if _is_integer(value) else self.dtype)
         row[: len(request.order)] = value if value.ndim == 0 else value[request.order]
         return row
 
-    def _shard_rows(self, values: Any) -> Any:
+    def _shard_rows(self, values: ArrayLike) -> ArrayLike:
         """Rows of the cohort for the program, which shards host arrays over the devices of this process itself."""
         program_shards = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
         return values if program_shards else place(values, self.sharded)
@@ -243,10 +245,10 @@ class Devices:
         return jax.device_put(outputs, jax.local_devices()[0]) if self.settings.canonical else outputs
 
 
-def place(values: Any, sharding: Sharding) -> Any:
+def place(values: ArrayLike, sharding: Sharding) -> Array:
     """Put an array on devices; of several processes, each holds all of it."""
     # JAX, too, would move nothing then, but take its time.
-    if getattr(values, "sharding", None) == sharding:
+    if isinstance(values, Array) and values.sharding == sharding:
         return values
     if sharding.is_fully_addressable:
         return jax.device_put(values, sharding)
@@ -271,21 +273,21 @@ def free_memory(devices: Sequence[Any]) -> float:
 def _interleaved(rows: Sequence[Rows]) -> Rows:
     """Row r of every request next to each other, so that every device gets an equal share of each request."""
 
-    def interleave(*leaves: Any) -> Any:
+    def interleave(*leaves: Array | np.ndarray) -> Array | np.ndarray:
         stack = np.stack if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.stack
         return stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
 
     return jax.tree.map(interleave, *rows)
 
 
-def _separate(outputs: Any, requests: int) -> list[Any]:
+def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
     """The outputs of each of the interleaved requests."""
 
-    def of_request(number: int, leaf: Any) -> Any:
+    def of_request(number: int, leaf: Array) -> Array:
         return leaf.reshape(-1, requests, *leaf.shape[1:])[:, number]
 
     return [jax.tree.map(partial(of_request, number), outputs) for number in range(requests)]
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: ArrayLike) -> bool:
     return np.asarray(value).dtype.kind in "iub"

@@ -1,10 +1,11 @@
 """Cast: models travel in half precision."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from fedtailor.pipelines.change import replace_vectors
 from fedtailor.protocol import (
@@ -34,10 +35,12 @@ class Cast(Transform):
     def __post_init__(self) -> None:
         require(self.dtype in TYPES, f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}")
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         return replace_vectors(update, lambda kind, value: {kind: value.astype(self.dtype)}), state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         def widened(kind: str, rows: ClientRows) -> Update:
             return {kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))}
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from fedtailor.pipelines.clip import clipped
 from fedtailor.protocol import (
@@ -78,7 +79,9 @@ class GaussianNoise(Transform):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         others = sorted(kind for kind in update if kind not in COVERED)
         require(not others, f"noise does not cover what this method's clients also send ({', '.join(others)}); choose "
                             "a method whose clients send a model and nothing else")  # fmt: skip
@@ -104,7 +107,7 @@ class GaussianNoise(Transform):
         require(not algorithm.probes, f"{algorithm.about.name}'s clients answer a probe, which noise on updates does "
                                       "not cover; choose a method without one")  # fmt: skip
 
-    def init_server(self, population: Population) -> Any:
+    def init_server(self, population: Population) -> PyTree:
         if self.by == "client":
             return ()
         expected = population.reporters_per_round
@@ -115,12 +118,12 @@ class GaussianNoise(Transform):
                     f"more than {least} clients expected in a round, not {expected}; leave out quantile")  # fmt: skip
         return {"norm": self.norm, "expected": expected}
 
-    def announce(self, downlink: Downlink, state: Any) -> Downlink:
+    def announce(self, downlink: Downlink, state: PyTree) -> Downlink:
         if self.quantile is None:
             return downlink
         return replace(downlink, scalars={**downlink.scalars, NORM: state["norm"]})
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         kind = next((kind for kind in update if kind in MODEL_KINDS), None)
         if self.by == "client" or kind is None:
             return update, state

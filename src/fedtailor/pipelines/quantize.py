@@ -1,12 +1,11 @@
 """Quantize: changes travel as bytes."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int8, Shaped
+from jaxtyping import Array, Float, Int8, PyTree, Shaped
 
 from fedtailor.pipelines.change import (
     change_of,
@@ -52,7 +51,9 @@ class Quantize(Transform):
     def __post_init__(self) -> None:
         require(self.block >= 1, f"block is {self.block}; it must be 1 or more")
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         def as_integers(kind: str, value: Array) -> ClientUpdate:
             is_change = places_kind(kind) in update  # made one by `TopK`
             change, start = (value, {}) if is_change else change_of(kind, value, inbox)
@@ -63,7 +64,7 @@ class Quantize(Transform):
 
         return replace_vectors(update, as_integers), state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         # `TopK` stands before this and undoes its own part after it, the start of its changes included.
         start_is_ours = not any(places_kind(kind) in update for kind in MODEL_KINDS)
         accompanying = (scale_kind, start_kind) if start_is_ours else (scale_kind,)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Integer, PyTree
 
 from fedtailor.pipelines.change import change_of, places_kind, received_rows, replace_vectors, start_kind, without
 from fedtailor.protocol import (
@@ -46,10 +46,12 @@ class TopK(Transform):
         share = isinstance(self.fraction, int | float) and not isinstance(self.fraction, bool)
         require(share and 0 < self.fraction <= 1, f"fraction is {self.fraction!r}; it must be a number in (0, 1]")
 
-    def init(self, theta: Float[Array, " d"]) -> Any:
+    def init(self, theta: Float[Array, " d"]) -> PyTree:
         return jnp.zeros_like(theta) if self.feedback else ()
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         vectors = sum(kind in MODEL_KINDS for kind in update)
 
         def largest_changes(kind: str, value: Array) -> ClientUpdate:
@@ -72,7 +74,7 @@ class TopK(Transform):
 
         return replace_vectors(update, largest_changes), state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         def as_vectors(kind: str, rows: ClientRows) -> Update:
             size = int(downlink.streams["model"].values.shape[-1])
             places = jnp.asarray(update[places_kind(kind)].values)

@@ -125,8 +125,10 @@ class FedAMP(Algorithm):
     def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
         if not cohort.reporting.any():
             return server
-        models, sent = server.models.copy(), server.sent.copy()
-        models[cohort.reporters], sent[cohort.reporters] = answers.reporters("model"), True
+        models = server.models.copy()
+        sent = server.sent.copy()
+        models[cohort.reporters] = answers.reporters("model")
+        sent[cohort.reporters] = True
         return server.replace(models=models, sent=sent, attention=self._attention(models))
 
     def _attention(self, models: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m m"]:
@@ -150,6 +152,7 @@ class FedAMP(Algorithm):
             return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
         temperature = 1.0 if sigma is None else sigma
+        # Cosines less 1, which changes no quotient and lets nothing overflow.
         each = xp.where(other, xp.exp(temperature * (like - 1)), 0.0)
         total = each.sum(axis=-1, keepdims=True)
         return (1 - own) * each / xp.where(total > 0, total, 1.0)

@@ -104,7 +104,9 @@ class L2GD(Algorithm):
 
     def broadcast(self, server: L2GDState, cohort: Cohort) -> Downlink:
         if not self._averages(cohort):
+            # The server needs their models for the mean of the next round only.
             return Downlink(reply=self._averages(cohort, 1))
+        # Averaging keeps the mean: after another averaging round clients hold it.
         held = server.rounds == 0 or self._averages(cohort, -1)
         return Downlink({"model": Streams.everyone(server.model, len(cohort), already_held=held)}, reply=False)
 

@@ -113,4 +113,6 @@ class PFedMe(Algorithm):
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if self.predict_with == "global":
             return self.init_client(inbox["model"][0])
-        return {"model": self._solve(inbox["model"][0], local, 0.0)[0]}
+        # w is final, and stays where it is: all solves are around it.
+        theta, _ = self._solve(inbox["model"][0], local, share=0.0)
+        return {"model": theta}

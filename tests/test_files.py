@@ -11,7 +11,7 @@ import pytest
 from fedtailor import _files as module
 from fedtailor._files import existing_file, read_parquet, reading, remove_leftovers, replacing
 from fedtailor.storage import Damaged
-from fedtailor.storage.run_directory import read_frame
+from fedtailor.storage.run_files import read_frame
 from fedtailor.tables import from_table
 
 

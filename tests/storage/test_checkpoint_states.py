@@ -11,7 +11,7 @@ from fedtailor.algorithms import Ditto
 from fedtailor.executors import Settings
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
-from fedtailor.storage.run_directory import CHECKPOINT, LEDGER, METRICS
+from fedtailor.storage.run_files import CHECKPOINT, LEDGER, METRICS
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 ROUNDS = 3

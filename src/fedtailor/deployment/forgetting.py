@@ -25,7 +25,7 @@ from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Unusable
 from fedtailor.storage.digests import file_digest, sealed
-from fedtailor.storage.run_directory import ROWS
+from fedtailor.storage.run_files import ROWS
 from fedtailor.tables import Table, from_table
 from fedtailor.training import Training
 

@@ -12,7 +12,7 @@ from fedtailor.report.experiment import INDEX, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.digests import finite
 from fedtailor.storage.export import read_manifest
-from fedtailor.storage.run_directory import KEPT, MANIFEST
+from fedtailor.storage.run_files import KEPT, MANIFEST
 
 NOT_KEPT = "not kept"
 

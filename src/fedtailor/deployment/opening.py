@@ -28,7 +28,7 @@ from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
 from fedtailor.storage.export import PREPROCESSING, load_models
 from fedtailor.storage.manifest import difference, manifest
-from fedtailor.storage.run_directory import KEPT, MANIFEST, SUMMARY, require_unchanged
+from fedtailor.storage.run_files import KEPT, MANIFEST, SUMMARY, require_unchanged
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, Training
 

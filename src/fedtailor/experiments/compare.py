@@ -37,7 +37,7 @@ from fedtailor.protocol import require
 from fedtailor.runs.run import bind
 from fedtailor.runs.target_units import default_metrics
 from fedtailor.storage import DirectoryLock, Unusable
-from fedtailor.storage.run_directory import SUMMARY, read_summary
+from fedtailor.storage.run_files import SUMMARY, read_summary
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
 

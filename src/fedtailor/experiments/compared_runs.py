@@ -18,7 +18,8 @@ from fedtailor.runs.run import bind, executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
 from fedtailor.storage.manifest import settings as described
 from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_directory import MANIFEST, RunDirectory
+from fedtailor.storage.run_directory import RunDirectory
+from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import Tracker, find_trackers
 from fedtailor.training import AfterRound, Training
 

@@ -11,7 +11,7 @@ from fedtailor.experiments.experiment import Column, Entry, Experiment
 from fedtailor.protocol import require
 from fedtailor.storage import Unusable
 from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.run_files import MANIFEST
 
 INDEX = "experiment.json"
 

@@ -7,7 +7,7 @@ import polars as pl
 from fedtailor.metrics import Metric, find_metric
 from fedtailor.protocol import require
 from fedtailor.storage import Damaged, check
-from fedtailor.storage.run_directory import METRICS, SUMMARY, read_frame, read_summary, require_unchanged
+from fedtailor.storage.run_files import METRICS, SUMMARY, read_frame, read_summary, require_unchanged
 
 
 def validation_score(path: Path) -> float | None:

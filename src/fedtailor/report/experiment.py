@@ -14,7 +14,7 @@ from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.run_files import MANIFEST
 
 INDEX = "experiment.json"
 

@@ -20,16 +20,7 @@ from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import read_diagnostics
 from fedtailor.storage.digests import is_sealed
-from fedtailor.storage.run_directory import (
-    BASELINE,
-    CLIENTS,
-    LEDGER,
-    MANIFEST,
-    METRICS,
-    ROWS,
-    SUMMARY,
-    require_unchanged,
-)
+from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedtailor.federation import Federation
 from fedtailor.models import Classification, cross_entropy
 from fedtailor.protocol import SGD, Algorithm, Exchange, drive
 from fedtailor.runs import run
-from fedtailor.storage.run_directory import LEDGER, METRICS
+from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.testing.problems import EXACT, classification, float64, predictors, softmax_model, train
 from fedtailor.training import Participation, Training
 from fedtailor.training.personal import personal_models

@@ -89,7 +89,8 @@ class KNNPer(FedAvg):
         params = local.params(theta)
         features, labels, held = self._store(params, local)
         share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)
-        scale, logits = jnp.asarray(self.scale, theta.dtype), self.mix == "logits"
+        scale = jnp.asarray(self.scale, theta.dtype)
+        logits = self.mix == "logits"
         predictor = NearestNeighbors(theta, features, labels, held, share, scale, k=self.k, logits=logits)
         if self.lam is not None:
             return predictor
@@ -116,6 +117,7 @@ class KNNPer(FedAvg):
                 for old, rows in zip(store, new, strict=True)
             )
 
+        # One epoch at most, in an order of its own: the first `capacity` samples are drawn without replacement.
         steps = jnp.minimum(-(-local.size // BLOCK), blocks)
         features, labels, held = local.loop(start, add, steps, BLOCK, purpose="store")
         return features, labels, held & (jnp.arange(len(held)) < self.capacity)

@@ -39,8 +39,9 @@ def training_loss(
     """
     outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
     losses = model.losses(outputs, batch.y)
+    total = jnp.vdot(losses, batch.weight)
     count = jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype)
-    return jnp.vdot(losses, batch.weight) / count, renewed
+    return total / count, renewed
 
 
 def accumulated_gradient(model: Model, params: Params, batch: Batch, micro_batch: int, key: Array | None) -> Params:

@@ -46,7 +46,7 @@ from fedtailor._files import (
     replacing,
     sync_tree,
 )
-from fedtailor._parquet import read_parquet, write_parquet
+from fedtailor._parquet import write_parquet
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.protocol.diagnostics import Diagnostic

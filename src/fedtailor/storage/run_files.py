@@ -6,7 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from fedtailor._files import read_parquet, reading, reason
+from fedtailor._files import reading, reason
+from fedtailor._parquet import read_parquet
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
 from fedtailor.storage.digests import file_digest, is_sealed

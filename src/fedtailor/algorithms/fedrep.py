@@ -19,6 +19,10 @@ class FedRep(FedPer):
     with what is not trained frozen to the bit. Both pass over the same batches. The released code's `local_ep` counts
     the epochs of both together; here each has its own number. A client that never took part trains a head for tau_h
     epochs.
+
+    The released code also decays weights (not biases) by 0.0001, gives clients of CIFAR and MNIST equal weights, and
+    after the last round trains every head for 10 epochs more on the final body; here a client predicts with the head
+    that it trained last. With PyTorch before 2.0 its momentum goes on to move the head while the body trains.
     """
 
     about: ClassVar[About] = About(

@@ -20,9 +20,10 @@ class FedRep(FedPer):
     the epochs of both together; here each has its own number. A client that never took part trains a head for tau_h
     epochs.
 
-    The released code also decays weights (not biases) by 0.0001, gives clients of CIFAR and MNIST equal weights, and
-    after the last round trains every head for 10 epochs more on the final body; here a client predicts with the head
-    that it trained last. With PyTorch before 2.0 its momentum goes on to move the head while the body trains.
+    The released code also decays weights (not biases) by 0.0001, and gives clients of CIFAR and MNIST equal weights. It
+    prints the mean accuracy of the last ten rounds, of clients that predict with the head that they trained last, as
+    here, and that after all heads were trained for 10 epochs more on the final body. With PyTorch before 2.0 its
+    momentum goes on to move the head while the body trains.
     """
 
     about: ClassVar[About] = About(

@@ -97,6 +97,8 @@ def written(page: str) -> str:
 def block(paper: str) -> str:
     """Verdicts on one paper: quotes, a row for each claim and column, and what is not judged."""
     found = [ordering for ordering in orderings() if ordering.paper == paper]
+    if not found:
+        return "\n".join([*_not_run(paper), *_not_judged(paper)]).lstrip() + "\n"
     rows: dict[tuple[str, str, str], list[Ordering]] = {}
     for ordering in found:
         rows.setdefault((ordering.where, ordering.quote, ordering.above), []).append(ordering)
@@ -114,18 +116,37 @@ def block(paper: str) -> str:
         for verdict in VERDICTS:
             cells.append("; ".join(_opponent(one) for one in members if one.verdict == verdict))
         lines.append(f"| {' | '.join(cells)} |".replace("  ", " "))
-    lines += ["", "Not judged, because results/ cannot carry it:", ""]
-    lines += [f'* {one["where"]}, "{_cell(one["quote"])}": {one["why"]}.' for one in unjudged(paper)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_not_run(paper), *_not_judged(paper)]) + "\n"
+
+
+def _not_run(paper: str) -> list[str]:
+    """What is published to be better, in experiments that results/ do not have."""
+    claims = [claim for claim in _claims()["claim"] if claim["paper"] == paper and not _is_run(claim)]
+    if not claims:
+        return []
+    lines = ["", "Not judged, because it has not been run:", ""]
+    for where, quote, experiment in dict.fromkeys((one["where"], one["quote"], one["experiment"]) for one in claims):
+        name = experiment.removesuffix("-quick")
+        lines.append(f'* {where}, "{_cell(quote)}": `fedtailor compare experiments/{name}.toml --quick`.')
+    return lines
+
+
+def _not_judged(paper: str) -> list[str]:
+    lines = ["", "Not judged, because results/ cannot carry it:", ""]
+    return lines + [f'* {one["where"]}, "{_cell(one["quote"])}": {one["why"]}.' for one in unjudged(paper)]
+
+
+def _is_run(claim: dict[str, Any]) -> bool:
+    return (RESULTS / claim["experiment"]).exists()
 
 
 def orderings() -> Iterator[Ordering]:
-    """All of them, in the order of the file.
+    """All of them whose experiments have been run, in the order of the file.
 
     Raises:
         ValueError: results/ lack a number, or the paper's own numbers are in another order than the claim.
     """
-    for claim in _claims()["claim"]:
+    for claim in filter(_is_run, _claims()["claim"]):
         for column in claim["columns"]:
             for below in claim["below"]:
                 yield _ordering(claim, column, below)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.cnn_5x5 import CNN5x5 as CNN5x5  # where exported models look for their architecture
-from fedtailor.models.convolution import PoolKind
 from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,
@@ -32,6 +31,7 @@ from fedtailor.models.layers import (
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.parts import Anatomy
+from fedtailor.models.pooling import PoolKind
 from fedtailor.models.registry import register
 from fedtailor.models.resnet import ResNet as ResNet  # where exported models look for their architecture
 

@@ -209,13 +209,15 @@ class Comparison:
         after = halving.cuts(column.rounds, self._every(column))
         left = dict.fromkeys(map(id, entries))
         done = 0
-        for rounds, keep in zip([*after, column.rounds], [*halving.kept(len(going), len(after)), 0], strict=True):
+        in_the_end = halving.ON_ALL_SEEDS if other_seeds else halving.FINALISTS
+        keeps = [*halving.kept(len(entries), len(after)), in_the_end]
+        for rounds, keep in zip([*after, column.rounds], keeps, strict=True):
             scores = [self._score_after(entry, candidate, seed, rounds) for entry, candidate in going]
             self._rounds += len(going) * (rounds - done)
             done = rounds
             rows, alone = [id(entry) for entry, _ in going], [isinstance(it.algorithm, Local) for _, it in going]
             last = rounds == column.rounds
-            here = halving.survivors(scores, rows, alone, keep or len(going), one_a_row=last or rounds == after[-1])
+            here = halving.survivors(scores, rows, alone, keep)
             for place, ((entry, candidate), score) in enumerate(zip(going, scores, strict=True)):
                 if last and place in here:
                     left[id(entry)] = candidate

@@ -26,9 +26,9 @@ from fedtailor.models.pytorch.convert import (
     statistics_of,
 )
 from fedtailor.models.pytorch.layout import Images, Value
-from fedtailor.models.pytorch.operations import Unsupported
+from fedtailor.models.pytorch.operations import Context, Ref, Unsupported
 from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
-from fedtailor.models.pytorch.program import Context, Program, Ref
+from fedtailor.models.pytorch.program import Program
 
 MICRO_BATCH = 20
 """Examples to differentiate at a time in modules with convolutions (as in the zoo's)."""

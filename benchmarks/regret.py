@@ -208,8 +208,8 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: a line for each scenario, its seeds averaged."""
-    lines = ["| scenario | seeds | recommended | chosen | best | regret | to the best | cost |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| scenario | seeds | recommended | chosen | chosen of all | best | regret | to the best | cost |"]
+    lines.append("|" + 9 * "---|")
     everything = []
     for name in [*TABLES, *DIGITS]:
         cells = [found for key, found in results.items() if key.rpartition(" ")[0] == name]
@@ -218,7 +218,9 @@ def table(results: dict[str, Any]) -> str:
         summaries = [summary(found) for found in cells]
         everything += summaries
         words = [" / ".join(dict.fromkeys(" ".join(found["race"]) for found in cells))]
-        words += [" / ".join(dict.fromkeys(one[what] for one in summaries)) for what in ("chosen", "best")]
+        words += [
+            " / ".join(dict.fromkeys(one[what] for one in summaries)) for what in ("chosen", "chosen all", "best")
+        ]
         mean = [np.mean([one[what] for one in summaries]) for what in ("regret", "regret to best", "cost")]
         lines.append(f"| {name} | {len(cells)} | {' | '.join(words)} | {mean[0]:.2f} | {mean[1]:.2f} | {mean[2]:.0%} |")
     if everything:
@@ -227,7 +229,7 @@ def table(results: dict[str, Any]) -> str:
         )
         error = regrets.std(ddof=1) / np.sqrt(len(regrets)) if len(regrets) > 1 else np.nan
         lines.append(
-            f"| all (standard error) | {len(everything)} | | | | {regrets.mean():.2f} ({error:.2f}) | "
+            f"| all (standard error) | {len(everything)} | | | | | {regrets.mean():.2f} ({error:.2f}) | "
             f"{to_best.mean():.2f} | {cost.mean():.0%} |"
         )
     return "\n".join(lines)

@@ -174,7 +174,7 @@ class DeviceTrainer:
         self, words: Array, step: Int[Array, ""], batch_size: int, n: Int[Array, ""], drop_last: bool, split: str
     ) -> Batch:
         """The batch of one step: its part of the epoch's permutation. Positions past the end are padding, weight 0."""
-        batches = _batches(n, batch_size, drop_last)
+        batches = batches_of(n, batch_size, drop_last)
         epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step
         positions = (step - epoch * batches) * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         order = shuffled(jnp.clip(positions, 0, n - 1), n, words, epoch)
@@ -185,7 +185,7 @@ class DeviceTrainer:
     def steps(self, sgd: SGD) -> Int[Array, ""]:
         if sgd.steps is not None:
             return jnp.asarray(sgd.steps, jnp.int32)
-        return sgd.epochs * _batches(self.size, sgd.batch_size, sgd.drop_last)
+        return sgd.epochs * batches_of(self.size, sgd.batch_size, sgd.drop_last)
 
     def sgd(
         self,
@@ -242,11 +242,14 @@ class DeviceTrainer:
             positions = index * PASS_BATCH + jnp.arange(PASS_BATCH, dtype=jnp.int32)
             batch = self.examples(jnp.clip(positions, 0, count - 1), positions < count, split)
             out = predict(batch.x)
-            return {metric.name: metric.statistic(self.model, out, batch.y, batch.weight) for metric in metrics}
+            return self._measured(metrics, out, batch)
 
         self._add(forwards=count)
         zero = zero_statistic(of_batch, jnp.int32(0))
         return self._repeat(_passes(count), lambda index, total: add_statistics(total, of_batch(index)), zero)
+
+    def _measured(self, metrics: Sequence[BatchMetric], out: Array, batch: Batch) -> dict[str, dict[str, Array]]:
+        return {metric.name: metric.statistic(self.model, out, batch.y, batch.weight) for metric in metrics}
 
     # parts of the model ---------------------------------------------------------------------------------------------
 
@@ -399,12 +402,7 @@ class DeviceTrainer:
 
         carry = self._repeat(steps, body, carry)
 
-        # Examples in all batches together: of whole epochs, and of the last one, which may be a part.
-        batches = _batches(n, batch_size, drop_last)
-        epochs = steps // batches
-        in_epoch = jnp.minimum(n, batches * batch_size)
-        in_last = jnp.minimum((steps - epochs * batches) * batch_size, n)
-        examples = epochs * in_epoch + in_last
+        examples = examples_in(steps, n, batch_size, drop_last)
         self._add(
             gradients=examples * sum(math.prod(times, start=gradients) for gradients, _, times in counted),
             forwards=examples * sum(math.prod(times, start=forwards) for _, forwards, times in counted),
@@ -528,7 +526,16 @@ class DeviceTrainer:
         return jax.lax.map(function, rows)
 
 
-def _batches(n: Int[Array, ""], batch_size: int, drop_last: bool = False) -> Int[Array, ""]:
+def examples_in(steps: Count, n: Count, batch_size: int, drop_last: bool = False) -> Int[Array, ""]:
+    """Examples in the first `steps` batches together: of whole epochs, and of the last one, which may be a part."""
+    batches = batches_of(n, batch_size, drop_last)
+    epochs = steps // batches
+    in_epoch = jnp.minimum(n, batches * batch_size)
+    in_last = jnp.minimum((steps - epochs * batches) * batch_size, n)
+    return epochs * in_epoch + in_last
+
+
+def batches_of(n: Count, batch_size: int, drop_last: bool = False) -> Int[Array, ""]:
     """Mini-batches in an epoch over n samples, at least 1 (a client smaller than a batch keeps it)."""
     whole = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
     return jnp.maximum(whole, 1)

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -26,9 +26,11 @@ class Architecture(ABC):
     Attributes:
         micro_batch: how many examples to differentiate at a time where a whole batch would outgrow the cache (the
             gradients add up to the batch's), or None.
+        in_python: whether the network runs step by step in Python, which compiled programs cannot hold.
     """
 
     micro_batch: int | None = None
+    in_python: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
@@ -284,6 +286,11 @@ class Model:
     def statistics(self) -> Part:
         """The entries that are running statistics (none, for most models)."""
         return self.part(",".join(_layout(self).statistics) or "nothing")
+
+    @property
+    def in_python(self) -> bool:
+        """Whether the network runs step by step in Python, which compiled programs cannot hold (PyTorch's engine)."""
+        return self.architecture.in_python
 
     @property
     def stochastic(self) -> bool:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from fedtailor.client.losses import mean_loss, outputs, training_loss
-from fedtailor.client.pool import SPLITS, ClientAddress, Pool, model_input
+from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered, model_input
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.steps import train
 from fedtailor.metrics import Loss, add_statistics, zero_statistic
@@ -159,11 +159,15 @@ class DeviceTrainer:
             # from positions in the innermost part outwards, to positions in all of the client's samples
             for view in reversed(self._views):
                 positions = view(positions)
-        rows = self.pool.rows[self.address.start[SPLITS.index(split)] + positions]
-        batch = Batch(self.inputs(self.pool.x[rows]), self.pool.y[rows], weight.astype(self.model.dtype))
+        x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
+        batch = Batch(x, y, weight.astype(self.model.dtype))
         if self._root._step is not None:
             self._root._step.batches.append(batch)
         return batch
+
+    def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+        """Inputs and targets at some places of the pool's rows."""
+        return gathered(self.pool, places)
 
     def draw(self, purpose: str, step: Any, batch_size: int, *, split: str = "train", drop_last: bool = False) -> Batch:
         n = self.count(split)
@@ -242,14 +246,11 @@ class DeviceTrainer:
             positions = index * PASS_BATCH + jnp.arange(PASS_BATCH, dtype=jnp.int32)
             batch = self.examples(jnp.clip(positions, 0, count - 1), positions < count, split)
             out = predict(batch.x)
-            return self._measured(metrics, out, batch)
+            return {metric.name: metric.statistic(self.model, out, batch.y, batch.weight) for metric in metrics}
 
         self._add(forwards=count)
         zero = zero_statistic(of_batch, jnp.int32(0))
         return self._repeat(_passes(count), lambda index, total: add_statistics(total, of_batch(index)), zero)
-
-    def _measured(self, metrics: Sequence[BatchMetric], out: Array, batch: Batch) -> dict[str, dict[str, Array]]:
-        return {metric.name: metric.statistic(self.model, out, batch.y, batch.weight) for metric in metrics}
 
     # parts of the model ---------------------------------------------------------------------------------------------
 

@@ -11,15 +11,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import NDArray
 
+from fedtailor.client.losses import outputs
+from fedtailor.client.pool import gathered
 from fedtailor.client.shuffle import shuffled
-from fedtailor.client.trainer import batches_of, examples_in
+from fedtailor.client.trainer import PASS_BATCH, batches_of, examples_in
 from fedtailor.executors.debug import DebugExecutor, DebugTrainer
 from fedtailor.executors.devices import ExchangeRequest
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
+from fedtailor.metrics import add_statistics
 from fedtailor.models import Model
 from fedtailor.models.pytorch import LiveModule, NotDifferentiable, TorchEngine
-from fedtailor.protocol import SGD, Batch, BatchMetric, Diverged, ModelPart, StepGradient, is_off
+from fedtailor.protocol import SGD, Batch, BatchMetric, Diverged, ModelPart, Predictor, StepGradient, is_off
 
 compiled = partial(jax.disable_jit, disable=False)
 """For what has no part of the model in it: the executor runs all else without compilation."""
@@ -41,6 +44,9 @@ class TorchTrainer(DebugTrainer):
     def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
         with compiled():
             return super().examples(positions, weight, split)
+
+    def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+        return _gathered(self.pool, places)
 
     def _batch(self, *arguments: Any) -> Batch:
         with compiled():
@@ -72,11 +78,13 @@ class TorchTrainer(DebugTrainer):
         mode = "training" if self.model.stochastic or self.model.has_statistics else "evaluation"
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
             found = live.forward(live.inputs(x), mode, words)
+            self.model.require_outputs(found.shape, len(x))
             gradient = live.backward(found, slopes(self.model, found.detach().numpy(), y, sgd.batch_size))
             descent.step(gradient)
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)
-        self._add(gradients=examples_in(times, n, sgd.batch_size, sgd.drop_last))
+        with compiled():
+            self._add(gradients=examples_in(times, n, sgd.batch_size, sgd.drop_last))
         return jnp.asarray(live.theta.numpy().copy())
 
     def _host_batches(
@@ -105,9 +113,22 @@ class TorchTrainer(DebugTrainer):
 
     # measures -------------------------------------------------------------------------------------------------------
 
-    def _measured(self, metrics: Sequence[BatchMetric], found: Array, batch: Batch) -> dict[str, dict[str, Array]]:
-        with compiled():
-            return _statistics(self.model, tuple(metrics), found, batch)
+    def statistics(
+        self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
+    ) -> dict[str, dict[str, Array]]:
+        count = int(self.count(split))
+        predict, total = outputs(self.model, predictor), None
+        # Without examples one block of padding is measured all the same, for the shapes of the sums.
+        block = min(_power_of_two(max(count, 1)), PASS_BATCH)
+        for first in range(0, max(count, 1), block):
+            positions = first + np.arange(block, dtype=np.int32)
+            batch = self.examples(jnp.asarray(positions.clip(0, max(count - 1, 0))), positions < count, split)
+            found = predict(batch.x)
+            with compiled():
+                total = _statistics(self.model, tuple(metrics), found, batch, total)
+        self._add(forwards=count)
+        assert total is not None
+        return total
 
     @property
     def _engine(self) -> TorchEngine:
@@ -176,7 +197,7 @@ class TorchExecutor(DebugExecutor):
             method = request.exchange.algorithm.about.name
             raise ValueError(
                 f"{method} needs derivatives of the model's gradients (jax.jvp), which a module that PyTorch itself "
-                "trains does not give; choose another method, or a module that from_torch converts"
+                "trains does not give; choose another variant or method, or a module that from_torch converts"
             ) from None
 
 
@@ -201,14 +222,19 @@ def _slopes(model: Model, outputs: Array, y: Array, count: Any) -> Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _statistics(model: Model, metrics: tuple[BatchMetric, ...], found: Array, batch: Batch) -> Any:
-    return {metric.name: metric.statistic(model, found, batch.y, batch.weight) for metric in metrics}
+def _statistics(model: Model, metrics: tuple[BatchMetric, ...], found: Array, batch: Batch, total: Any) -> Any:
+    """`total` (None = nothing yet) with the statistics of one more batch."""
+    new = {metric.name: metric.statistic(model, found, batch.y, batch.weight) for metric in metrics}
+    return new if total is None else add_statistics(total, new)
 
 
 @partial(jax.jit, static_argnums=1)
 def _step_words(key: Array, steps: int) -> UInt32[Array, "steps 2"]:
     """What `loop` gives a model's dropout in each step."""
     return jax.vmap(lambda step: jax.random.key_data(jax.random.fold_in(key, step)))(jnp.arange(steps))
+
+
+_gathered = jax.jit(gathered)
 
 
 def _power_of_two(n: int) -> int:

@@ -323,12 +323,20 @@ class Model:
         """
         self._require_inputs(x)
         outputs = self.architecture.apply(self._network(params), x, key)
-        if self.classification and outputs.shape != (len(x), self.outputs):
+        self.require_outputs(outputs.shape, len(x))
+        return outputs
+
+    def require_outputs(self, shape: tuple[int, ...], examples: int) -> None:
+        """Refuse outputs of a classification that are not one score a class.
+
+        Raises:
+            ValueError: with the shape that there is.
+        """
+        if self.classification and tuple(shape) != (examples, self.outputs):
             raise ValueError(
-                f"the network gives {outputs.shape[1:]} outputs for one example, and the data have {self.outputs} "
+                f"the network gives {tuple(shape[1:])} outputs for one example, and the data have {self.outputs} "
                 "classes; make its last layer as wide as there are classes"
             )
-        return outputs
 
     def train_outputs(
         self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None

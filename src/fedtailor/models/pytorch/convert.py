@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import fedtailor.models.pytorch.layers  # noqa: F401  (registers its operations)
-from fedtailor.models.pytorch.inspection import COUNTER
 from fedtailor.models.pytorch.operations import OPERATIONS, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Operation, Program, Ref
+from fedtailor.models.pytorch.start import COUNTER
 
 IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
            "sym_constrain_range_for_size")  # fmt: skip

@@ -26,11 +26,13 @@ class TorchEngine(Architecture):
         layers: the module as it prints itself.
         start: where training starts.
         facts: what the module is made of.
+        constants: a fingerprint of what training leaves alone.
     """
 
     layers: str
     start: Start
     facts: Facts
+    constants: str
 
     in_python = True
 

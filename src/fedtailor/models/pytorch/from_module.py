@@ -69,7 +69,8 @@ def from_torch(
     make = None if pretrained else maker(module, made)
     if engine == "torch":
         facts = inspected(made, example)
-        return TorchEngine(repr(made), Start(make, made, [path for path, _ in facts.shapes]), facts)
+        start = Start(make, made, [path for path, _ in facts.shapes])
+        return TorchEngine(repr(made), start, facts, start.constants())
     try:
         return _converted(made, make, example, check)
     except Unsupported as error:

@@ -66,8 +66,8 @@ def _one_by_one(arrays: Sequence[Any], axes: Sequence[int | None], **parameters:
 
 
 def _not_compiled(*_: Any, **__: Any) -> Any:
-    raise ValueError("a model that PyTorch itself runs cannot be part of a compiled program; call it outside of jax.jit, "
-                     "or inside `with jax.disable_jit():`")  # fmt: skip
+    raise ValueError("a model that PyTorch itself runs cannot be part of a compiled program; call it outside of "
+                     "jax.jit, or inside `with jax.disable_jit():`")  # fmt: skip
 
 
 class NotDifferentiable(TypeError):

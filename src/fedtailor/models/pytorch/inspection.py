@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtailor.models.pytorch.check import BATCH, random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
+from fedtailor.models.pytorch.start import COUNTER
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,10 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
         ValueError: it cannot be trained here; the message says why, in one line.
     """
     torch, name = pytorch(), type(module).__name__
-    module = copy.deepcopy(module)
+    try:
+        module = copy.deepcopy(module)
+    except Exception as error:  # PyTorch does not copy tensors that were computed from others
+        raise ValueError(f"{name} cannot be copied: {first_line(error)}") from None
     x = random_like(example).to(example.dtype)
     trained = [path for path, parameter in module.named_parameters() if parameter.requires_grad]
     _require_separate(module, trained, name)
@@ -83,12 +87,8 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
     )
 
 
-COUNTER = "num_batches_tracked"
-"""BatchNorm's counter, which nothing reads unless its momentum is None."""
-
-
 def require_trainable(module: TorchModuleType) -> None:
-    """Refuse a module whose parameters are not on the CPU, or not in single precision.
+    """Refuse a module whose parameters are not real numbers of 32 or 64 bits on the CPU.
 
     Raises:
         ValueError: with the first such parameter.
@@ -98,9 +98,9 @@ def require_trainable(module: TorchModuleType) -> None:
         lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
         _refuse(lazy, f"{name} has no shape for {path} yet; run it once on an example")
         _refuse(tensor.device.type != "cpu", f"{name} has {path} on {tensor.device}; move it to the CPU: module.cpu()")
-        single = tensor.dtype == torch.float32 or not isinstance(tensor, torch.nn.Parameter)
+        usable = tensor.dtype in (torch.float32, torch.float64) or not tensor.requires_grad
         kind = str(tensor.dtype).removeprefix("torch.")
-        _refuse(not single, f"{name} has {path} as {kind}; parameters must be float32: module.float()")
+        _refuse(not usable, f"{name} has {path} as {kind}; parameters must be float32: module.float()")
     for layer in module.modules():
         averages = getattr(layer, COUNTER, None) is not None and getattr(layer, "momentum", 0) is None
         _refuse(averages, f"{name} has a {type(layer).__name__} with momentum=None, whose average counts all batches "

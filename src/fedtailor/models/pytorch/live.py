@@ -115,7 +115,7 @@ class LiveModule:
         self, network: Mapping[str, NDArray[Any]], x: NDArray[Any], words: NDArray[np.uint32] | None,
         weight: NDArray[Any] | None, slopes: NDArray[Any], what: What, mode: Mode,
     ) -> list[NDArray[Any]]:  # fmt: skip
-        """Derivatives by the network, in the order of its paths, and by floating-point inputs, from those by outputs."""
+        """Derivatives by the network, path by path, and by floating-point inputs, from derivatives by the outputs."""
         self._load(network)
         real = slice(None) if weight is None else np.asarray(weight) > 0
         inputs = self.inputs(np.asarray(x)[real])

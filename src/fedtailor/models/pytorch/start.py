@@ -16,6 +16,10 @@ from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
 
 
+COUNTER = "num_batches_tracked"
+"""BatchNorm's counter, which nothing reads unless its momentum is None."""
+
+
 class Start:
     """Where training starts: the module's present values, or new ones as the module's own layers draw them.
 
@@ -40,6 +44,12 @@ class Start:
     def module(self) -> TorchModuleType:
         """The module as it was given."""
         return self._module
+
+    def constants(self) -> str:
+        """A fingerprint of what stands in the state dict and is not trained, but for counters."""
+        return digest(
+            {name: self.present[name] for name, path in self.names.items() if not path and COUNTER not in name}
+        )
 
     def build(self, key: Array) -> dict[str, Array]:
         """`draw` in JAX's compiled programs, from a key."""

@@ -16,7 +16,7 @@ from fedtailor.executors import LockstepGroup, Settings, TorchExecutor
 from fedtailor.executors.pytorch import TorchTrainer
 from fedtailor.experiments.scenarios import digits_rotated
 from fedtailor.federation import Federation, Ragged
-from fedtailor.protocol import SGD, Algorithm, Batch, Diverged
+from fedtailor.protocol import SGD, Algorithm, Batch, Diverged, hyperparameters
 from fedtailor.runs.run import simulate
 from fedtailor.testing import predictors, train
 from fedtailor.testing.problems import classification
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
     def __init__(self, rate=0.0):
         super().__init__()
-        self.first, self.norm = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3)
+        self.first, self.norm = nn.Conv2d(1, 3, 2, bias=False), nn.BatchNorm2d(3)
         self.dropout, self.head = nn.Dropout(rate), nn.Linear(3, 3)
 
     def forward(self, x):
@@ -130,6 +130,7 @@ def test_jax_sees_pytorch_s_outputs_and_gradients(pair):
     assert theirs.statistics.size == 6 and theirs.feature_shape == (3,) and not theirs.stochastic
 
 
+@hyperparameters
 class ByHand(ft.FedAvg):
     """FedAvg whose steps descend along a gradient that the method asks for."""
 
@@ -270,6 +271,7 @@ class Tied(Overlapping):
         self.second.weight = self.first.weight
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -281,7 +283,7 @@ class Tied(Overlapping):
         (lambda: nn.Linear(4, 3, device="meta"), "has weight on meta; move it to the CPU"),
         (lambda: nn.Linear(4, 3, dtype=torch.bfloat16), "has weight as bfloat16"),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), "BatchNorm1d with momentum=None"),
-        (Overlapping, "first.weight and second.weight in one piece of memory"),
+        (Overlapping, r"first\.weight and second.weight in one piece of memory"),
     ],
 )
 def test_refusals(make, message):

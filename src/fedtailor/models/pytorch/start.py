@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
 
-
 COUNTER = "num_batches_tracked"
 """BatchNorm's counter, which nothing reads unless its momentum is None."""
 

@@ -122,7 +122,8 @@ class TorchTrainer(DebugTrainer):
         block = min(_power_of_two(max(count, 1)), PASS_BATCH)
         for first in range(0, max(count, 1), block):
             positions = first + np.arange(block, dtype=np.int32)
-            batch = self.examples(jnp.asarray(positions.clip(0, max(count - 1, 0))), positions < count, split)
+            inside = jnp.asarray(positions < count)
+            batch = self.examples(jnp.asarray(positions.clip(0, max(count - 1, 0))), inside, split)
             found = predict(batch.x)
             with compiled():
                 total = _statistics(self.model, tuple(metrics), found, batch, total)

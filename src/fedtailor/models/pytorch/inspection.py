@@ -47,13 +47,13 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
         ValueError: it cannot be trained here; the message says why, in one line.
     """
     torch, name = pytorch(), type(module).__name__
+    trained = [path for path, parameter in module.named_parameters() if parameter.requires_grad]
+    _require_separate(module, trained, name)
     try:
         module = copy.deepcopy(module)
     except Exception as error:  # PyTorch does not copy tensors that were computed from others
         raise ValueError(f"{name} cannot be copied: {first_line(error)}") from None
     x = random_like(example).to(example.dtype)
-    trained = [path for path, parameter in module.named_parameters() if parameter.requires_grad]
-    _require_separate(module, trained, name)
 
     calls = _Calls(module)
     before = _buffers(module)

@@ -21,7 +21,7 @@ from fedtailor.report import StoredRun
 from fedtailor.report.experiment import Experiment
 from fedtailor.storage import check, load_models
 from fedtailor.storage.digests import sealed
-from fedtailor.storage.run_directory import MANIFEST, SUMMARY
+from fedtailor.storage.run_files import MANIFEST, SUMMARY
 from fedtailor.tables import from_table
 
 JUNK = st.one_of(

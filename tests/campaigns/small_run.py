@@ -6,7 +6,7 @@ from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Local
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
-from fedtailor.storage.run_directory import LEDGER, METRICS
+from fedtailor.storage.run_files import LEDGER, METRICS
 
 ROUNDS = 3
 FEDERATION = classification(unseen=[False, False, True, False, False])

@@ -15,7 +15,7 @@ from fedtailor.cli import main, registry
 from fedtailor.cli.failures import explain, one_line
 from fedtailor.storage import Interrupted
 from fedtailor.storage.checkpoint import load_tree
-from fedtailor.storage.run_directory import CHECKPOINT
+from fedtailor.storage.run_files import CHECKPOINT
 
 
 def failing(monkeypatch, error):

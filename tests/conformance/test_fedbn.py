@@ -11,7 +11,7 @@ from conformance.problems import EXACT, classification, float64, personal, predi
 from fedtailor.algorithms import FedAvg, FedBN
 from fedtailor.protocol import SGD, hyperparameters
 from fedtailor.runs import run
-from fedtailor.storage.run_directory import LEDGER, METRICS
+from fedtailor.storage.run_files import LEDGER, METRICS
 
 TRAINED = SGD(lr=0.1, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])

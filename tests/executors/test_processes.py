@@ -14,7 +14,7 @@ from fedtailor.algorithms import Ditto
 from fedtailor.executors import Settings
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
-from fedtailor.storage.run_directory import LEDGER, METRICS
+from fedtailor.storage.run_files import LEDGER, METRICS
 
 PROGRAM = """
 import sys

@@ -17,7 +17,7 @@ from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
 from fedtailor.storage import DirectoryLock, Interrupted, Unusable
 from fedtailor.storage.digests import file_digest, sealed
-from fedtailor.storage.run_directory import MANIFEST, METRICS, SUMMARY
+from fedtailor.storage.run_files import MANIFEST, METRICS, SUMMARY
 
 FILE = """title = "A comparison"
 seeds = [0, 1]

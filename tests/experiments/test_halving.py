@@ -14,7 +14,7 @@ from fedtailor.report.decision import decide
 from fedtailor.report.document import markdown
 from fedtailor.report.experiment import Experiment
 from fedtailor.storage import Damaged, Interrupted
-from fedtailor.storage.run_directory import METRICS
+from fedtailor.storage.run_files import METRICS
 
 FILE = """title = "Halved"
 seeds = [0, 1]

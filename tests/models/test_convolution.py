@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedtailor.models.convolution import convolve, convolve_windows, planes, pool_relu, windows
+from fedtailor.models.convolution import convolve, planes
+from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 
 # (image height and width, channels, filters, size of the kernel); the second has odd rows and columns to drop.
 CASES = [((8, 8), 3, 4, 5), ((9, 7), 2, 5, 3)]

@@ -17,7 +17,7 @@ from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
 from fedtailor.storage.diagnostics import read_diagnostics, write_diagnostics
 from fedtailor.storage.digests import sealed
-from fedtailor.storage.run_directory import DIGESTS, SUMMARY
+from fedtailor.storage.run_files import DIGESTS, SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)

@@ -13,7 +13,7 @@ from fedtailor.report.comparison import BASELINE_ROW, tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
 from fedtailor.report.experiment import Cell, Experiment
-from fedtailor.storage.run_directory import BASELINE, CLIENTS, LEDGER, METRICS, ROWS, SUMMARY
+from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, METRICS, ROWS, SUMMARY
 from report.results import NAME, write_index
 
 CLIENTS_OF = {"gains": 60, "loses": 60, "same": 60}

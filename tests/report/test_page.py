@@ -19,7 +19,7 @@ from fedtailor.report.page.reliability import reliability
 from fedtailor.report.page.render import MOST_BYTES
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Table
-from fedtailor.storage.run_directory import CLIENTS, METRICS, ROWS, SUMMARY
+from fedtailor.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
 from report.pages import HOSTILE, SERIES, page
 from report.results import NAME, write_index
 

@@ -11,7 +11,7 @@ from fedtailor.executors import Settings
 from fedtailor.federation import Federation, Ragged
 from fedtailor.protocol import SGD
 from fedtailor.runs import run, simulate
-from fedtailor.storage.run_directory import BASELINE, MANIFEST, ROWS
+from fedtailor.storage.run_files import BASELINE, MANIFEST, ROWS
 from fedtailor.tables import from_table
 from fedtailor.training import EarlyStopping
 

@@ -15,7 +15,7 @@ from fedtailor.protocol import SGD
 from fedtailor.report import StoredRun
 from fedtailor.runs import run
 from fedtailor.storage import Unusable, check, load_models
-from fedtailor.storage.run_directory import CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.storage.run_files import CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
 
 METHOD = Local(sgd=SGD(lr=0.1, epochs=2, batch_size=8))
 OLD = Path(__file__).with_name("of_0_1_0")

@@ -23,7 +23,7 @@ from fedtailor.storage import Damaged, DirectoryLock, Interrupted, RunDirectory,
 from fedtailor.storage.checkpoint import load_tree
 from fedtailor.storage.digests import SEAL, frame_digest, is_sealed, sealed
 from fedtailor.storage.export import MODELS
-from fedtailor.storage.run_directory import (
+from fedtailor.storage.run_files import (
     CHECKPOINT,
     CHECKPOINT_BEFORE,
     CLIENTS,

@@ -23,15 +23,8 @@ from fedtailor.protocol import SGD, Diverged
 from fedtailor.runs import run
 from fedtailor.storage import Interrupted, load_models
 from fedtailor.storage.checkpoint import load_tree, save_tree
-from fedtailor.storage.run_directory import (
-    CHECKPOINT,
-    CLIENTS,
-    LEDGER,
-    MANIFEST,
-    METRICS,
-    SUMMARY,
-    RunDirectory,
-)
+from fedtailor.storage.run_directory import RunDirectory
+from fedtailor.storage.run_files import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 ALGORITHM = UCFL(sgd=TRAINED)

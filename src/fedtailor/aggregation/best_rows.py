@@ -38,16 +38,25 @@ def best_rows(
         ValueError: the complexity is not above 0.
     """
     require(complexity > 0, f"complexity is {complexity}; it must be above 0")
-    biases, n = np.asarray(biases, np.float64), np.asarray(sizes, np.float64)
-    weights, bounds = np.zeros_like(biases), np.zeros(len(biases))
-    for row, bias in enumerate(biases):
-        order = np.argsort(bias, kind="stable")
-        b, least = bias[order] - bias.min(), bias.min()
-        s0, s1, s2 = (np.cumsum(n[order] * b**power) for power in range(3))
-        # The k nearest: s0 nu^2 - 2 s1 nu + s2 = c^2. They are all that take part if nu does not reach the next one.
-        mean = s1 / s0
-        nus = mean + np.sqrt(np.maximum(mean**2 - (s2 - complexity**2) / s0, 0.0))
-        count = int(np.argmax(nus <= np.append(b[1:], np.inf)))
-        mass = n * np.maximum(nus[count] - (bias - least), 0.0)
-        weights[row], bounds[row] = mass / mass.sum(), nus[count] + least
-    return BestRows(weights, bounds)
+    sizes = np.asarray(sizes, np.float64)
+    rows = [_best_row(bias, sizes, complexity) for bias in np.asarray(biases, np.float64)]
+    weights = np.array([weights for weights, _ in rows]).reshape(np.shape(biases))
+    return BestRows(weights, np.array([bound for _, bound in rows], np.float64))
+
+
+def _best_row(
+    bias: Float[np.ndarray, " m"], n: Float[np.ndarray, " m"], complexity: float
+) -> tuple[Float[np.ndarray, " m"], float]:
+    """One row of `best_rows`: its weights, and the minimum."""
+    least = bias.min()
+    above_least = bias - least
+    order = np.argsort(bias, kind="stable")
+    b = above_least[order]
+    s0, s1, s2 = (np.cumsum(n[order] * b**power) for power in range(3))
+    # The k nearest: s0 nu^2 - 2 s1 nu + s2 = c^2. They are all that take part if nu does not reach the next one.
+    mean = s1 / s0
+    nus = mean + np.sqrt(np.maximum(mean**2 - (s2 - complexity**2) / s0, 0.0))
+    next_bias = np.append(b[1:], np.inf)
+    nu = nus[int(np.argmax(nus <= next_bias))]
+    mass = n * np.maximum(nu - above_least, 0.0)
+    return mass / mass.sum(), float(nu + least)

@@ -91,7 +91,8 @@ def costs_of_models(
     """
     points = _of_models(models)
     point_weights = np.bincount(points.of_row, weights)
-    numbers, costs = [], []
+    numbers = []
+    costs = []
     for partition in points.partitions(largest):
         numbers.append(partition.count)
         costs.append(np.einsum("i,i->", point_weights, partition.squared_to_own()))
@@ -157,7 +158,8 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
 
     new, old = cost.shape
     require(new <= old, f"cannot match {new} new clusters to {old} old ones; give at most as many new ones")
-    return linear_sum_assignment(cost)[1].astype(np.int64)
+    _, assigned = linear_sum_assignment(cost)
+    return assigned.astype(np.int64)
 
 
 def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete", "single"] = "complete") -> Labels:
@@ -178,7 +180,8 @@ def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete
 
     require(len(similarity) >= 2, "a split needs at least two clients")
     require(linkage in ("complete", "single"), f"linkage is {linkage!r}; it must be 'complete' or 'single'")
-    dissimilarity = 1.0 - (np.asarray(similarity, np.float64) + np.transpose(similarity)) / 2
+    symmetric = (np.asarray(similarity, np.float64) + np.transpose(similarity)) / 2
+    dissimilarity = 1.0 - symmetric
     tree = merge(squareform(dissimilarity, checks=False), linkage)
     return _by_first_member(cut_tree(tree, n_clusters=2).ravel())
 
@@ -210,7 +213,8 @@ def agglomerative(
     from scipy.cluster.hierarchy import linkage as merge
     from scipy.spatial.distance import squareform
 
-    count, linkages = len(distances), ("average", "complete", "single")
+    count = len(distances)
+    linkages = ("average", "complete", "single")
     require(linkage in linkages, f"linkage is {linkage!r}; it must be one of {', '.join(linkages)}")
     require(clusters is None or 1 <= clusters <= count, f"cannot make {clusters} clusters of {count} clients")
     if count == 1:
@@ -239,7 +243,7 @@ class _Points:
 
         _, points = connected_components(csr_array(squared <= np.square(same)), directed=False)
         self.of_row = _by_first_member(points)
-        first = np.unique(self.of_row, return_index=True)[1]
+        _, first = np.unique(self.of_row, return_index=True)
         self.squared = squared[np.ix_(first, first)]
         self.multiplicity = np.bincount(self.of_row).astype(np.float64)
 

@@ -73,7 +73,8 @@ class GroupSums:
         old = self.labels
         new = copy(self)
         new.labels = labels
-        new.values = np.concatenate([self.values, np.zeros((count - len(self.values), len(old)))])
+        empty = np.zeros((count - len(self.values), len(old)))
+        new.values = np.concatenate([self.values, empty])
         moved = np.flatnonzero(labels != old)
         target, origin = labels[moved], old[moved]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):
@@ -116,7 +117,9 @@ class Partition:
     def squared_to_own(self) -> Values:
         """Squared distances of the points to the means of their clusters [n]."""
         from_members = self.groups.values[self.labels, self.each]
-        return np.maximum((from_members - self.within[self.labels]) / self.sizes[self.labels], 0)
+        squared = (from_members - self.within[self.labels]) / self.sizes[self.labels]
+        # Rounding may have made those of points at the mean negative.
+        return np.maximum(squared, 0)
 
     def seeds(self, number: int) -> list[int]:
         """Points to start new clusters from, one after another where a cluster would lower the cost most.
@@ -183,11 +186,15 @@ class Partition:
 
     def _improved(self) -> "Partition":
         """After moves of all points that are nearer to another mean or, where none is, of single points; or itself."""
-        to_means = self.groups.values / self.sizes[:, None] - (self.within / self.sizes)[:, None]
+        mean_distances = self.groups.values / self.sizes[:, None]
+        spreads = (self.within / self.sizes)[:, None]
+        to_means = mean_distances - spreads
         labels = self._nearest(to_means)
         if (labels == self.labels).all():
             labels = self._exchanged(to_means)
-        return self if (labels == self.labels).all() else self._moved(labels, self.count)
+        if (labels == self.labels).all():
+            return self
+        return self._moved(labels, self.count)
 
     def _nearest(self, to_means: Values) -> Labels:
         """After moves of all points to their nearest mean (Lloyd)."""
@@ -202,16 +209,7 @@ class Partition:
 
         Moves that share no cluster do not influence each other: the best of those are made together.
         """
-        weights = self.weights
-        # A point of weight w that leaves a cluster of weight W lowers its cost by w W / (W - w) times the squared
-        # distance to the mean; one that joins raises it by w W / (W + w) times that.
-        remaining = self.sizes[self.labels] - weights
-        less = weights * self.sizes[self.labels] * to_means[self.labels, self.each]
-        less = np.divide(less, remaining, where=remaining > 0, out=np.zeros(len(remaining)))
-        more = to_means * ((weights * self.sizes[:, None]) / (weights + self.sizes[:, None]))
-        more[self.labels, self.each] = np.inf
-        other = more.argmin(axis=0)
-        falls = less - more[other, self.each]
+        other, falls = self._best_single_moves(to_means)
         better = np.flatnonzero(falls > _ROUNDING * self.cost)
         best_first = better[np.argsort(-falls[better], kind="stable")]
         labels = self.labels.copy()
@@ -224,6 +222,24 @@ class Partition:
                 changed |= pair
                 total += float(falls[point])
         return labels if total >= _LEAST_GAIN * self.cost else self.labels
+
+    def _best_single_moves(self, to_means: Values) -> tuple[Labels, Values]:
+        """The other cluster [n] to which each point would best move, and by how much [n] that lowers the cost.
+
+        A point of weight w that leaves a cluster of weight W lowers its cost by w W / (W - w) times the squared
+        distance to the mean; one that joins raises it by w W / (W + w) times that.
+        """
+        weights = self.weights
+        sizes = self.sizes[:, None]
+        own_size = self.sizes[self.labels]
+        remaining = own_size - weights
+        less = weights * own_size * to_means[self.labels, self.each]
+        # Alone in its cluster a point wins nothing by moving: it is the mean.
+        less = np.divide(less, remaining, where=remaining > 0, out=np.zeros(len(remaining)))
+        more = to_means * ((weights * sizes) / (weights + sizes))
+        more[self.labels, self.each] = np.inf
+        other = more.argmin(axis=0)
+        return other, less - more[other, self.each]
 
 
 def _none_empty(old: Labels, labels: Labels, count: int, leave: Sequence[int] = ()) -> Labels:

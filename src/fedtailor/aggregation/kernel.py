@@ -19,8 +19,6 @@ sum_j w_j g_j is from E g_i, where v_j is the variance of g_j."""
 
 _LEAST_MASS = 0.1
 """Mass of a row on the reporters, relative to their share of all samples, below which its stream stays as it is."""
-
-
 _LEAST_NOISE = 1e-12
 """The least variance of a gradient that `bound` reckons with, relative to the largest."""
 
@@ -43,14 +41,15 @@ class Probe:
 
     def __post_init__(self) -> None:
         shapes = (np.shape(self.gradients), np.shape(self.sigma2), np.shape(self.sizes))
+        of_gradients, of_sigma2, of_sizes = shapes
         require(
-            len(shapes[0]) == 2 and shapes[1] == shapes[2] == shapes[0][:1],
+            len(of_gradients) == 2 and of_sigma2 == of_sizes == of_gradients[:1],
             f"answers to the probe have shapes {shapes}; they must be gradients [m, d], sigma2 [m] and sizes [m]",
         )
-        for name, bad in (
-            ("sigma2", (self.sizes > 1) & ~(np.asarray(self.sigma2) >= 0)),
-            ("sizes", np.asarray(self.sizes) < 1),
-        ):
+        # "not at least 0", which NaN is not either
+        bad_variance = (self.sizes > 1) & ~(np.asarray(self.sigma2) >= 0)
+        bad_size = np.asarray(self.sizes) < 1
+        for name, bad in (("sigma2", bad_variance), ("sizes", bad_size)):
             if bad.any():
                 client = int(np.argmax(bad))
                 value = np.asarray(getattr(self, name))[client]
@@ -60,7 +59,9 @@ class Probe:
         """The same with sigma2 times `bandwidth`: 0 makes every client keep to itself, infinity averages them all."""
         if bandwidth == np.inf:
             return replace(self, sigma2=np.full(len(self.sizes), np.inf))
-        return self if bandwidth == 1 else replace(self, sigma2=bandwidth * np.asarray(self.sigma2, np.float64))
+        if bandwidth == 1:
+            return self
+        return replace(self, sigma2=bandwidth * np.asarray(self.sigma2, np.float64))
 
 
 def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarray, "m m"]:
@@ -74,10 +75,12 @@ def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarr
     Returns:
         W, whose rows sum to 1.
     """
+    distances = squared_distances(probe.gradients)
     if kernel == "bound":
-        return _bound_rows(squared_distances(probe.gradients), _noise(probe, probe), _noise(probe, probe), own=True)
+        noise = _noise(probe, probe)
+        return _bound_rows(distances, noise, noise, own=True)
     sigma = _deviations(probe, probe)
-    weights = _rows(squared_distances(probe.gradients), sigma, probe, sigma, kernel)
+    weights = _rows(distances, sigma, probe, sigma, kernel)
     alone = sigma == 0
     weights[alone] = np.eye(len(sigma))[alone]
     return weights
@@ -100,10 +103,14 @@ def newcomer_weights(
     distances = squared_distances(newcomers.gradients, seen.gradients)
     if kernel == "bound":
         usable = np.ones(len(seen.sizes), bool) if among is None else among
+        own_noise = _noise(newcomers, seen)
+        noise = _noise(seen, seen)[usable]
         rows = np.zeros(distances.shape)
-        rows[:, usable] = _bound_rows(distances[:, usable], _noise(newcomers, seen), _noise(seen, seen)[usable])
+        rows[:, usable] = _bound_rows(distances[:, usable], own_noise, noise)
         return rows
-    return _rows(distances, _deviations(newcomers, seen), seen, _deviations(seen, seen), kernel, among)
+    own = _deviations(newcomers, seen)
+    sigma = _deviations(seen, seen)
+    return _rows(distances, own, seen, sigma, kernel, among)
 
 
 def restrict_to_reporters(
@@ -132,10 +139,13 @@ def restrict_to_reporters(
 
 def _deviations(probe: Probe, others: Probe) -> NDArray[np.float64]:
     """sigma [m], with the median of the others' where a single sample gives none; infinite where nobody has one."""
-    known = np.sqrt(np.asarray(others.sigma2, np.float64)[np.asarray(others.sizes) > 1])
+    several = np.asarray(others.sizes) > 1
+    known = np.sqrt(np.asarray(others.sigma2, np.float64)[several])
     stand_in = np.median(known) if len(known) else np.inf
     single = np.asarray(probe.sizes) == 1
-    return np.where(single, stand_in, np.sqrt(np.where(single, 0.0, np.asarray(probe.sigma2, np.float64))))
+    # What single samples sent is not read: it may be NaN.
+    variances = np.where(single, 0.0, np.asarray(probe.sigma2, np.float64))
+    return np.where(single, stand_in, np.sqrt(variances))
 
 
 def _noise(probe: Probe, others: Probe) -> NDArray[np.float64]:
@@ -165,7 +175,8 @@ def _bound_rows(
         nearest = apart == apart.min(axis=1, keepdims=True)
         return nearest / nearest.sum(axis=1, keepdims=True)
     # sqrt(sum_j w_j^2 v_j) is what `best_rows` charges for 1 / v_j samples
-    return best_rows(apart, 1 / np.maximum(noise, _LEAST_NOISE * largest), 1.0).weights
+    samples = 1 / np.maximum(noise, _LEAST_NOISE * largest)
+    return best_rows(apart, samples, complexity=1.0).weights
 
 
 def _rows(
@@ -179,12 +190,14 @@ def _rows(
     """The kernel's rows [r, m] from squared distances [r, m] and deviations own [r], sigma [m]; 0 outside `among`."""
     if kernel not in ("eq9", "eq6"):
         raise ValueError(f"kernel is {kernel!r}; it must be 'eq9', 'eq6' or 'bound'")
+    own = own[:, None]
     with np.errstate(invalid="ignore", over="ignore"):  # 0 * inf, and quotients beyond the range: weight 0
-        scale = 2 * own[:, None] * (own[:, None] if kernel == "eq9" else sigma[None])
+        scale = 2 * own * (own if kernel == "eq9" else sigma[None])
         exponents = np.where(scale > 0, -distances / np.where(scale > 0, scale, 1.0), -np.inf)
     if among is not None:
         exponents = np.where(among, exponents, -np.inf)
         distances = np.where(among, distances, np.inf)
+    # A row all of whose weights would be 0 goes to the nearest.
     lost = np.isneginf(exponents).all(axis=1, keepdims=True)
     nearest = np.where(distances == distances.min(axis=1, keepdims=True), 0.0, -np.inf)
     exponents = np.where(lost, nearest, exponents)

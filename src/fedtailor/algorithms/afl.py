@@ -1,7 +1,7 @@
 """AFL: one model for the worst mixture of clients."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +15,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -111,7 +112,7 @@ class AFL(Algorithm):
     def broadcast(self, server: AFLState, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         loss = local.loss(theta)
         if self.update == "model":

@@ -1,17 +1,19 @@
 """APFL: each client's own mixture of a global and a personal model."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.own_steps import descend
 from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -71,23 +73,23 @@ class APFL(FedAvg):
             "apfl's coupled steps are plain SGD; train without momentum and without an optimizer",
         )
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        sgd, rate = self.sgd, self.sgd.rate(local.round)
-
-        def descend(params: Params, g: Params) -> Params:
-            if not is_off(sgd.weight_decay):
-                g = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, g, params)
-            return jax.tree.map(lambda w, g: w - rate * g, params, g)
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        sgd = self.sgd
+        rate = sgd.rate(local.round)
 
         def step(carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]) -> tuple[Pair, Array]:
             (v, w), alpha = carry
             of_v, slope = self._gradients(local, (v, w), alpha, batch)
             if not is_off(self.alpha_lr):
-                alpha = jax.lax.cond(index == 0, lambda: jnp.clip(alpha - self.alpha_lr * slope(), 0, 1), lambda: alpha)
-            return (descend(v, of_v), descend(w, local.batch_gradient(w, batch))), alpha
+                # Once a round, on its first batch; in all other steps the slope is not computed.
+                is_first = index == 0
+                alpha = jax.lax.cond(is_first, lambda: jnp.clip(alpha - self.alpha_lr * slope(), 0, 1), lambda: alpha)
+            v = descend(v, of_v, sgd, rate)
+            w = descend(w, local.batch_gradient(w, batch), sgd, rate)
+            return (v, w), alpha
 
         start = local.params(state["model"]), local.params(inbox["model"][0])
         steps = local.steps(sgd)
@@ -100,7 +102,8 @@ class APFL(FedAvg):
         """Of the mixture's loss over a batch: with respect to v, and (a pass over the models: on demand) to alpha."""
         v, w = pair
         if self.mix == "parameters":
-            g = local.batch_gradient(jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w), batch)
+            mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w)
+            g = local.batch_gradient(mixture, batch)
 
             def slope() -> Array:
                 leaves = zip(*map(jax.tree.leaves, (g, v, w)), strict=True)
@@ -116,11 +119,11 @@ class APFL(FedAvg):
         of_v, of_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
         return of_v, lambda: of_alpha
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         v, w, alpha = state["model"], inbox["model"][0], state["alpha"]
         if self.mix == "logits":
             return Mixture(jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True)
         return alpha * v + (1 - alpha) * w
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

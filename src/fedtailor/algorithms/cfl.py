@@ -1,11 +1,12 @@
 """CFL: clusters of clients, split in two where their updates disagree."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
@@ -19,6 +20,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     ClientRows,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -148,10 +150,10 @@ class CFL(Algorithm):
         cluster = server.cluster[cohort.position].astype(np.int32)
         return Downlink({"model": Streams(server.model, cluster[:, None])})
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"velocity": jnp.zeros_like(theta)} if self.persist else ()
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         if not self.persist:
             return state, {"model": local.sgd(theta, self.sgd)}
@@ -204,7 +206,8 @@ class CFL(Algorithm):
         across = similarity[second][:, ~second].max()
         if self.gamma_max is not None and np.sqrt((1 - across) / 2) <= self.gamma_max:
             return server
-        units = updates / np.maximum(np.linalg.norm(updates, axis=1, keepdims=True), np.finfo(updates.dtype).tiny)
+        lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+        units = updates / np.maximum(lengths, np.finfo(updates.dtype).tiny)
         split = Split(
             round=cohort.round,
             parent=parent,
@@ -213,7 +216,8 @@ class CFL(Algorithm):
             second=cohort.position[members[second]],
             directions=np.stack([units[~second].mean(axis=0), units[second].mean(axis=0)]),
         )
-        splits, cluster = [*server.splits, split], server.cluster.copy()
+        splits = [*server.splits, split]
+        cluster = server.cluster.copy()
         cluster[split.second] = len(splits)
         grown = _with_capacity(server.model, _capacity(len(splits) + 1))
         return CFLState(model=grown.at[len(splits)].set(model), cluster=cluster, splits=splits)
@@ -237,13 +241,16 @@ class CFL(Algorithm):
         if not server.splits:
             return Downlink({"model": Streams.everyone(server.model[0], len(cohort))})
         # the whole tree, in arrays of the capacity: clusters 0..splits, and what is known of splits 0..splits-1
-        numbers, splits = np.arange(len(server.model)), len(server.splits)
-        clusters, nodes = numbers <= splits, numbers < splits
+        numbers = np.arange(len(server.model))
+        splits = len(server.splits)
+        clusters = numbers <= splits
+        nodes = numbers < splits
 
-        def of_splits(name: str) -> Any:
-            return _with_capacity(np.stack([getattr(split, name) for split in server.splits]), len(numbers))
+        def of_splits(name: str) -> Array:
+            values = np.stack([getattr(split, name) for split in server.splits])
+            return _with_capacity(values, len(numbers))
 
-        def to_everyone(values: Any, used: NDArray[np.bool_]) -> Streams:
+        def to_everyone(values: Array, used: NDArray[np.bool_]) -> Streams:
             recipients = np.where(used, np.arange(len(values)), -1).astype(np.int32)
             return Streams(values, np.tile(recipients, (len(cohort), 1)))
 
@@ -257,14 +264,14 @@ class CFL(Algorithm):
             }
         )
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if "parent" not in inbox.values:
             return ()
         parent, capacity = inbox["parent"], len(inbox["parent"])
         clusters, parents_models = inbox["model"][:capacity], inbox["model"][capacity:]
         directions = inbox["gradient"].reshape(capacity, 2, -1)
 
-        def descend(split: Any, cluster: Any) -> Any:
+        def descend(split: Array, cluster: Array) -> Array:
             # only at splits of the cluster that it stands in does it train; elsewhere its update is 0
             here = inbox.received["parent"][split] & (parent[split] == cluster)
             steps = jnp.where(here, local.steps(self.sgd), 0)
@@ -274,7 +281,7 @@ class CFL(Algorithm):
 
         return {"model": clusters[local.fori_loop(capacity, descend, jnp.int32(0))]}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if "model" in state else inbox["model"][0]
 
 
@@ -283,7 +290,7 @@ def _capacity(clusters: int) -> int:
     return max(1 << (clusters - 1).bit_length(), 4)
 
 
-def _with_capacity(rows: Any, capacity: int) -> Array:
+def _with_capacity(rows: ArrayLike, capacity: int) -> Array:
     """The rows, and zeros below them."""
     rows = jnp.asarray(rows)
     return jnp.concatenate([rows, jnp.zeros((capacity - len(rows), *rows.shape[1:]), rows.dtype)])

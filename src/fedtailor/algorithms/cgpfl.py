@@ -1,11 +1,11 @@
 """CGPFL: personal models pulled towards the model of a context, a cluster of clients that is found anew every round."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, ScalarLike
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -83,7 +84,7 @@ class Contextual(Algorithm):
         gamma = self._gamma(self.sgd.lr)
         require(0 <= gamma < 2, f"gamma is {gamma:g}; it must be 0 or more and below 2 (at most 1 is usual)")
 
-    def _gamma(self, rate: Any) -> Any:
+    def _gamma(self, rate: ScalarLike) -> ScalarLike:
         return rate * self.lam if self.gamma is None else self.gamma
 
     def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
@@ -143,10 +144,10 @@ class Contextual(Algorithm):
 
     # on the client --------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         start = state["model"] if self.start == "personal" else None
         share = self._gamma(self.sgd.rate(local.round))
@@ -154,10 +155,10 @@ class Contextual(Algorithm):
         theta, w = envelope_steps(local, omega, self.sgd, self.inner_steps, self.lam, share, theta=start)
         return {"model": theta}, {"model": w}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         # inner solves around the nearest context, which stays where it is
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]

@@ -13,6 +13,7 @@ from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
 from fedtailor.algorithms.helpers.moments import WithMoments, loss_by_moments, models_of, sums_of_moments
 from fedtailor.algorithms.helpers.selection import closest, require_cover
+from fedtailor.algorithms.helpers.sent_examples import batch_positions, example_streams, received_batch
 from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState, cluster_diagnostics, train_closest
 from fedtailor.protocol import (
     SGD,
@@ -20,6 +21,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Batch,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -44,6 +46,10 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 _LINEAR = "source='moments' needs a linear model with squared error, such as models.logistic() with loss squared_error"
 _ROUNDING = 1e-3
 """Relative deviation from a linear model's squared error that single precision may cause."""
+
+
+DAPPERState = HypClusterState | BestRound | WithMoments
+"""The common models, perhaps with a memory of the best round, or with second moments beside them."""
 
 
 @hyperparameters
@@ -156,28 +162,28 @@ class DAPPER(Algorithm):
             warm=self.warm,
         )
 
-    def init_server(self, init: Init, population: Population) -> Any:
+    def init_server(self, init: Init, population: Population) -> DAPPERState:
         begun = self._training().init_server(init, population)
         begun = BestRound(begun, begun, None) if self.best else begun
         return WithMoments(begun, None) if self.source == "moments" else begun
 
-    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: DAPPERState, cohort: Cohort) -> Downlink:
         return self._training().broadcast(present(models_of(server)), cohort)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         sent = train_closest(inbox, local, self.clusters, lambda theta: {"model": local.sgd(theta, self.sgd)})
         return state, {**sent, **validation_loss(inbox["model"][0], local)} if self.best else sent
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+    def server(self, server: DAPPERState, downlink: Downlink, answers: Answers, cohort: Cohort) -> DAPPERState:
         models = models_of(server)
         moved = self._training().server(present(models), downlink, answers, cohort)
         moved = models.after(moved, answers, cohort) if self.best else moved
         return server.replace(models=moved) if self.source == "moments" else moved
 
-    def global_model(self, server: Any) -> Float[Array, " d"]:
+    def global_model(self, server: DAPPERState) -> Float[Array, " d"]:
         return self._training().global_model(chosen(models_of(server)))
 
-    def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
+    def diagnostics(self, server: DAPPERState) -> Sequence[Diagnostic]:
         return cluster_diagnostics(present(models_of(server)))
 
     # before training: second moments ---------------------------------------------------------------------------------
@@ -199,59 +205,62 @@ class DAPPER(Algorithm):
 
     # after training: examples C' for every client -------------------------------------------------------------------
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
+    def serve(self, server: DAPPERState, cohort: Cohort) -> Downlink:
         models = self._training().serve(chosen(models_of(server)), cohort)
         if self.source == "model":
             return models
         if self.source == "moments":
+            assert isinstance(server, WithMoments)
             moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
             return Downlink({**models.streams, "moments": moments})
         server = chosen(models_of(server))
         counts = self.r * cohort.sizes
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
         clusters = server.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
-        draws = [self._draw(server, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
-        x, y = (_padded(np.concatenate(parts)) for parts in zip(*draws, strict=True))
-        # the samples of all clients lie one below the other; each client receives its own stretch of them
-        first, offset = np.cumsum(counts) - counts, np.arange(_room(counts.max()))
-        own = np.where(offset < counts[:, None], first[:, None] + offset, -1).astype(np.int32)
-        examples = {"inputs": Streams(jnp.asarray(x), own), "labels": Streams(jnp.asarray(y), own)}
-        return Downlink({**models.streams, **examples})
+        samples = [self._draw(server, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
+        return Downlink({**models.streams, **example_streams(samples, counts)})
 
     def _draw(
-        self, server: HypClusterState, cohort: Cohort, bits: Any, cluster: int, count: int
+        self, server: HypClusterState, cohort: Cohort, bits: np.uint64, cluster: int, count: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """C' for one client; of all clients where its cluster is not known (-1) from a round that it took part in."""
         rng = np.random.default_rng(bits)
         if self.proxy is not None:
             return self.proxy(rng, count)
         assert cohort.examples is not None
-        return cohort.examples(rng, count, np.flatnonzero(server.cluster == cluster) if cluster >= 0 else None)
+        members = np.flatnonzero(server.cluster == cluster) if cluster >= 0 else None
+        return cohort.examples(rng, count, members)
 
     # after training: the client's choice of lambda ------------------------------------------------------------------
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         return {"model": self._personalize(inbox, local, use_val=False)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         # only a client that never took part has a state: its model, chosen without its validation split
         return state["model"] if state else self._personalize(inbox, local, use_val=True)
 
     def _personalize(self, inbox: Inbox, local: LocalTrainer, use_val: bool) -> Float[Array, " d"]:
         """The best of the models that minimise eq. 7 for the lambdas of the cover."""
-        start = inbox["model"][closest(inbox["model"], inbox.received["model"], local)[0]]
+        nearest, *_ = closest(inbox["model"], inbox.received["model"], local)
+        start = inbox["model"][nearest]
         if len(self.cover) == 1 or self.select == "train":
             fit_on, loss = local, local.loss
         else:
             fit_on, loss = self._hold_out(local, use_val)
-        models = local.map(lambda lam: self._fit(start, lam, inbox, fit_on), jnp.asarray(self.cover, start.dtype))
-        return models[jnp.argmin(local.map(loss, models)) if len(self.cover) > 1 else 0]
+        cover = jnp.asarray(self.cover, start.dtype)
+        models = local.map(lambda lam: self._fit(start, lam, inbox, fit_on), cover)
+        if len(self.cover) == 1:
+            return models[0]
+        return models[jnp.argmin(local.map(loss, models))]
 
     def _hold_out(self, local: LocalTrainer, use_val: bool) -> tuple[LocalTrainer, Callable[[Array], Array]]:
         """The data to train on, and the loss on data that it does not train on.
 
         These are its validation split (`use_val`) or, where it has none, some of its training data."""
-        n, has_val = local.size, local.count("val") > 0 if use_val else jnp.bool_(False)
+        n = local.size
+        has_val = local.count("val") > 0 if use_val else jnp.bool_(False)
+        # One sample at least is left to train on.
         taken = jnp.minimum(jnp.ceil(self.held_out * n).astype(jnp.int32), jnp.maximum(n - 1, 0))
         cut = jnp.where(has_val, n, n - taken)
         rest = local.part(cut, n, "dapper")
@@ -263,43 +272,49 @@ class DAPPER(Algorithm):
 
     def _fit(self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
         """The minimisation of eq. 7, from `start`."""
-        own = self.tune.batch_size
+        batch_size = self.tune.batch_size
 
-        def weighed(params: Params, batch: Batch, step: Any) -> Params:
-            theirs = self._others(start, inbox, local, step, self.r * own)
+        def weighted(params: Params, batch: Batch, step: Array) -> Params:
+            others = self._batch_of_others(start, inbox, local, step, self.r * batch_size)
             local.count_work(gradients=self.r)
-            both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, theirs)
-            weight = jnp.concatenate([lam * _mean(batch.weight), (1 - lam) * _mean(theirs.weight)])
+            both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, others)
+            weight = jnp.concatenate([lam * _mean(batch.weight), (1 - lam) * _mean(others.weight)])
             return local.batch_gradient(params, Batch(both.x, both.y, weight))
 
-        def tossed(params: Params, batch: Batch, step: Any) -> Params:
-            theirs = self._others(start, inbox, local, step, own)
-            mine = jax.random.bernoulli(jax.random.fold_in(local.key("coin"), step), lam)
-            return local.batch_gradient(params, jax.tree.map(lambda a, b: jnp.where(mine, a, b), batch, theirs))
+        def tossed(params: Params, batch: Batch, step: Array) -> Params:
+            others = self._batch_of_others(start, inbox, local, step, batch_size)
+            is_own = jax.random.bernoulli(jax.random.fold_in(local.key("coin"), step), lam)
+            chosen_batch = jax.tree.map(lambda a, b: jnp.where(is_own, a, b), batch, others)
+            return local.batch_gradient(params, chosen_batch)
 
-        def from_moments(params: Params, batch: Batch, step: Any) -> Params:
-            g = local.batch_gradient(params, batch)
-            theirs = jax.grad(lambda params: loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:]))
-            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, g, theirs(params))
+        def from_moments(params: Params, batch: Batch, step: Array) -> Params:
+            own = local.batch_gradient(params, batch)
+            others = jax.grad(lambda params: loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:]))
+            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others(params))
 
+        if self.source == "moments":
+            gradient = from_moments
+        elif self.coin:
+            gradient = tossed
+        else:
+            gradient = weighted
         steps = local.steps(self.tune) * (self.r if self.coin else 1)
-        gradient = from_moments if self.source == "moments" else tossed if self.coin else weighed
         return local.sgd(start, self.tune, gradient=gradient, steps=steps)
 
-    def _others(self, start: Float[Array, " d"], inbox: Inbox, local: LocalTrainer, step: Any, size: int) -> Batch:
-        """The batch of C' for a step: batch after batch, over and over."""
-        count = self.r * local.size if self.source == "model" else inbox.received["labels"].sum()
-        batches = jnp.maximum((count + size - 1) // size, 1)
-        position = step % batches * size + jnp.arange(size, dtype=jnp.int32)
-        weight = (position < count).astype(start.dtype)
+    def _batch_of_others(
+        self, start: Float[Array, " d"], inbox: Inbox, local: LocalTrainer, step: Array, size: int
+    ) -> Batch:
+        """The batch of C' for a step."""
         if self.source != "model":
-            rows = jnp.minimum(position, len(inbox["labels"]) - 1)
-            return Batch(local.inputs(inbox["inputs"][rows]), inbox["labels"][rows], weight)
+            return received_batch(inbox, local, step, size, start.dtype)
+        positions, weight = batch_positions(self.r * local.size, step, size, start.dtype)
         x = local.draw("shape", 0, 1).x
         require(x.size == 0, "source='model' draws from the model and needs a density, a model without inputs")
         x = jnp.zeros((size, *x.shape[1:]), x.dtype)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(local.key("generated"), position)
-        return Batch(x, jax.vmap(jax.random.categorical)(keys, local.logits(local.params(start), x)), weight)
+        # by position: an example is the same one each time that its turn comes
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(local.key("generated"), positions)
+        y = jax.vmap(jax.random.categorical)(keys, local.logits(local.params(start), x))
+        return Batch(x, y, weight)
 
 
 def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
@@ -317,13 +332,3 @@ def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
 def _mean(weight: Float[Array, " b"]) -> Float[Array, " b"]:
     """Weights of a mean over the samples of a batch."""
     return weight / jnp.maximum(weight.sum(), 1)
-
-
-def _room(count: int) -> int:
-    """The next power of two, so that clients of nearly one size share compiled programs."""
-    return 1 << int(max(count - 1, 0)).bit_length()
-
-
-def _padded(rows: NDArray[Any]) -> NDArray[Any]:
-    missing = _room(len(rows)) - len(rows)
-    return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])

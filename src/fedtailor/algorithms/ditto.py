@@ -1,6 +1,6 @@
 """Ditto: FedAvg, and beside it a personal model near the global one."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,10 +11,12 @@ from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.protocol import (
     SGD,
     About,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
     Inbox,
+    IntScalar,
     LocalTrainer,
     Predictor,
     TracedInt,
@@ -70,15 +72,15 @@ class Ditto(FedAvg):
             require_stable("lam", lam, self.personal_sgd or self.sgd)
         require(self.newcomer_steps >= 0, f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more")
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         w = inbox["model"][0]
         return {"model": self._best_of_pulls(state["model"], w, local)}, {"model": local.sgd(w, self.sgd)}
 
     def _personal_steps(
-        self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: Any = None
+        self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: IntScalar | None = None
     ) -> Float[Array, " d"]:
         """v after the local steps that pull it towards w."""
         pull = None if is_off(self.lam) else (self.lam, w)
@@ -96,9 +98,9 @@ class Ditto(FedAvg):
     def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         w = inbox["model"][0]
         return {"model": self._personal_steps(w, w, local, self.newcomer_steps)}

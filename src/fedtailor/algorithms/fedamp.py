@@ -15,6 +15,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -124,8 +125,10 @@ class FedAMP(Algorithm):
     def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
         if not cohort.reporting.any():
             return server
-        models, sent = server.models.copy(), server.sent.copy()
-        models[cohort.reporters], sent[cohort.reporters] = answers.reporters("model"), True
+        models = server.models.copy()
+        sent = server.sent.copy()
+        models[cohort.reporters] = answers.reporters("model")
+        sent[cohort.reporters] = True
         return server.replace(models=models, sent=sent, attention=self._attention(models))
 
     def _attention(self, models: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m m"]:
@@ -148,7 +151,9 @@ class FedAMP(Algorithm):
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
             return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
-        each = xp.where(other, xp.exp((1.0 if sigma is None else sigma) * (like - 1)), 0.0)
+        temperature = 1.0 if sigma is None else sigma
+        # Cosines less 1, which changes no quotient and lets nothing overflow.
+        each = xp.where(other, xp.exp(temperature * (like - 1)), 0.0)
         total = each.sum(axis=-1, keepdims=True)
         return (1 - own) * each / xp.where(total > 0, total, 1.0)
 
@@ -161,17 +166,18 @@ class FedAMP(Algorithm):
         to = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink({"model": Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1))), "initial": start})
+        models = Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1)))
+        return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
         return [MatrixDiagnostic("collaboration", "Attention: a client's mean of all models", server.attention)]
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         w = self._train(state["model"], inbox["model"][0], local)
         return {"model": w}, {"model": w}
 
@@ -179,12 +185,14 @@ class FedAMP(Algorithm):
         pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        models, sent = inbox["model"], inbox.received["model"]
-        mean = jnp.where(sent.any(), sent @ models / jnp.maximum(sent.sum(), 1), inbox["initial"][0])
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
+        models = inbox["model"]
+        sent = inbox.received["model"]
+        average = sent @ models / jnp.maximum(sent.sum(), 1)
+        mean = jnp.where(sent.any(), average, inbox["initial"][0])
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)

@@ -1,6 +1,6 @@
 """FedAvg: one global model."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedtailor.aggregation import ServerOptimizer, reporter_weights
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
@@ -9,6 +9,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -56,7 +57,7 @@ class FedAvg(Algorithm):
     def broadcast(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
     def server(self, server: AveragedModels, downlink: Downlink, answers: Answers, cohort: Cohort) -> AveragedModels:

@@ -17,6 +17,7 @@ from fedtailor.protocol import (
     About,
     Answers,
     Batch,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -116,7 +117,8 @@ class FedDBE(FedAvg):
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         told = server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
-        once = Streams(jnp.asarray(server.mean)[None], np.where(told, -1, 0).astype(np.int32)[:, None])
+        recipients = np.where(told, -1, 0).astype(np.int32)
+        once = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
         return Downlink({"model": Streams.everyone(server.model, len(cohort)), "features": once})
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDBEState:
@@ -150,11 +152,11 @@ class FedDBE(FedAvg):
         total = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
         return {"features": total / jnp.maximum(local.size, 1)}
 
-    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         zero = jnp.zeros(model.feature_shape, theta.dtype)
         return {"vector": zero, "running": zero, "mean": zero}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         new = inbox.received["features"][0]
         mean = jnp.where(new, inbox["features"][0], state["mean"])
         running = jnp.where(new, mean, state["running"])
@@ -162,7 +164,7 @@ class FedDBE(FedAvg):
         params, vector, running = self._train(start, mean, local, whole=True)
         return {"vector": vector, "running": running, "mean": mean}, {"model": local.vector(params)}
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         mean = inbox["features"][0]
         start = local.params(inbox["model"][0]), jnp.zeros_like(mean), mean
         _, vector, running = self._train(start, mean, local, whole=False)
@@ -195,7 +197,7 @@ class FedDBE(FedAvg):
 
         return local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
         if not self.vector:
             return theta

@@ -1,6 +1,6 @@
 """FedDyn: FedAvg whose fixed point is the minimum of the mean loss, by dynamic regularization."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -12,6 +12,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -78,13 +79,13 @@ class FedDyn(Algorithm):
         theta = init(0)[None]
         return FedDynState(theta, jnp.zeros_like(theta), len(population))
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"gradient": jnp.zeros_like(theta)}
 
     def broadcast(self, server: FedDynState, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta, g = inbox["model"][0], state["gradient"]
         trained = local.sgd(theta, self.sgd, pull=(self.alpha, theta), drift=-g)
         # a change that the server does not add to its own sum must not change this one either

@@ -1,5 +1,6 @@
 """FedEM: every client's own mixture of models that all clients train together."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -14,6 +15,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Batch,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -97,15 +99,18 @@ class FedEM(Algorithm):
 
     def server(self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedEMState:
         weights = reporter_weights(cohort, self.weights)[None]
-        averages = [mix(server.model[k : k + 1], answers["model"].item(k), weights) for k in range(self.components)]
+        averages = []
+        for k in range(self.components):
+            component = answers["model"].item(k)
+            averages.append(mix(server.model[k : k + 1], component, weights))
         return FedEMState(jnp.concatenate(averages))
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"weights": jnp.full(self.components, 1 / self.components, theta.dtype)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         pi, received = state["weights"], self._models(inbox, local)
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
@@ -127,7 +132,7 @@ class FedEM(Algorithm):
             models, velocities = carry
             return descend_with_momentum(models, velocities, gradients(models, batch), sgd, rate)
 
-        def loop(carry: Any, step: Any) -> Any:
+        def loop(carry: Any, step: Callable[..., Any]) -> Any:
             return local.loop(carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
 
         if is_off(sgd.momentum):
@@ -137,10 +142,10 @@ class FedEM(Algorithm):
         new = self._expectation(received, pi, local)
         return {"weights": new}, {"model": jnp.stack([local.vector(params) for params in trained])}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return Mixture(state["weights"], inbox["model"])
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         start, models = self.init_client(inbox["model"][0])["weights"], self._models(inbox, local)
         steps = self.newcomer_steps
         return {"weights": local.fori_loop(steps, lambda _, pi: self._expectation(models, pi, local), start)}

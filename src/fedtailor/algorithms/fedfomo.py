@@ -1,7 +1,7 @@
 """FedFomo: every client weighs other clients' models by what they do on its own validation samples."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -152,20 +153,22 @@ class FedFomo(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"base": theta, "model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         state, weights = self._update(state, inbox, local, use_val=True)
         return state, {"model": state["model"], "weights": weights[:-1]}
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         return self._update(self.init_client(inbox["initial"][0]), inbox, local, use_val=False)[0]
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model" if self.predict_with == "trained" else "base"]
 
-    def _update(self, state: Any, inbox: Inbox, local: LocalTrainer, use_val: bool) -> tuple[Any, Float[Array, " k"]]:
+    def _update(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer, use_val: bool
+    ) -> tuple[ClientState, Float[Array, " k"]]:
         """A weighting and a training.
 
         Args:

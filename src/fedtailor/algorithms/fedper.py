@@ -1,6 +1,6 @@
 """FedPer: a shared body, and a head of each client's own."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Array, Float
 
@@ -11,6 +11,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -88,10 +89,10 @@ class FedPer(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         return named("own", model.part(self.own_part(model.parts)).take(theta))
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         own = self._own(local)
         theta = self._train(joined(own, state, inbox["model"][0]), own, local)
         return named("own", own.take(theta)), named("model", own.complement.take(theta))
@@ -103,10 +104,10 @@ class FedPer(Algorithm):
         """A round's training of the whole model."""
         return local.sgd(theta, self.sgd)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return joined(self._own(local), state, inbox["model"][0])
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         own = self._own(local)
         theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
         return named("own", own.take(self._train_newcomer(theta, own, local)))

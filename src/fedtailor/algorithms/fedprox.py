@@ -1,11 +1,12 @@
 """FedProx: FedAvg whose clients stay near the model they received."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     SGD,
     About,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -48,7 +49,7 @@ class FedProx(FedAvg):
     def __post_init__(self) -> None:
         require_stable("mu", self.mu, self.sgd)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         return state, {"model": local.sgd(theta, self.sgd, pull=None if is_off(self.mu) else (self.mu, theta))}
 

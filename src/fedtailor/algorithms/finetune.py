@@ -10,6 +10,7 @@ from fedtailor.protocol import (
     SGD,
     About,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -58,7 +59,7 @@ class FineTune(FedAvg):
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         return super().broadcast(present(server), cohort)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         state, update = super().client(state, inbox, local)
         return state, {**update, **validation_loss(inbox["model"][0], local)} if self.best else update
 
@@ -72,5 +73,5 @@ class FineTune(FedAvg):
     def global_model(self, server: Any) -> Float[Array, " d"]:
         return super().global_model(chosen(server))
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return local.sgd(inbox["model"][0], self.tune)

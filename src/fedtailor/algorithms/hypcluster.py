@@ -1,7 +1,7 @@
 """HypCluster: several models, and every client trains the one that fits it best."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -121,9 +122,9 @@ class HypCluster(Algorithm):
             return Downlink({"model": Streams(server.model, np.full((clients, 1), turn))})
         # the models found so far, and in the last position the initial one, from which the next is trained
         numbers = np.arange(self.clusters)
-        found = np.where(numbers < server.round, numbers, -1)
+        received = np.where(numbers < server.round, numbers, -1)
         models = jnp.concatenate([server.model, server.initial[None]])
-        return Downlink({"model": Streams(models, np.tile([*found, self.clusters], (clients, 1)))})
+        return Downlink({"model": Streams(models, np.tile([*received, self.clusters], (clients, 1)))})
 
     def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
         if not cohort.reporting.any():
@@ -166,14 +167,14 @@ class HypCluster(Algorithm):
 
     # on the client --------------------------------------------------------------------------------------------------
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return state, train_closest(inbox, local, self.clusters, lambda theta: self.train(theta, local))
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         """What a client sends of its training of theta."""
         return {"model": local.sgd(theta, self.sgd)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         return inbox["model"][choice]
 

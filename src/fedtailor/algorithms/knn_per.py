@@ -1,7 +1,7 @@
 """kNN-Per: FedAvg, and beside its model the nearest of each client's own examples."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     About,
     Batch,
+    ClientState,
     Inbox,
     LocalTrainer,
     NearestNeighbors,
@@ -83,12 +84,13 @@ class KNNPer(FedAvg):
             _ = population.model.feature_shape  # a model without a head is refused here
             require(population.model.classification, "knn-per lets neighbours vote; it needs a model of classes")
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
         params = local.params(theta)
         features, labels, held = self._store(params, local)
         share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)
-        scale, logits = jnp.asarray(self.scale, theta.dtype), self.mix == "logits"
+        scale = jnp.asarray(self.scale, theta.dtype)
+        logits = self.mix == "logits"
         predictor = NearestNeighbors(theta, features, labels, held, share, scale, k=self.k, logits=logits)
         if self.lam is not None:
             return predictor
@@ -115,6 +117,7 @@ class KNNPer(FedAvg):
                 for old, rows in zip(store, new, strict=True)
             )
 
+        # One epoch at most, in an order of its own: the first `capacity` samples are drawn without replacement.
         steps = jnp.minimum(-(-local.size // BLOCK), blocks)
         features, labels, held = local.loop(start, add, steps, BLOCK, purpose="store")
         return features, labels, held & (jnp.arange(len(held)) < self.capacity)

@@ -1,9 +1,9 @@
 """L2GD: local steps and averaging steps, by the toss of a coin."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, ScalarLike
 
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.protocol import (
@@ -11,6 +11,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -88,7 +89,7 @@ class L2GD(Algorithm):
             "lower the learning rate or lam, or raise p, so that lr * lam * (1 - p) / p is at most 1",
         )
 
-    def _tau(self, rate: Any) -> Any:
+    def _tau(self, rate: ScalarLike) -> ScalarLike:
         return rate * self.lam * (1 - self.p) / self.p
 
     def _averages(self, cohort: Cohort, ahead: int = 0) -> bool:
@@ -98,16 +99,18 @@ class L2GD(Algorithm):
     def init_server(self, init: Init, population: Population) -> L2GDState:
         return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
     def broadcast(self, server: L2GDState, cohort: Cohort) -> Downlink:
         if not self._averages(cohort):
+            # The server needs their models for the mean of the next round only.
             return Downlink(reply=self._averages(cohort, 1))
+        # Averaging keeps the mean: after another averaging round clients hold it.
         held = server.rounds == 0 or self._averages(cohort, -1)
         return Downlink({"model": Streams.everyone(server.model, len(cohort), already_held=held)}, reply=False)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         x = state["model"]
         if "model" in inbox.values:  # an averaging round
             tau = self._tau(self.sgd.rate(local.round))
@@ -127,15 +130,15 @@ class L2GD(Algorithm):
         mean = Streams.everyone(server.model, len(cohort))
         return Downlink({"model": mean}, scalars={"rounds": server.rounds, "local_rounds": server.local_rounds})
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         mean = inbox["model"][0]
         rounds, local_rounds = inbox.scalars["rounds"], inbox.scalars["local_rounds"]
         first = local.round - rounds
 
-        def train(k: Any, x: Float[Array, " d"]) -> Float[Array, " d"]:
+        def train(k: Array, x: Float[Array, " d"]) -> Float[Array, " d"]:
             there = local.in_round(first + k * rounds // jnp.maximum(local_rounds, 1))
             strength = jnp.minimum(self.lam, 1 / self.sgd.rate(there.round))  # more overshoots the mean in one step
             return there.sgd(x, self.sgd, pull=(strength, mean))

@@ -1,6 +1,6 @@
 """Local: every client alone."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxtyping import Array, Float
 
@@ -9,6 +9,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -77,20 +78,20 @@ class Local(Algorithm):
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": start}, scalars={"rounds": server.rounds})
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return {"model": local.sgd(state["model"], self.sgd)}, {}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         rounds = inbox.scalars["rounds"]
         first = local.round - rounds
 
-        def train(k: Any, w: Float[Array, " d"]) -> Float[Array, " d"]:
+        def train(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return local.in_round(first + k).sgd(w, self.sgd)
 
         return {"model": local.fori_loop(rounds, train, inbox["model"][0])}

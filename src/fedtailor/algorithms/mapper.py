@@ -1,6 +1,6 @@
 """MAPPER: each client's own mixture of a global and a local model."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -68,16 +69,19 @@ class MAPPER(FedAvg):
 
     def __post_init__(self) -> None:
         require_cover(self.cover)
-        valid = self.split is None or (len(self.split) == 3 and min(self.split) > 0 and abs(sum(self.split) - 1) < 1e-9)
-        require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
+        if self.split is not None:
+            shares = len(self.split) == 3 and min(self.split) > 0
+            valid = shares and abs(sum(self.split) - 1) < 1e-9
+            require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         fit_on, choose_on, train_on = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
-        return state, {"model": train_on.sgd(theta, self.sgd, gradient=through_mixture(train_on, own, 1 - lam))}
+        gradient = through_mixture(train_on, own, 1 - lam)
+        return state, {"model": train_on.sgd(theta, self.sgd, gradient=gradient)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
         fit_on, choose_on, _ = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
@@ -97,7 +101,8 @@ class MAPPER(FedAvg):
         """The client's data for eq. 9, 10 and 11: disjoint parts of at least one sample each."""
         if self.split is None:
             return local, local, local
-        n, (first, second, _) = local.size, self.split
+        n = local.size
+        first, second, _ = self.split
         a = jnp.clip(jnp.round(first * n).astype(jnp.int32), 1, n - 2)
         b = jnp.clip(jnp.round((first + second) * n).astype(jnp.int32), a + 1, n - 1)
         few = n < 3
@@ -115,7 +120,7 @@ def through_mixture(local: LocalTrainer, frozen: Float[Array, " d"], share: Floa
     other = local.params(frozen)
     log_share, log_rest = jnp.log(share), jnp.log(1 - share)  # -inf for a share of 0 or 1: the other term is all
 
-    def gradient(params: Params, batch: Batch, step: Any) -> Params:
+    def gradient(params: Params, batch: Batch, step: Array) -> Params:
         local.count_work(gradients=1, forwards=1)
         rest = log_rest + jax.nn.log_softmax(local.logits(other, batch.x), axis=-1)
 

@@ -1,6 +1,6 @@
 """MOON: FedAvg whose clients' features stay near the global model's."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -66,10 +67,10 @@ class MOON(FedAvg):
         if population.model is not None:
             _ = population.model.feature_shape  # a model without a head is refused here
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"previous": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         gradient = None if is_off(self.mu) else self._gradient(theta, state["previous"], local)
         trained = local.sgd(theta, self.sgd, gradient=gradient)
@@ -99,6 +100,9 @@ class MOON(FedAvg):
 
 def _cosine(a: Float[Array, "b ..."], b: Float[Array, "b ..."]) -> Float[Array, " b"]:
     """Cosine of the angle between features, example by example; 0 where one of them is zero."""
-    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
-    lengths = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST)) * jnp.sqrt(jnp.maximum((b * b).sum(1), SMALLEST))
+    a = a.reshape(len(a), -1)
+    b = b.reshape(len(b), -1)
+    length_of_a = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST))
+    length_of_b = jnp.sqrt(jnp.maximum((b * b).sum(1), SMALLEST))
+    lengths = length_of_a * length_of_b
     return (a * b).sum(1) / lengths

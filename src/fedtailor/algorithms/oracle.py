@@ -1,6 +1,6 @@
 """Oracle: one FedAvg for each true group."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -73,7 +74,7 @@ class Oracle(Algorithm):
     def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams(server.model, _stream_of_group(server, cohort)[:, None])})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
     def server(self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort) -> OracleState:

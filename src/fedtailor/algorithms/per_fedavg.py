@@ -1,16 +1,17 @@
 """Per-FedAvg: a global model that is good after a step on one's own data."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, ScalarLike
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.protocol import (
     SGD,
     About,
     Batch,
+    ClientState,
     ClientUpdate,
     Inbox,
     LocalTrainer,
@@ -70,43 +71,55 @@ class PerFedAvg(FedAvg):
         require(self.delta > 0, f"delta is {self.delta}; it must be above 0")
         require(self.adapt_steps >= 0, f"adapt_steps is {self.adapt_steps}; it must be 0 or more")
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
-        drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)  # batches of a permutation
+        # Batches of a permutation, and those of them that an epoch uses.
+        drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)
         used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
 
         def other(step: Int[Array, ""], ahead: int) -> Batch:
             """The batch so many batches ahead of that of this step, in the same epoch."""
             epoch = step // used
-            return local.draw("batches", epoch * drawn + (step - epoch * used + ahead) % used, sgd.batch_size)
+            position = (step - epoch * used + ahead) % used
+            return local.draw("batches", epoch * drawn + position, sgd.batch_size)
 
         def meta(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+            # D' is the batch of the step, D and D'' are the next two of its epoch: disjoint where it has three.
             inner = local.batch_gradient(params, other(step, 1))
-            g = local.batch_gradient(_axpy(-self.alpha, inner, params), batch)
+            adapted = _axpy(-self.alpha, inner, params)
+            g = local.batch_gradient(adapted, batch)
             if self.variant == "fo":
                 return g
-            return _axpy(-self.alpha, self._hessian(local, params, other(step, 2), g), g)
+            hessian_times_g = self._hessian(local, params, other(step, 2), g)
+            return _axpy(-self.alpha, hessian_times_g, g)
 
         return state, {"model": local.sgd(inbox["model"][0], sgd, gradient=meta)}
 
     def _hessian(self, local: LocalTrainer, params: Params, batch: Batch, g: Params) -> Params:
         """The Hessian at `params` times g."""
-        gradient = lambda w: local.batch_gradient(w, batch)  # noqa: E731
+
+        def gradient(w: Params) -> Params:
+            return local.batch_gradient(w, batch)
+
         if self.variant == "hf":
             local.count_work(gradients=1)  # forward over reverse costs about two gradients
-            return jax.jvp(gradient, (params,), (g,))[1]
+            _, product = jax.jvp(gradient, (params,), (g,))
+            return product
         delta = self.delta
         if self.relative:
             norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(g)))
             delta = delta / jnp.where(norm > 0, norm, 1)
-        above, below = gradient(_axpy(delta, g, params)), gradient(_axpy(-delta, g, params))
+        above = gradient(_axpy(delta, g, params))
+        below = gradient(_axpy(-delta, g, params))
         return jax.tree.map(lambda up, down: (up - down) / (2 * delta), above, below)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        step = lambda k, w: w - self.alpha * local.gradient(w)  # noqa: E731
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        def step(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
+            return w - self.alpha * local.gradient(w)
+
         return local.fori_loop(self.adapt_steps, step, inbox["model"][0])
 
 
-def _axpy(a: Any, x: Params, y: Params) -> Params:
+def _axpy(a: ScalarLike, x: Params, y: Params) -> Params:
     """a x + y, leaf by leaf."""
     return jax.tree.map(lambda x, y: a * x + y, x, y)

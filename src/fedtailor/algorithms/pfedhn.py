@@ -19,6 +19,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -154,27 +155,31 @@ class PFedHN(Algorithm):
         return model_of(population, self.about.name).part(self.part).complement
 
     def init_server(self, init: Init, population: Population) -> PFedHNState:
-        theta, clients, generated = init(0), len(population), self._generated(population)
+        theta = init(0)
+        clients = len(population)
+        generated = self._generated(population)
         runs = np.array([[0, len(theta)]]) if generated is None else runs_of(generated)
         rng = server_rng(population.seed, "pfedhn", 0)
         if self.embedding == "one-hot":
             embeddings = np.eye(clients)
         else:
             embeddings = rng.normal(size=(clients, self.embedding_size or 1 + clients // 4))
-        sizes = [embeddings.shape[1], *[self.hidden_size] * self.hidden_layers, int(np.diff(runs).sum())]
+        hidden_sizes = [self.hidden_size] * self.hidden_layers
+        sizes = [embeddings.shape[1], *hidden_sizes, int(np.diff(runs).sum())]
         layers: Layers = []
         for inputs, outputs in pairwise(sizes):
             # as PyTorch draws dense layers, except that the last one's bias, and a linear map, are zero
-            reach, last = 1 / np.sqrt(inputs), len(layers) == self.hidden_layers
+            reach = 1 / np.sqrt(inputs)
+            is_last = len(layers) == self.hidden_layers
             if not self.hidden_layers:
                 layers.append({"weights": jnp.zeros((inputs, outputs), theta.dtype)})
                 break
             weights = rng.uniform(-reach, reach, (inputs, outputs))
-            bias = np.zeros(outputs) if last else rng.uniform(-reach, reach, outputs)
+            bias = np.zeros(outputs) if is_last else rng.uniform(-reach, reach, outputs)
             layers.append({"weights": jnp.asarray(weights, theta.dtype), "bias": jnp.asarray(bias, theta.dtype)})
-        found = jnp.asarray(embeddings, theta.dtype)
-        memory = tuple(jax.tree.leaves(self._optimizer().init((layers, found))))
-        return PFedHNState(layers, found, memory, theta, runs)
+        embeddings = jnp.asarray(embeddings, theta.dtype)
+        memory = tuple(jax.tree.leaves(self._optimizer().init((layers, embeddings))))
+        return PFedHNState(layers, embeddings, memory, theta, runs)
 
     def _optimizer(self) -> optax.GradientTransformation:
         clip = optax.identity() if is_off(self.clip) else optax.clip_by_global_norm(self.clip)
@@ -216,15 +221,15 @@ class PFedHN(Algorithm):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
+    def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         return named("own", model.part(self.part).take(theta))
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         own = local.part_of_model(self.part)
         theta = local.sgd(joined(own, state, inbox["model"][0]), self.sgd)
         return named("own", own.take(theta)), {"model": own.complement.take(theta)}
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         layers: Layers = []
         for number in range(self.hidden_layers + 1):
             names = ("weights", "bias") if self.hidden_layers else ("weights",)
@@ -235,8 +240,8 @@ class PFedHN(Algorithm):
         def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
             return _generate(layers, own.complement.take(initial), e)
 
-        def fit(k: Any, found: tuple[Array, Any]) -> tuple[Array, Any]:
-            e, kept = found
+        def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            e, kept = carry
             shared, back = jax.vjp(generate, e)
             theta = local.in_round(local.round + k).sgd(joined(own, kept, shared), self.sgd)
             delta = own.complement.take(theta) - shared
@@ -246,7 +251,7 @@ class PFedHN(Algorithm):
         e, kept = local.fori_loop(self.newcomer_steps, fit, start)
         return {**kept, "model": generate(e)}
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         shared = state["model"] if "model" in state else inbox["model"][0]
         return joined(local.part_of_model(self.part), state, shared)
 

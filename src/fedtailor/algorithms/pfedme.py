@@ -1,8 +1,8 @@
 """pFedMe: personal models by Moreau envelopes."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, ScalarLike
 
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.fedprox import require_stable
@@ -12,6 +12,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -87,14 +88,14 @@ class PFedMe(Algorithm):
     def broadcast(self, server: GlobalModel, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta, w = self._solve(inbox["model"][0], local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
-    def _solve(self, w: Array, local: LocalTrainer, share: Any) -> tuple[Array, Array]:
+    def _solve(self, w: Array, local: LocalTrainer, share: ScalarLike) -> tuple[Array, Array]:
         return envelope_steps(local, w, self.sgd, self.inner_steps, self.lam, share, warm_start=self.warm_start)
 
     def server(self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort) -> GlobalModel:
@@ -106,10 +107,12 @@ class PFedMe(Algorithm):
         needs_nothing = self.predict_with == "personal" and cohort.seen
         return Downlink() if needs_nothing else self.broadcast(server, cohort)
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if self.predict_with == "personal" else inbox["model"][0]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if self.predict_with == "global":
             return self.init_client(inbox["model"][0])
-        return {"model": self._solve(inbox["model"][0], local, 0.0)[0]}
+        # w is final, and stays where it is: all solves are around it.
+        theta, _ = self._solve(inbox["model"][0], local, share=0.0)
+        return {"model": theta}

@@ -1,6 +1,6 @@
 """SCAFFOLD: FedAvg without client drift."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -89,7 +90,7 @@ class SCAFFOLD(Algorithm):
         share = population.sizes if self.weights == "samples" else np.ones(len(population))
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"control": jnp.zeros_like(theta)}
 
     def broadcast(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:
@@ -97,13 +98,14 @@ class SCAFFOLD(Algorithm):
         control = Streams.everyone(server.control, len(cohort))
         return Downlink({"model": model, "control": control})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
         y = local.sgd(x, self.sgd, drift=c - own)
         if self.option == "I":
             new = local.gradient(x)
         else:
-            new = own - c + (x - y) / (local.steps(self.sgd) * self.sgd.rate(local.round))
+            way = local.steps(self.sgd) * self.sgd.rate(local.round)
+            new = own - c + (x - y) / way
         # a control that the server does not add to its own must not change here either
         return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, ScalarLike
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import mix, reporter_weights
@@ -17,6 +17,7 @@ from fedtailor.protocol import (
     About,
     Algorithm,
     Answers,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -120,7 +121,8 @@ class SelfFL(Algorithm):
     """Known s_m, sorted by client id, instead of the estimates."""
 
     def __post_init__(self) -> None:
-        weights, kinds = ("variance", "samples", "uniform"), ("unit", "fisher", "literal", "power")
+        weights = ("variance", "samples", "uniform")
+        kinds = ("unit", "fisher", "literal", "power")
         require(self.weights in weights, f"weights is {self.weights!r}; it must be one of {', '.join(weights)}")
         known = self.curvature in kinds if isinstance(self.curvature, str) else self.curvature > 0
         require(known, f"curvature is {self.curvature!r}; it must be a number above 0 or one of {', '.join(kinds)}")
@@ -158,8 +160,8 @@ class SelfFL(Algorithm):
     def broadcast(self, server: SelfFLState, cohort: Cohort) -> Downlink:
         # the model, s0, the sum A of the others' precisions, and the variance of those who do not know theirs
         precisions = self._precisions(server)
-        others: Any = precisions.sum()
-        own: Any = _median_variance(server)
+        others: float | NDArray[np.float64] = precisions.sum()
+        own: float | NDArray[np.float64] = _median_variance(server)
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
             if self.intra_variances is not None:
@@ -181,8 +183,11 @@ class SelfFL(Algorithm):
 
     def _with_variances(self, server: SelfFLState, answers: Answers, cohort: Cohort) -> SelfFLState:
         """The server that has taken note of what this round says of the variances (eq. 13 and 14)."""
-        reporters, models = cohort.reporters, answers["model"]
-        took_part, intra, inter = server.took_part.copy(), server.intra.copy(), server.inter
+        reporters = cohort.reporters
+        models = answers["model"]
+        took_part = server.took_part.copy()
+        intra = server.intra.copy()
+        inter = server.inter
         took_part[reporters] = True
         if self.intra_variances is None:
             sent = answers.reporters("intra").astype(np.float64)
@@ -203,8 +208,10 @@ class SelfFL(Algorithm):
     def _precisions(self, server: SelfFLState) -> NDArray[np.float64]:
         """a_m [m], with the median variance for those unknown; 0 for clients that never took part, or if none is
         known."""
+        is_given = self.intra_variances is not None
+        anything_known = len(_known(server)) > 0
         intra = np.where(np.isnan(server.intra), _median_variance(server), server.intra)
-        counts = (server.took_part | (self.intra_variances is not None)) & (len(_known(server)) > 0)
+        counts = (server.took_part | is_given) & anything_known
         return np.where(counts, 1 / np.maximum(server.inter + intra, _LEAST), 0.0)
 
     def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
@@ -235,59 +242,67 @@ class SelfFL(Algorithm):
 
     # on the client --------------------------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
+    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         none = jnp.zeros((), theta.dtype)
         return {"model": theta, "moments": (none, jnp.zeros_like(theta), none)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        theta, others, moments = inbox["model"][0], inbox.scalars["others"], state["moments"]
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        theta = inbox["model"][0]
+        others, inter, s = (inbox.scalars[name] for name in ("others", "inter", "intra"))
+        moments = state["moments"]
+        models_before, *_ = moments
         estimates = self.intra_variances is None
-        s = inbox.scalars["intra"]
         if estimates:
-            s = jnp.where(moments[0] > 1, variance(moments) / theta.size, s)
+            s = jnp.where(models_before > 1, variance(moments) / theta.size, s)
         start, steps = theta, local.steps(self.sgd)
         if self.initialisation:
             # eq. 10, as soon as the client has a model and others have a precision
-            defined = (others > 0) & (moments[0] > 0)
-            share = 1 / (jnp.maximum(inbox.scalars["inter"] + s, _LEAST) * jnp.where(defined, others, 1))
+            defined = (others > 0) & (models_before > 0)
+            share = 1 / (jnp.maximum(inter + s, _LEAST) * jnp.where(defined, others, 1))
             start = theta - jnp.where(defined, share, 0) * (state["model"] - theta)
         if self.dynamic_steps:
             steps = self._steps(s, inbox, local)
-            steps = jnp.where(moments[0] > 1, steps, self.l_max) if estimates else steps
+            steps = jnp.where(models_before > 1, steps, self.l_max) if estimates else steps
         new = local.sgd(start, self.sgd, steps=steps)
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
         moments = update(moments, new)
-        own_variance = jnp.where(moments[0] > 1, variance(moments) / theta.size, _UNKNOWN)
+        models, *_ = moments
+        own_variance = jnp.where(models > 1, variance(moments) / theta.size, _UNKNOWN)
         return {"model": new, "moments": moments}, {"model": new, "intra": own_variance}
 
     def _steps(self, s: Array, inbox: Inbox, local: LocalTrainer) -> Array:
         """Eq. 8, solved for the number of steps."""
         x = s * self._precision_of_others(inbox.scalars["others"], inbox.scalars["inter"])  # rho = x / (1 + x)
-        contraction = jnp.log1p(-self.sgd.rate(local.round) * self._curvature(s, inbox["model"][0], local))
+        rate = self.sgd.rate(local.round)
+        contraction = jnp.log1p(-rate * self._curvature(s, inbox["model"][0], local))
         wanted = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -contraction
         rounding = 1e-3
         wanted = jnp.where(jnp.isfinite(contraction), jnp.ceil(wanted - rounding), 1)  # one step goes all the way
-        return jnp.where(x > 0, jnp.clip(wanted, 1, self.l_max), self.l_max).astype(jnp.int32)
+        steps = jnp.where(x > 0, jnp.clip(wanted, 1, self.l_max), self.l_max)
+        return steps.astype(jnp.int32)
 
     def _precision_of_others(self, others: Any, inter: Any) -> Any:
         """The inverse of the variance of what all other clients' models say about one client's."""
         return others if self.posterior == "paper" else others / (1 + inter * others)
 
-    def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> Any:
+    def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> ScalarLike:
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":
             return largest_eigenvalue(local, theta, local.key("curvature"))
-        if self.curvature in ("fisher", "literal"):
-            return 1 / jnp.maximum(s * local.size if self.curvature == "fisher" else s, _LEAST)
+        if self.curvature == "fisher":
+            return 1 / jnp.maximum(s * local.size, _LEAST)
+        if self.curvature == "literal":
+            return 1 / jnp.maximum(s, _LEAST)
+        assert not isinstance(self.curvature, str)
         return self.curvature
 
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
-    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+    def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         theta, steps = inbox["model"][0], local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)

@@ -2,23 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
-from fedtailor.aggregation import (
-    Kernel,
-    Probe,
-    mix,
-    restrict_to_reporters,
-    user_centric_weights,
-)
+from fedtailor.aggregation import Kernel, Probe, mix, restrict_to_reporters, user_centric_weights
 from fedtailor.aggregation.clusters import choose_streams, k_means
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
-from fedtailor.algorithms.helpers.user_centric import BeforeProbe, Trial, UCFLState, late_rows, probe_of
+from fedtailor.algorithms.helpers.user_centric import (
+    BeforeProbe,
+    Trial,
+    UCFLState,
+    late_rows,
+    nearest_streams,
+    probe_of,
+    stream_diagnostics,
+)
 from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.protocol import (
     SGD,
@@ -26,15 +28,14 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     ClientRows,
+    ClientState,
     ClientUpdate,
     Cohort,
     Diagnostic,
     Downlink,
     Inbox,
     Init,
-    LineDiagnostic,
     LocalTrainer,
-    MatrixDiagnostic,
     Population,
     Streams,
     hyperparameters,
@@ -159,21 +160,23 @@ class UCFL(Algorithm):
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
         given = self.sigma_batch
-        wanted = PROBED if given == "auto" or self.kernel == "bound" else given
+        for_every_batch = given == "auto" or self.kernel == "bound"
+        wanted = PROBED if for_every_batch else given
+        assert not isinstance(wanted, str)
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
         batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
         batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)
         batches = jnp.maximum(n // batch, 1)
         gradient = local.gradient(theta)
 
-        def add(k: Any, total: Any) -> Any:
+        def add(k: Array, total: Array) -> Array:
             # batches of a random partition: the order of the data may go by label, say
             part = local.gradient(theta, k * batch, (k + 1) * batch, purpose="sigma")
             return total + jnp.sum(jnp.square(part - gradient))
 
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         answer = {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
-        if given == "auto" or self.kernel == "bound":
+        if for_every_batch:
             # tr S / n, the variance of the whole gradient, from which the server makes sigma^2 of every n_k
             answer["sigma2"] /= jnp.where(n > batch, n / batch - 1, 1).astype(theta.dtype)
         if self._competes:
@@ -209,11 +212,15 @@ class UCFL(Algorithm):
         self, server: BeforeProbe, rows: Float[np.ndarray, "m m"], probe: Probe | None = None
     ) -> UCFLState:
         """The server with the streams that rows of weights ask for; all their models are theta^0."""
-        clients, silhouettes = len(rows), {}
+        clients = len(rows)
+        silhouettes: dict[int, float] = {}
         streams = clients if self.streams is None else self.streams
         if streams == "auto":
             streams, silhouettes = choose_streams(rows, self.trade_off)
-        labels, weights = (np.arange(clients), rows) if streams == clients else k_means(rows, int(streams))
+        if streams == clients:
+            labels, weights = np.arange(clients), rows
+        else:
+            labels, weights = k_means(rows, int(streams))
         return UCFLState(
             initial=server.initial,
             ids=server.ids,
@@ -237,14 +244,18 @@ class UCFL(Algorithm):
         if isinstance(server, Trial):
             return server.downlink(cohort)
         stream = server.stream[cohort.position].astype(np.int32)
-        return Downlink({"model": Streams(server.model, stream[:, None], already_held=self.probes and server.fresh)})
+        # In the first round clients hold the model that they were probed at.
+        held = self.probes and server.fresh
+        return Downlink({"model": Streams(server.model, stream[:, None], already_held=held)})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         models = inbox["model"]
         if len(models) == 1:
             return state, {"model": local.sgd(models[0], self.sgd)}
+        # Several are the candidates'; their errors are those of the models as they were sent.
         errors = local.map(lambda theta: validation_error(local, theta), models)
-        return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), models), "error": errors}
+        trained = local.map(lambda theta: local.sgd(theta, self.sgd), models)
+        return state, {"model": trained, "error": errors}
 
     def server(
         self, server: UCFLState | Trial, downlink: Downlink, answers: Answers, cohort: Cohort
@@ -282,8 +293,9 @@ class UCFL(Algorithm):
         # under sampling some streams are still theta^0: their clients are served as if they arrived now
         waiting = replace(cohort, rows=cohort.rows[~started], reporting=cohort.reporting[~started])
         late = self._late(server, waiting)
+        models = jnp.concatenate([server.model, late.values])
         stream[~started] = len(server.model) + late.recipients[:, 0]
-        return Downlink({"model": Streams(jnp.concatenate([server.model, late.values]), stream[:, None])})
+        return Downlink({"model": Streams(models, stream[:, None])})
 
     def _late(self, server: UCFLState, cohort: Cohort) -> Streams:
         """Models for clients that have no stream of their own that was ever mixed."""
@@ -293,10 +305,7 @@ class UCFL(Algorithm):
             start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
             return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
         rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
-        distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
-        if server.mixed.any():
-            distances[:, ~server.mixed] = np.inf
-        return Streams(server.model, distances.argmin(axis=1).astype(np.int32)[:, None])
+        return Streams(server.model, nearest_streams(server, rows).astype(np.int32)[:, None])
 
     def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
         """One model for each client [m, d] that a newcomer's own is mixed of, and which of them were ever trained."""
@@ -307,21 +316,4 @@ class UCFL(Algorithm):
     # reports ----------------------------------------------------------------------------------------------------------
 
     def diagnostics(self, server: UCFLState | Trial) -> Sequence[Diagnostic]:
-        server = server.leader if isinstance(server, Trial) else server
-        found: list[Diagnostic] = [
-            MatrixDiagnostic("collaboration", "Weights of all clients for each client", server.rows)
-        ]
-        if len(server.silhouettes):
-            streams, silhouettes = server.silhouettes.T
-            title, chosen = "Silhouette of each number of streams", float(len(server.weights))
-            found.append(
-                LineDiagnostic("silhouette", title, streams, silhouettes, "streams", "silhouette", chosen=chosen)
-            )
-        if len(server.tried):
-            shares, errors = server.tried[~np.isnan(server.tried[:, 0])].T
-            title = "Validation error with each batch of the variances"
-            chosen = None if server.kernel == "bound" else 1 / (1 + server.bandwidth)
-            found.append(
-                LineDiagnostic("sigma_batch", title, shares, errors, "share of the samples", "error", chosen=chosen)
-            )
-        return found
+        return stream_diagnostics(server.leader if isinstance(server, Trial) else server)

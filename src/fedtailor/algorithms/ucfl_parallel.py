@@ -13,6 +13,7 @@ from fedtailor.protocol import (
     About,
     Answers,
     ClientRows,
+    ClientState,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -53,15 +54,16 @@ class UCFLParallel(UCFL):
         held = self.probes and server.fresh
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort), already_held=held)})
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])}
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
         # every stream is mixed of what the clients made of that stream
-        mixed = [
-            mix(server.model[s : s + 1], answers["model"].item(s), weights[s : s + 1]) for s in range(len(weights))
-        ]
+        mixed = []
+        for s in range(len(weights)):
+            models = answers["model"].item(s)
+            mixed.append(mix(server.model[s : s + 1], models, weights[s : s + 1]))
         return server.replace(model=jnp.concatenate(mixed), mixed=server.mixed | weights.any(axis=1), fresh=False)
 
     def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:

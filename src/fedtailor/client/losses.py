@@ -1,17 +1,18 @@
 """Losses over batches, of one model or of a mixture of models."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.models import Model
-from fedtailor.protocol import Batch, Mixture, NearestNeighbors, Params, Predictor, require
+from fedtailor.protocol import Batch, IntScalar, Mixture, NearestNeighbors, Params, Predictor, require
 
 
-def mean_loss(model: Model, params: Params, batch: Batch, count: Any, key: Array | None = None) -> Float[Array, ""]:
+def mean_loss(
+    model: Model, params: Params, batch: Batch, count: IntScalar, key: Array | None = None
+) -> Float[Array, ""]:
     """A batch's part of a mean loss.
 
     Args:
@@ -38,7 +39,32 @@ def training_loss(
     """
     outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
     losses = model.losses(outputs, batch.y)
-    return jnp.vdot(losses, batch.weight) / jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype), renewed
+    total = jnp.vdot(losses, batch.weight)
+    count = jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype)
+    return total / count, renewed
+
+
+def accumulated_gradient(model: Model, params: Params, batch: Batch, micro_batch: int, key: Array | None) -> Params:
+    """The gradient of `training_loss`, added up over parts of the batch whose activations fit into the cache.
+
+    Args:
+        model: one without running statistics, which a part of a batch would renew by its own.
+        params: its parameters.
+        batch: the examples.
+        micro_batch: examples in a part; divides those of the batch.
+        key: randomness of the step.
+    """
+    count = batch.weight.sum()
+    parts_count = len(batch.weight) // micro_batch
+    parts = jax.tree.map(lambda leaf: leaf.reshape(parts_count, micro_batch, *leaf.shape[1:]), batch)
+
+    def add(total: Params, part: Batch) -> tuple[Params, None]:
+        gradient = jax.grad(lambda p: mean_loss(model, p, part, count, key))(params)
+        return jax.tree.map(jnp.add, total, gradient), None
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    gradient, _ = jax.lax.scan(add, zero, parts)
+    return gradient
 
 
 def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:

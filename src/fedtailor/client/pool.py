@@ -101,7 +101,8 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     for column, name in enumerate(SPLITS):
         split = getattr(federation, name)
         # The n-th row of a split moves by as much as the first one of its client does.
-        moved_by = np.repeat(start[:, column] - split.offsets[:-1], size[:, column])
+        of_first = start[:, column] - split.offsets[:-1]
+        moved_by = np.repeat(of_first, size[:, column])
         rows[moved_by + np.arange(len(split.rows))] = split.rows
     return rows, start
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from fedtailor.accounting.privacy import batch_room
 from fedtailor.client.losses import mean_loss
 from fedtailor.client.shuffle import shuffled
-from fedtailor.protocol import SGD, Batch, Params, require
+from fedtailor.protocol import SGD, Batch, Params, is_hyperparameters, require
 
 if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
@@ -34,62 +34,71 @@ class PrivateSteps:
         self._local, self._sgd, self._split = local, sgd, split
         self._norm, self._deviation = sgd.dp_norm, sgd.dp_noise * sgd.dp_norm
         self._count = local.count(split)
-        self._key = local.key(f"private steps {local.next_private_loop()}")
+        self._key = local.key(f"private steps {local.trace.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
         self._below = drawn_at_most(self._count, sgd.batch_size)
 
     def direction(self, params: Params, step: Int[Array, ""]) -> Params:
         """What step number `step` descends along, before weight decay and the like."""
-        local = self._local
+        model = self._local.model
         batch, dropout, noise = self._draw(step)
-        stochastic = local.model.stochastic
 
-        def one(x: Array, y: Array, number: Int[Array, ""]) -> Params:
-            single = Batch(x[None], y[None], jnp.ones(1, local.model.dtype))
-            key = jax.random.fold_in(dropout, number) if stochastic else None
-            gradient = jax.grad(lambda p: mean_loss(local.model, p, single, 1, key))(params)
+        def clipped_gradient(x: Array, y: Array, number: Int[Array, ""]) -> Params:
+            """The gradient of one example, at most `dp_norm` long."""
+            single = Batch(x[None], y[None], jnp.ones(1, model.dtype))
+            key = jax.random.fold_in(dropout, number) if model.stochastic else None
+            gradient = jax.grad(lambda p: mean_loss(model, p, single, 1, key))(params)
             length = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradient)))
-            shorter = jnp.minimum(1.0, self._norm / jnp.maximum(length, jnp.finfo(length.dtype).tiny))
-            return jax.tree.map(lambda leaf: leaf * shorter.astype(leaf.dtype), gradient)
+            tiny = jnp.finfo(length.dtype).tiny
+            scale = jnp.minimum(1.0, self._norm / jnp.maximum(length, tiny))
+            return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradient)
 
-        each = jax.vmap(one)(batch.x, batch.y, jnp.arange(len(batch.y)))
-        leaves, tree = jax.tree.flatten(jax.tree.map(lambda leaf: jnp.tensordot(batch.weight, leaf, 1), each))
-        deviation, expected = self._deviation, jnp.maximum(self._expected, 1)
-        noisy = [
-            (leaf + deviation * jax.random.normal(key, leaf.shape, leaf.dtype)) / expected.astype(leaf.dtype)
-            for leaf, key in zip(leaves, jax.random.split(noise, len(leaves)), strict=True)
-        ]
+        gradients = jax.vmap(clipped_gradient)(batch.x, batch.y, jnp.arange(len(batch.y)))
+        sums = jax.tree.map(lambda leaf: jnp.tensordot(batch.weight, leaf, 1), gradients)
+        leaves, tree = jax.tree.flatten(sums)
+        # By the expected number: the one that was drawn depends on which examples there are.
+        divisor = jnp.maximum(self._expected, 1)
+        noisy = []
+        for leaf, key in zip(leaves, jax.random.split(noise, len(leaves)), strict=True):
+            drawn = jax.random.normal(key, leaf.shape, leaf.dtype)
+            noisy.append((leaf + self._deviation * drawn) / divisor.astype(leaf.dtype))
         return jax.tree.unflatten(tree, noisy)
 
     def _draw(self, step: Int[Array, ""]) -> tuple[Batch, Array, Array]:
         """The examples of a step, and keys for dropout and noise."""
-        how_many, order, dropout, noise = jax.random.split(jax.random.fold_in(self._key, step), 4)
-        n, room = self._count, batch_room(self._sgd.batch_size)
-        # so many of a random permutation are what as many independent draws give
+        key = jax.random.fold_in(self._key, step)
+        how_many, order, dropout, noise = jax.random.split(key, 4)
+        n, batch_size = self._count, self._sgd.batch_size
+        room = batch_room(batch_size)
+        # The first so many of a random permutation are distributed as the examples that independent draws choose.
         drawn = (jax.random.uniform(how_many) > self._below).sum()
-        drawn = jnp.where(n <= self._sgd.batch_size, n, jnp.minimum(drawn, n))
-        places = jnp.arange(room, dtype=jnp.int32)
+        drawn = jnp.where(n <= batch_size, n, jnp.minimum(drawn, n))
+        positions = jnp.arange(room, dtype=jnp.int32)
         words = jax.random.bits(order, (2,), jnp.uint32)
-        examples = shuffled(jnp.clip(places, 0, jnp.maximum(n - 1, 0)), n, words, jnp.int32(0))
-        with self._local.reading_privately():
-            return self._local.examples(examples, places < drawn, self._split), dropout, noise
+        examples = shuffled(jnp.clip(positions, 0, jnp.maximum(n - 1, 0)), n, words, jnp.int32(0))
+        with self._local.trace.reading_privately():
+            batch = self._local.examples(examples, positions < drawn, self._split)
+        return batch, dropout, noise
 
 
 def drawn_at_most(n: Int[Array, ""], batch_size: int) -> Float[Array, " room"]:
     """P(K <= k), k = 0 .. room - 1, for how many of n examples are drawn when `batch_size` are expected."""
+    # Below 1, so that log(1 - q) is finite; where all examples are drawn, `_draw` does not look at this.
     q = jnp.minimum(batch_size / jnp.maximum(n, 1), 1 - 1e-6)
     k = jnp.arange(batch_room(batch_size) - 1)
-    rise = jnp.where(k < n, jnp.log(jnp.maximum(n - k, 1) / (k + 1)) + jnp.log(q) - jnp.log1p(-q), -jnp.inf)
-    logs = n * jnp.log1p(-q) + jnp.concatenate([jnp.zeros(1), jnp.cumsum(rise)])
-    return jnp.cumsum(jnp.exp(logs))
+    # By their ratios, in the log domain: P(K = k + 1) / P(K = k) = (n - k) / (k + 1) * q / (1 - q).
+    log_choices = jnp.log(jnp.maximum(n - k, 1) / (k + 1))
+    log_ratios = jnp.where(k < n, log_choices + jnp.log(q) - jnp.log1p(-q), -jnp.inf)
+    log_probabilities = n * jnp.log1p(-q) + jnp.concatenate([jnp.zeros(1), jnp.cumsum(log_ratios)])
+    return jnp.cumsum(jnp.exp(log_probabilities))
 
 
 def private_settings(algorithm: Any) -> list[SGD]:
     """All local training of a method, or of parts of it, that is private."""
-    found = []
+    private = []
     for value in vars(algorithm).values():
-        if isinstance(value, SGD):
-            found += [value] if value.dp_noise is not None else []
-        elif getattr(type(value), "__is_hyperparameters__", False):
-            found += private_settings(value)
-    return found
+        if isinstance(value, SGD) and value.dp_noise is not None:
+            private.append(value)
+        elif is_hyperparameters(value):
+            private += private_settings(value)
+    return private

@@ -7,14 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.client.private_steps import PrivateSteps
+from fedtailor.models.layers import NARROW
 from fedtailor.protocol import SGD, Batch, ModelPart, Params, StepGradient, is_off
 
 if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
-
-NARROW = 16
-"""Matrices of fewer columns are kept transposed in the loop (the last layer, of one column a class): a column fills no
-vector register, and on CPUs their updates took three times as long."""
 
 
 def train(
@@ -38,7 +35,8 @@ def train(
         raise ValueError("private steps clip the gradient of the loss, and this method descends along another one")
 
     def is_turned(w: Array) -> bool:
-        # An optimiser of the user's own may look at shapes, so it sees the model's.
+        # Narrow matrices (a last layer, of one column a class) are transposed in the loop: on CPUs their updates took
+        # three times as long. An optimiser of the user's own may look at shapes, so it sees the model's.
         return sgd.optimizer is None and w.ndim == 2 and w.shape[1] < NARROW <= w.shape[0]
 
     turned = jax.tree.map(is_turned, params)

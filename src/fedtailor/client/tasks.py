@@ -1,7 +1,5 @@
 """What a client does in an exchange: run the algorithm's function for the task, and hand back what it yields."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
@@ -12,6 +10,9 @@ from fedtailor.protocol import PRIVATE_STEPS, Algorithm, BatchMetric, ClientStat
 
 EVALUATED_SPLITS = ("val", "test")
 
+Outputs = dict[str, PyTree]
+"""What a client yields, as the task has it: "update" (kind -> array), "state", "predictor" or "scores"."""
+
 
 def client_task(
     task: Task,
@@ -21,7 +22,7 @@ def client_task(
     inbox: Inbox,
     local: DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
-) -> dict[str, Any]:
+) -> Outputs:
     """One client's part of an exchange (traced).
 
     Args:
@@ -34,18 +35,18 @@ def client_task(
         metrics: what "evaluate" measures.
 
     Returns:
-        "update" (kind -> array), "state", "predictor" or "scores", as the task has it.
+        What the task has the client yield.
     """
     # what leaves a client that trains privately must come from private steps alone
-    local.guarded = task in ("probe", "client") and bool(private_settings(algorithm))
+    local.trace.only_privately = task in ("probe", "client") and bool(private_settings(algorithm))
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
         algorithm_state, uplink_state = state
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
-        if local.private_steps is not None:
-            update = {**update, PRIVATE_STEPS: local.private_steps}
+        if local.trace.private_steps is not None:
+            update = {**update, PRIVATE_STEPS: local.trace.private_steps}
         return {"state": (algorithm_state, uplink_state), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}
@@ -53,14 +54,14 @@ def client_task(
     if task == "personal":
         return {"predictor": predictor}
     # From here on test rows may be read, and no work is counted: measuring a model is not work of the method.
-    work = local.work
-    local.evaluating = True
+    work = local.trace.work
+    local.trace.evaluating = True
     scores = {}
     for split in EVALUATED_SPLITS:
         sums = local.statistics(predictor, split, metrics)
         condensed = {metric.name: metric.condense(sums[metric.name]) for metric in metrics}
         scores[split] = {"count": local.count(split), "statistics": condensed}
-    local.work = work
+    local.trace.work = work
     return {"scores": scores}
 
 

@@ -2,7 +2,8 @@
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.gains import client_gains, holm
-from fedtailor.decision.intervals import SCORES, Interval, Score, bootstrap_gains, metric_interval, two_way_interval
+from fedtailor.decision.intervals import Interval, two_way_interval
+from fedtailor.decision.row_scores import SCORES, Score, bootstrap_gains, metric_interval
 from fedtailor.decision.warnings import (
     still_falling,
     warn_grid_edges,

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor.decision.intervals import SCORES, Score, bootstrap_gains
+from fedtailor.decision.row_scores import SCORES, Score, bootstrap_gains
 
 COLUMNS: dict[str, type[pl.DataType]] = {
     "client": pl.String,

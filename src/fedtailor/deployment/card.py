@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from fedtailor._files import reason, replacing
-from fedtailor.decision.intervals import SCORES, Interval, metric_interval
+from fedtailor.decision.intervals import Interval
+from fedtailor.decision.row_scores import SCORES, metric_interval
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
 from fedtailor.protocol import check_choice, client_ids
@@ -151,11 +152,11 @@ def _gap(column: ColumnEncoding) -> str:
 
 def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]:
     """After the last round, on the client's own rows."""
-    found = run.frame().filter(pl.col("client") == client)
-    if found.is_empty():
+    measured = run.frame().filter(pl.col("client") == client)
+    if measured.is_empty():
         yield "None: this client has neither validation nor test rows."
         return
-    last = found.filter(pl.col("round") == pl.col("round").max())
+    last = measured.filter(pl.col("round") == pl.col("round").max())
     values = {(split, metric): value for split, metric, value in last.select("split", "metric", "value").iter_rows()}
     rows, naive = _of_test_rows(run, client)
     yield f"After round {last['round'][0]}, on this client's own rows. The run is judged by {run.stored.metric}."
@@ -194,10 +195,10 @@ class _Shown:
     def text(self, value: float | None) -> str:
         return "" if value is None or not np.isfinite(value) else f"{self._scale * value:.{self._digits}f}"
 
-    def between(self, found: Interval) -> str:
-        if not (np.isfinite(found.low) and np.isfinite(found.high)):
+    def between(self, interval: Interval) -> str:
+        if not (np.isfinite(interval.low) and np.isfinite(interval.high)):
             return "unknown: one row"
-        return f"{self.text(found.low)} to {self.text(found.high)}"
+        return f"{self.text(interval.low)} to {self.text(interval.high)}"
 
 
 def _of_test_rows(run: OpenedRun, client: str) -> tuple[pl.DataFrame | None, dict[str, float]]:

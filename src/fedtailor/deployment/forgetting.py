@@ -25,7 +25,7 @@ from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Unusable
 from fedtailor.storage.digests import file_digest, sealed
-from fedtailor.storage.run_directory import ROWS
+from fedtailor.storage.run_files import ROWS
 from fedtailor.tables import Table, from_table
 from fedtailor.training import Training
 
@@ -88,9 +88,9 @@ def prove(run: OpenedRun, client: str, directory: Path) -> Path:
 
 
 def _prove(traces: Traces, directory: Path) -> Path:
-    found = traces.found_in(directory)
-    if found:
-        places = "; ".join(f"{one['file']}: {one['what']}" for one in found[:5])
+    traces_left = traces.found_in(directory)
+    if traces_left:
+        places = "; ".join(f"{one['file']}: {one['what']}" for one in traces_left[:5])
         raise ValueError(f"{directory} still holds something of the client ({places}); do not use it, and remove it")
     proof = {
         "format": "fedtailor proof of forgetting 1",

@@ -12,7 +12,7 @@ from fedtailor.report.experiment import INDEX, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.digests import finite
 from fedtailor.storage.export import read_manifest
-from fedtailor.storage.run_directory import KEPT, MANIFEST
+from fedtailor.storage.run_files import KEPT, MANIFEST
 
 NOT_KEPT = "not kept"
 
@@ -33,14 +33,14 @@ def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is no run, or no such client.
     """
-    found = [entry for run, scenario, label in _runs(path) for entry in _of_run(run, scenario, label)]
-    require(bool(found), f"{path} holds no model: every run diverged")
+    entries = [entry for run, scenario, label in _runs(path) for entry in _of_run(run, scenario, label)]
+    require(bool(entries), f"{path} holds no model: every run diverged")
     if client is not None:
-        there = [entry for entry in found if entry["client"] == client]
-        names = list(dict.fromkeys(entry["client"] for entry in found))
+        there = [entry for entry in entries if entry["client"] == client]
+        names = list(dict.fromkeys(entry["client"] for entry in entries))
         require(bool(there), f"{path} has no model of a client {client!r}; its clients are {', '.join(names[:20])}")
         return there
-    return found
+    return entries
 
 
 def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
@@ -85,6 +85,6 @@ def _kinds(run: StoredRun) -> dict[str, str]:
 
 def _last(run: StoredRun, split: str) -> dict[str, float]:
     """Client -> what the run is judged by, after the last round."""
-    found = run.metrics.filter((pl.col("split") == split) & (pl.col("metric") == run.metric))
-    found = found.filter(pl.col("round") == pl.col("round").max())
-    return dict(found.select("client", "value").iter_rows())
+    measured = run.metrics.filter((pl.col("split") == split) & (pl.col("metric") == run.metric))
+    measured = measured.filter(pl.col("round") == pl.col("round").max())
+    return dict(measured.select("client", "value").iter_rows())

@@ -28,7 +28,7 @@ from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
 from fedtailor.storage.export import PREPROCESSING, load_models
 from fedtailor.storage.manifest import difference, manifest
-from fedtailor.storage.run_directory import KEPT, MANIFEST, SUMMARY, require_unchanged
+from fedtailor.storage.run_files import KEPT, MANIFEST, SUMMARY, require_unchanged
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, Training
 
@@ -116,9 +116,13 @@ class OpenedRun(Run):
         table: Path | None,
         settings: Settings,
     ) -> None:
-        self.path, self.stored = stored.path, stored
-        self._given = federation, algorithm, model
-        self._table, self._settings = table, settings
+        self.path = stored.path
+        self.stored = stored
+        self._given_federation = federation
+        self._given_algorithm = algorithm
+        self._given_model = model
+        self._table = table
+        self._settings = settings
 
     # what the directory says ------------------------------------------------------------------------------------------
 
@@ -137,53 +141,37 @@ class OpenedRun(Run):
         return self.stored.ledger
 
     @cached_property
-    def _metrics(self) -> Metrics:
-        return Metrics.from_frame(self.stored.metrics, self.names)
-
-    @property
     def metrics(self) -> Metrics:
-        return self._metrics
+        return Metrics.from_frame(self.stored.metrics, self.names)
 
     def frame(self) -> "pl.DataFrame":
         return self.stored.metrics
 
     def summary(self) -> Summary:
-        found = self.stored.summary
+        written = self.stored.summary
         try:
             # a guarantee that there is not stands in no summary
-            given = {field.name for field in fields(Summary) if field.default is MISSING or field.name in found}
-            return Summary(**{name: found[name] for name in given})
+            names = {field.name for field in fields(Summary) if field.default is MISSING or field.name in written}
+            return Summary(**{name: written[name] for name in names})
         except KeyError as missing:
             raise Damaged(f"{self.path / SUMMARY} has no {missing}; repeat the run") from None
 
     @cached_property
-    def _preprocessing(self) -> Preprocessing | None:
+    def preprocessing(self) -> Preprocessing | None:
         path = self.path / PREPROCESSING
         require_unchanged(path, self.stored.summary)
         return Preprocessing.load(path) if path.exists() else None
 
-    @property
-    def preprocessing(self) -> Preprocessing | None:
-        return self._preprocessing
-
     @cached_property
-    def _method(self) -> Algorithm:
-        return self._given[1] or rebuilt_algorithm(self.manifest["algorithm"])
-
-    @property
     def algorithm(self) -> Algorithm:
-        return self._method
+        return self._given_algorithm or rebuilt_algorithm(self.manifest["algorithm"])
 
     @cached_property
-    def _model(self) -> Model:
-        given = self._given[2]
+    def model(self) -> Model:
+        given = self._given_model
         if given is None:
             return rebuilt_model(self.manifest["model"])
         return given if isinstance(given, Model) else bind(given, self.federation)
-
-    @property
-    def model(self) -> Model:
-        return self._model
 
     # personal models --------------------------------------------------------------------------------------------------
 
@@ -194,7 +182,7 @@ class OpenedRun(Run):
 
     @cached_property
     def _kept(self) -> dict[str, PersonalModel]:
-        return load_models(self.path, self._given[2] and self._model, manifest_name=KEPT)
+        return load_models(self.path, None if self._given_model is None else self.model, manifest_name=KEPT)
 
     def personal(self, client: int | str) -> PersonalModel:
         if not self.keeps_models:
@@ -212,19 +200,15 @@ class OpenedRun(Run):
     # what needs the data ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def _federation(self) -> Federation:
-        federation, _, _ = self._given
-        if federation is None:
-            return federation_of(self.path, self.manifest, self._table)
-        require_same(federation, self.manifest, self.path)
-        return federation
-
-    @property
     def federation(self) -> Federation:
-        return self._federation
+        given = self._given_federation
+        if given is None:
+            return federation_of(self.path, self.manifest, self._table)
+        require_same(given, self.manifest, self.path)
+        return given
 
     @cached_property
-    def _restored(self) -> Training[DeviceExecutor]:
+    def training(self) -> Training[DeviceExecutor]:
         """The training as it ended, from the checkpoint."""
         run, federation = self.manifest["run"], self.federation
         executor = executor_of(federation, self.model, self._settings, self.path)
@@ -264,9 +248,5 @@ class OpenedRun(Run):
         }
 
     @property
-    def training(self) -> Training[DeviceExecutor]:
-        return self._restored
-
-    @property
     def executor(self) -> DeviceExecutor:
-        return self._restored.executor
+        return self.training.executor

@@ -75,12 +75,12 @@ def _rebuilt(kind: type[T], described: Mapping[str, Any], what: str, argument: s
             field.name: _value(described.get(field.name), hints[field.name], field.name)
             for field in dataclasses.fields(typing.cast(Any, kind))
         }
-        found = kind(**values)
+        rebuilt = kind(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} cannot be read from the run's directory ({error}); pass {argument}=...") from None
-    same = settings(found) == dict(described)
+    same = settings(rebuilt) == dict(described)
     require(same, f"{what} was given what only your code knows; pass {argument}=...")
-    return found
+    return rebuilt
 
 
 def _value(described: Any, hint: Any, name: str) -> Any:
@@ -98,12 +98,12 @@ def _kind(base: type[Any], described: Mapping[str, Any]) -> type[Any]:
     if method in Algorithm.registry and issubclass(Algorithm.registry[method], base):
         return Algorithm.registry[method]
     # a schedule of methods is none of those that are registered: a manifest has its class, in small letters
-    found = next(
+    match = next(
         (kind for kind in _with_subclasses(base) if name == kind.__name__ or method == kind.__name__.lower()), None
     )
-    if found is None:
+    if match is None:
         raise ValueError(f"there is no {name or method!r} here")
-    return found
+    return match
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.client.tasks import Outputs
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.devices import ExchangeRequest
@@ -23,7 +24,7 @@ class DebugTrainer(DeviceTrainer):
         super().__init__(*arguments)
         self.name = name
 
-    def _repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+    def repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         for step in range(int(times)):
             carry = body(jnp.int32(step), carry)
             self._check(carry, step)
@@ -45,7 +46,7 @@ class DebugExecutor(DeviceExecutor):
         """What makes a client's trainer."""
         return partial(DebugTrainer, name=name)
 
-    def _run(self, request: ExchangeRequest) -> dict[str, Any]:
+    def _run(self, request: ExchangeRequest) -> Outputs:
         exchange = request.exchange
         values, (rows,) = self.devices.inputs([request])
         outputs = []

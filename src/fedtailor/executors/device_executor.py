@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import split_sizes
+from fedtailor.client.tasks import Outputs
+from fedtailor.executors.cohort_parts import concatenate, select_clients
 from fedtailor.executors.devices import Devices, ExchangeRequest
 from fedtailor.executors.examples import examples_of
 from fedtailor.executors.map_clients import balanced_order
@@ -71,8 +72,12 @@ class DeviceExecutor:
             directory: where states that do not fit into memory stay, so that checkpoints need not hold them.
             devices: where the examples lie already, with those of other federations; this one is their `number`-th.
         """
-        self.federation, self.model, self.settings, self.directory = federation, model, settings, directory
-        self.seen, self.unseen = _table(federation, ~federation.unseen), _table(federation, federation.unseen)
+        self.federation = federation
+        self.model = model
+        self.settings = settings
+        self.directory = directory
+        self.seen = _table(federation, ~federation.unseen)
+        self.unseen = _table(federation, federation.unseen)
         self.examples = examples_of(federation, self.seen.listed)
         self.devices = Devices([federation], model.dtype, settings) if devices is None else devices
         self.number = number
@@ -89,7 +94,8 @@ class DeviceExecutor:
     @property
     def client_states(self) -> ClientState:
         """The algorithm's states of all seen clients, stacked in the order of their ids: every leaf is [m, ...]."""
-        return self.states.rows[0]
+        of_algorithm, _ = self.states.rows
+        return of_algorithm
 
     # exchanges ------------------------------------------------------------------------------------------------------
 
@@ -100,8 +106,9 @@ class DeviceExecutor:
             return self.answers(requests[0], self._run(requests[0]))
         return concatenate([self.answers(request, self._run(request)).checked() for request in requests])
 
-    def _run(self, request: ExchangeRequest) -> dict[str, Any]:
-        return self.devices.run([request])[0]
+    def _run(self, request: ExchangeRequest) -> Outputs:
+        (outputs,) = self.devices.run([request])
+        return outputs
 
     def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
         """The exchange as the programs take it.
@@ -128,6 +135,8 @@ class DeviceExecutor:
         clients = listed[order]
         row_count = self._row_count(exchange)
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
+        of_round = client_keys(cohort.seed, cohort.round, cohort.ids[order])
+        of_all_rounds = self._keys(cohort.seed)[clients]
         return ExchangeRequest(
             federation=self.number,
             exchange=exchange,
@@ -136,7 +145,7 @@ class DeviceExecutor:
             order=order,
             sizes=self.split_sizes[clients],
             row_count=row_count,
-            keys=(client_keys(cohort.seed, cohort.round, cohort.ids[order]), self._keys(cohort.seed)[clients]),
+            keys=(of_round, of_all_rounds),
             reporting=reporting[order],
             states=self.states.read(cohort.rows[order], row_count) if states is None else states,
         )
@@ -151,20 +160,22 @@ class DeviceExecutor:
         # How many clients were never sampled changes from round to round: powers of two, lest each compiles anew.
         return min(self.shards << (needed // self.shards - 1).bit_length(), whole)
 
-    def answers(self, request: ExchangeRequest, outputs: dict[str, Any]) -> Answers:
+    def answers(self, request: ExchangeRequest, outputs: Outputs) -> Answers:
         """The answers to a request.
 
         Args:
             request: what was asked.
             outputs: what `Devices.run` gave for it, stacked by rows.
         """
+        # The row of each client, in the order of the cohort; rows stay where they were computed.
         rows = np.argsort(request.order)
         reporting = request.reporting[rows]
         blame = partial(self._blame, request)
+        output = outputs.get("predictor", outputs.get("scores"))
         return Answers(
             reporting=reporting,
             update={kind: ClientRows(value, rows) for kind, value in outputs.get("update", {}).items()},
-            output=jax.tree.map(lambda leaf: ClientRows(leaf, rows), outputs.get("predictor", outputs.get("scores"))),
+            output=jax.tree.map(lambda leaf: ClientRows(leaf, rows), output),
             states=outputs.get("state"),
             wait=partial(_wait, outputs["done"], rows, blame),
         )
@@ -179,9 +190,11 @@ class DeviceExecutor:
 
     def _keys(self, seed: int) -> NDArray[np.uint32]:
         """[m, 2] what every client of the federation draws once for all rounds."""
+        # Kept: they are the same in every round, and there is one for each client of the federation.
         if self._fixed_keys is None or self._fixed_keys[0] != seed:
             self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
-        return self._fixed_keys[1]
+        _, keys = self._fixed_keys
+        return keys
 
     def _blame(self, request: ExchangeRequest, client: int) -> Diverged:
         """The error for a client of the cohort whose answer is NaN or infinite."""
@@ -237,44 +250,6 @@ class DeviceExecutor:
         self._saved_phase = self._phase
         self.states = self._stored(in_file=isinstance(snapshot, dict))
         self.states.restore(snapshot)
-
-
-def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
-    """The same exchange with some of its clients (positions in the cohort)."""
-    cohort, downlink = exchange.cohort, exchange.downlink
-
-    def select(values: Any) -> Any:
-        is_common = np.ndim(values) == 0
-        return values if is_common else np.asarray(values)[chosen]
-
-    return replace(
-        exchange,
-        cohort=replace(cohort, rows=cohort.rows[chosen], reporting=cohort.reporting[chosen]),
-        downlink=replace(
-            downlink,
-            streams={
-                kind: replace(sent, recipients=sent.recipients[chosen]) for kind, sent in downlink.streams.items()
-            },
-            scalars={name: select(value) for name, value in downlink.scalars.items()},
-            reply=select(downlink.reply),
-        ),
-    )
-
-
-def concatenate(parts: list[Answers]) -> Answers:
-    """The answers of all parts of a cohort, one below the other, on the host."""
-
-    def stack(*leaves: ClientRows) -> ClientRows:
-        values = np.concatenate([leaf.host() for leaf in leaves])
-        return ClientRows(values, np.arange(len(values)))
-
-    outputs = [part.output for part in parts]
-    gradients, forwards = np.sum([part.work for part in parts], axis=0)
-    return Answers(
-        reporting=np.concatenate([part.reporting for part in parts]),
-        output=jax.tree.map(stack, *outputs, is_leaf=lambda leaf: isinstance(leaf, ClientRows)),
-        wait=lambda: (int(gradients), int(forwards)),
-    )
 
 
 def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:

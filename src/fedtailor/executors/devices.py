@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import ArrayLike
+from jaxtyping import Array
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
+from fedtailor.client.tasks import Outputs
 from fedtailor.executors.map_clients import AXIS, Pipelines, map_clients
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
@@ -69,17 +72,24 @@ class ExchangeRequest:
         """
         exchange = self.exchange
         numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink, exchange.received_through))
-        hyperparameters = structure, tuple(np.asarray(number).tobytes() for number in numbers)
-        leaves, form = jax.tree.flatten(self.states)
-        states = form, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        bits = tuple(np.asarray(number).tobytes() for number in numbers)
+        leaves, state_structure = jax.tree.flatten(self.states)
+        state_shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         streams = tuple(
             (kind, sent.recipients.shape[1], sent.values.shape[1:], sent.values.dtype)
             for kind, sent in exchange.downlink.streams.items()
         )
         scalars = tuple((name, _is_integer(value)) for name, value in exchange.downlink.scalars.items())
         return (
-            exchange.task, exchange.metrics, hyperparameters, self.model, self.row_count, states, streams, scalars
-        )  # fmt: skip
+            exchange.task,
+            exchange.metrics,
+            (structure, bits),
+            self.model,
+            self.row_count,
+            (state_structure, state_shapes),
+            streams,
+            scalars,
+        )
 
 
 class Devices:
@@ -92,7 +102,9 @@ class Devices:
     """
 
     def __init__(self, federations: Sequence[Federation], dtype: str, settings: Settings) -> None:
-        self.federations, self.dtype, self.settings = federations, dtype, settings
+        self.federations = federations
+        self.dtype = dtype
+        self.settings = settings
         self.mesh = settings.mesh()
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
@@ -108,7 +120,7 @@ class Devices:
         self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
-    def run(self, requests: Sequence[ExchangeRequest]) -> list[dict[str, Any]]:
+    def run(self, requests: Sequence[ExchangeRequest]) -> list[Outputs]:
         """Run one program for the clients of all requests, which have equal `program`s.
 
         They become one cohort, in which the clients of all requests alternate.
@@ -127,7 +139,7 @@ class Devices:
         parts = [outputs] if len(requests) == 1 else self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
 
-    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Any], list[Rows]]:
+    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Array], list[Rows]]:
         """What `map_clients` takes besides the pool.
 
         Returns:
@@ -146,7 +158,7 @@ class Devices:
         rows = [self._pack(request, first) for request, first in zip(requests, first_stream, strict=True)]
         return values, rows
 
-    def _streams(self, parts: Sequence[Any]) -> Any:
+    def _streams(self, parts: Sequence[ArrayLike]) -> Array:
         """The streams of one kind of all requests, on every device."""
         placed = [place(part, self.everywhere) for part in parts]
         return placed[0] if len(parts) == 1 else jnp.concatenate(placed)
@@ -164,14 +176,14 @@ class Devices:
         scalars = {name: self._scalar(value, request) for name, value in downlink.scalars.items()}
         return inputs, request.states, scalars
 
-    def _scalar(self, value: Any, request: ExchangeRequest) -> NDArray:
+    def _scalar(self, value: ArrayLike, request: ExchangeRequest) -> NDArray:
         """A number for each client, in the rows of a request; padding is zero."""
         value = np.asarray(value)
         row = np.zeros(request.row_count, np.int32 if _is_integer(value) else self.dtype)
         row[: len(request.order)] = value if value.ndim == 0 else value[request.order]
         return row
 
-    def _shard_rows(self, values: Any) -> Any:
+    def _shard_rows(self, values: ArrayLike) -> ArrayLike:
         """Rows of the cohort for the program, which shards host arrays over the devices of this process itself."""
         program_shards = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
         return values if program_shards else place(values, self.sharded)
@@ -201,26 +213,31 @@ class Devices:
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
         if program not in self.chunks:
-            free = free_memory(self.mesh.local_devices)
-            rows = len(inputs[2].numbers) // self.mesh.size
-            chunk = min(max(rows, 1), MAX_CHUNK)
-            while chunk > 1:
-                planned = map_clients.lower(*arguments, chunk, *inputs, metrics).compile().memory_analysis()
-                assert planned is not None  # by a backend that keeps an account of its memory
-                # the outputs twice: the server works on what it makes of them
-                needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
-                if needed <= MEMORY_SHARE * free:
-                    break
-                # Memory grows about in proportion to the chunk. Chunks of one size: another one for the rest would be
-                # a program of its own.
-                fits = int(chunk * MEMORY_SHARE * free / needed)
-                largest = min(max(fits, 1), chunk - 1)
-                chunks = math.ceil(rows / largest)
-                chunk = math.ceil(rows / chunks)
-            self.chunks[program] = chunk
+            self.chunks[program] = self._largest_chunk(arguments, inputs, metrics)
         return self.chunks[program]
 
-    def _to_server(self, outputs: dict[str, Any]) -> dict[str, Any]:
+    def _largest_chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
+        """Clients trained at once that the free memory holds, by compiling the program for fewer and fewer."""
+        usable = MEMORY_SHARE * free_memory(self.mesh.local_devices)
+        _, _, packed, *_ = inputs
+        rows = len(packed.numbers) // self.mesh.size
+        chunk = min(max(rows, 1), MAX_CHUNK)
+        while chunk > 1:
+            planned = map_clients.lower(*arguments, chunk, *inputs, metrics).compile().memory_analysis()
+            assert planned is not None  # by a backend that keeps an account of its memory
+            # the outputs twice: the server works on what it makes of them
+            needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
+            if needed <= usable:
+                break
+            # Memory grows about in proportion to the chunk. Chunks of one size: another one for the rest would be a
+            # program of its own.
+            fits = int(chunk * usable / needed)
+            largest = min(max(fits, 1), chunk - 1)
+            chunks = math.ceil(rows / largest)
+            chunk = math.ceil(rows / chunks)
+        return chunk
+
+    def _to_server(self, outputs: Outputs) -> Outputs:
         """The outputs where the server works on them."""
         # Of several processes each runs the server's side, on all clients' answers.
         if not self.everywhere.is_fully_addressable:
@@ -228,10 +245,10 @@ class Devices:
         return jax.device_put(outputs, jax.local_devices()[0]) if self.settings.canonical else outputs
 
 
-def place(values: Any, sharding: Sharding) -> Any:
+def place(values: ArrayLike, sharding: Sharding) -> Array:
     """Put an array on devices; of several processes, each holds all of it."""
     # JAX, too, would move nothing then, but take its time.
-    if getattr(values, "sharding", None) == sharding:
+    if isinstance(values, Array) and values.sharding == sharding:
         return values
     if sharding.is_fully_addressable:
         return jax.device_put(values, sharding)
@@ -247,27 +264,30 @@ def free_memory(devices: Sequence[Any]) -> float:
     """
     counts = [device.memory_stats() or {} for device in devices]
     free = min(count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0) for count in counts)
-    return float(process_allgather(np.asarray(free)).min()) if jax.process_count() > 1 else free
+    if jax.process_count() == 1:
+        return free
+    # All processes must choose the same chunk: they run one program together.
+    return float(process_allgather(np.asarray(free)).min())
 
 
 def _interleaved(rows: Sequence[Rows]) -> Rows:
     """Row r of every request next to each other, so that every device gets an equal share of each request."""
 
-    def interleave(*leaves: Any) -> Any:
+    def interleave(*leaves: Array | np.ndarray) -> Array | np.ndarray:
         stack = np.stack if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.stack
         return stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
 
     return jax.tree.map(interleave, *rows)
 
 
-def _separate(outputs: Any, requests: int) -> list[Any]:
+def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
     """The outputs of each of the interleaved requests."""
 
-    def of_request(number: int, leaf: Any) -> Any:
+    def of_request(number: int, leaf: Array) -> Array:
         return leaf.reshape(-1, requests, *leaf.shape[1:])[:, number]
 
     return [jax.tree.map(partial(of_request, number), outputs) for number in range(requests)]
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: ArrayLike) -> bool:
     return np.asarray(value).dtype.kind in "iub"

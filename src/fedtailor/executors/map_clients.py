@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import Pool
-from fedtailor.client.tasks import all_finite, client_task
+from fedtailor.client.tasks import Outputs, all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
@@ -38,7 +38,7 @@ def map_clients(
     states: ClientState,
     scalars: dict[str, Array],
     metrics: tuple[BatchMetric, ...] = (),
-) -> dict[str, Any]:
+) -> Outputs:
     """`client_task` for all clients of a cohort [c], where c is a multiple of the mesh's devices.
 
     Streams (`values`) exist once on every device; each client gathers its own rows. One program serves every round,
@@ -88,7 +88,7 @@ def run_one(
     row: tuple[PackedInputs, ClientState, dict[str, Array]],
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
-) -> dict[str, Any]:
+) -> Outputs:
     """One client of `map_clients`.
 
     Args:
@@ -109,7 +109,7 @@ def run_one(
     uplink, received_through = pipelines
     inbox = receive(received_through, inbox)
     out = client_task(task, algorithm, uplink, state, inbox, local, metrics)
-    done = jnp.append(local.work, all_finite(out).astype(jnp.int32))
+    done = jnp.append(local.trace.work, all_finite(out).astype(jnp.int32))
     return {**out, "done": done}
 
 

@@ -11,10 +11,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import NDArray
 
+from fedtailor.client.client_data import batches_in_epoch, examples_in_steps
 from fedtailor.client.losses import outputs
+from fedtailor.client.passes import BLOCK
 from fedtailor.client.pool import gathered
 from fedtailor.client.shuffle import shuffled
-from fedtailor.client.trainer import PASS_BATCH, batches_of, examples_in
+from fedtailor.client.tasks import Outputs
 from fedtailor.executors.debug import DebugExecutor, DebugTrainer
 from fedtailor.executors.devices import ExchangeRequest
 from fedtailor.executors.settings import Settings
@@ -22,7 +24,7 @@ from fedtailor.federation import Federation
 from fedtailor.metrics import add_statistics
 from fedtailor.models import Model
 from fedtailor.models.pytorch import LiveModule, NotDifferentiable, TorchEngine
-from fedtailor.protocol import SGD, Batch, BatchMetric, Diverged, ModelPart, Predictor, StepGradient, is_off
+from fedtailor.protocol import SGD, Batch, BatchMetric, Diverged, IntScalar, ModelPart, Predictor, StepGradient, is_off
 
 compiled = partial(jax.disable_jit, disable=False)
 """For what has no part of the model in it: the executor runs all else without compilation."""
@@ -48,9 +50,9 @@ class TorchTrainer(DebugTrainer):
     def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
         return _gathered(self.pool, places)
 
-    def _batch(self, *arguments: Any) -> Batch:
+    def batch(self, *arguments: Any) -> Batch:
         with compiled():
-            return super()._batch(*arguments)
+            return super().batch(*arguments)
 
     # local training -------------------------------------------------------------------------------------------------
 
@@ -62,7 +64,7 @@ class TorchTrainer(DebugTrainer):
         pull: tuple[Any, Float[Array, " d"]] | None = None,
         drift: Float[Array, " d"] | None = None,
         gradient: StepGradient | None = None,
-        steps: Int[Array, ""] | int | None = None,
+        steps: IntScalar | None = None,
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
@@ -84,7 +86,8 @@ class TorchTrainer(DebugTrainer):
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)
         with compiled():
-            self._add(gradients=examples_in(times, n, sgd.batch_size, sgd.drop_last))
+            done = examples_in_steps(jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last)
+            self.trace.add_work(gradients=done)
         return jnp.asarray(live.theta.numpy().copy())
 
     def _host_batches(
@@ -101,7 +104,7 @@ class TorchTrainer(DebugTrainer):
             order_words = jax.random.bits(self.key("batches"), (2,), jnp.uint32)
             dropout = _step_words(self.key("dropout"), _power_of_two(times)) if self.model.stochastic else None
             words = None if dropout is None else np.asarray(dropout)
-        batches = int(batches_of(n, sgd.batch_size, sgd.drop_last))
+        batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
         order = positions
         for step in range(times):
             epoch, number = divmod(step, batches)
@@ -119,7 +122,7 @@ class TorchTrainer(DebugTrainer):
         count = int(self.count(split))
         predict, total = outputs(self.model, predictor), None
         # Without examples one block of padding is measured all the same, for the shapes of the sums.
-        block = min(_power_of_two(max(count, 1)), PASS_BATCH)
+        block = min(_power_of_two(max(count, 1)), BLOCK)
         for first in range(0, max(count, 1), block):
             positions = first + np.arange(block, dtype=np.int32)
             inside = jnp.asarray(positions < count)
@@ -127,7 +130,7 @@ class TorchTrainer(DebugTrainer):
             found = predict(batch.x)
             with compiled():
                 total = _statistics(self.model, tuple(metrics), found, batch, total)
-        self._add(forwards=count)
+        self.trace.add_work(forwards=count)
         assert total is not None
         return total
 
@@ -188,7 +191,7 @@ class TorchExecutor(DebugExecutor):
     def _trainer(self, name: str) -> Any:
         return partial(TorchTrainer, name=name, every_step=self.settings.debug)
 
-    def _run(self, request: ExchangeRequest) -> dict[str, Any]:
+    def _run(self, request: ExchangeRequest) -> Outputs:
         try:
             return super()._run(request)
         except TypeError as error:

@@ -10,47 +10,37 @@ experiment; it is written anew after every run (of all seeds that are trained at
 hold.
 """
 
-import hashlib
-import json
 import os
 import platform
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
-from fedtailor._files import reason, replacing
-from fedtailor._version import __version__
+from fedtailor._files import reason
 from fedtailor.algorithms import Local
-from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
+from fedtailor.executors import Settings
 from fedtailor.experiments import halving
-from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
-from fedtailor.federation import Federation
-from fedtailor.metrics import Metric, find_metric, find_metrics
-from fedtailor.protocol import Diverged, Exchanges, drive, require
-from fedtailor.runs import run_exchanges
-from fedtailor.runs.run import bind, executor_of
-from fedtailor.runs.target_units import default_metrics
-from fedtailor.storage import Damaged, DirectoryLock, Interrupted, Unusable, check, interrupts
-from fedtailor.storage.manifest import settings as described
-from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_directory import (
-    MANIFEST,
-    METRICS,
-    SUMMARY,
-    RunDirectory,
-    read_frame,
-    read_summary,
-    require_unchanged,
+from fedtailor.experiments.compared_runs import ComparedRuns
+from fedtailor.experiments.comparison_index import (
+    INDEX,
+    described_experiment,
+    names,
+    require_own_index,
+    versions_of,
+    write_index,
 )
-from fedtailor.trackers import Tracker, find_trackers
-from fedtailor.training import AfterRound, Training
+from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
+from fedtailor.experiments.run_scores import has_diverged, stored_score, validation_score
+from fedtailor.metrics import Metric, find_metric, find_metrics
+from fedtailor.protocol import require
+from fedtailor.runs.run import bind
+from fedtailor.runs.target_units import default_metrics
+from fedtailor.storage import DirectoryLock, Unusable
+from fedtailor.storage.run_files import SUMMARY, read_summary
+from fedtailor.trackers import find_trackers
+from fedtailor.training import Training
 
-INDEX = "experiment.json"
-RUNS = "runs"
 ALL_FAILED = "every candidate diverged or was refused; offer smaller learning rates in its grid"
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
@@ -92,21 +82,27 @@ class Comparison:
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
-        self._refusals: dict[str, str] = {}
-        self._seconds: dict[str, float] = {}
-        self._shares: dict[str, float] = {}
-        self._federations: dict[tuple[str, int], Federation] = {}
+        self._runs = ComparedRuns(
+            self.experiment,
+            self.results,
+            self.settings,
+            self._show,
+            self.at_once,
+            self.any_version,
+            self.track,
+        )
         self._rounds = 0
 
     @property
     def done(self) -> int:
         """Runs that are over, or will not be made."""
-        return len(self._seconds) + sum(skipped["runs"] for skipped in self.skipped)
+        return len(self._runs.seconds) + sum(skipped["runs"] for skipped in self.skipped)
 
     @property
     def progressed(self) -> float:
         """Runs that are over, and the shares of their rounds that others have done."""
-        return self.done + sum(share for name, share in list(self._shares.items()) if name not in self._seconds)
+        runs = self._runs
+        return self.done + sum(share for name, share in runs.shares.items() if name not in runs.seconds)
 
     @property
     def index(self) -> Path:
@@ -121,7 +117,7 @@ class Comparison:
                 directory cannot be written or is in use: what is finished is kept. Or no method takes its settings.
             Interrupted: Ctrl-C or SIGTERM; the last finished round is saved.
         """
-        self._require_own_index()
+        require_own_index(self.index, self.source)
         try:
             self.index.parent.mkdir(parents=True, exist_ok=True)
             lock = DirectoryLock(self.index.parent)
@@ -152,17 +148,9 @@ class Comparison:
         self._write()
         return self.index
 
-    def _require_own_index(self) -> None:
-        """Two files of one name, in different directories, would write the same index."""
-        try:
-            before = json.loads(self.index.read_text()).get("file")
-        except (OSError, ValueError, AttributeError):  # there is none, or a damaged one, which is written anew
-            return
-        other = None if before is None else (self.index.parent / before).resolve()
-        same = other is None or self.source is None or not other.exists() or other.samefile(self.source)
-        require(
-            same, f"{self.index.parent} holds the results of {other}; rename {self.source}, or name another directory"
-        )
+    def _show(self, entry: Entry, seed: int, training: Training | None) -> None:
+        if self.progress is not None:
+            self.progress(self, entry, seed, training)
 
     def _choose(self, entry: Entry, seed: int) -> Candidate | None:
         """The candidate that is best on the clients' validation data, after the last round, on the first seed.
@@ -174,26 +162,27 @@ class Comparison:
             self._skip(entry, None, refusal.parameters, refusal.why)
         if len(entry.candidates) == 1:
             return entry.candidates[0]
-        runs, scores = [], []
+        runs: list[str] = []
+        scores: list[float | None] = []
         for candidate in entry.candidates:
-            name = self._train(entry, candidate, seed)
-            refused = self._refusals.get(name)
-            if refused is not None:
-                self._skip(entry, seed, candidate.parameters, refused)
+            name = self._runs.train(entry, candidate, seed)
+            refusal = self._runs.refusals.get(name)
+            if refusal is not None:
+                self._skip(entry, seed, candidate.parameters, refusal)
             runs.append(name)
-            scores.append(None if refused is not None else _validation_score(self.results / name))
-        best = max(
-            range(len(scores)), key=lambda number: scores[number] if scores[number] is not None else -float("inf")
-        )
-        if scores[best] is None:
-            best = None
+            scores.append(None if refusal is not None else validation_score(self.results / name))
+        scored = [(score, number) for number, score in enumerate(scores) if score is not None]
+        _, best = max(scored, key=lambda pair: pair[0], default=(None, None))
+        if best is None:
             self._skip(entry, None, {}, ALL_FAILED, runs=len(self.experiment.file.seeds) - 1)
         for number, (candidate, run, score) in enumerate(zip(entry.candidates, runs, scores, strict=True)):
-            self.candidates.append({
-                **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
-                "run": run, "val": score, "chosen": number == best,
-            })  # fmt: skip
+            self._list(entry, candidate, seed, run=run, val=score, chosen=number == best)
         return None if best is None else entry.candidates[best]
+
+    def _list(self, entry: Entry, candidate: Candidate, seed: int, **result: Any) -> None:
+        """Add a candidate to the index."""
+        parameters = dict(candidate.parameters)
+        self.candidates.append({**names(entry), "parameters": parameters, "seed": seed, **result})
 
     def _halve(self, entries: Sequence[Entry], seed: int) -> dict[int, Candidate | None]:
         """The candidates of all methods of a column that are left in the end (see `halving`), by the entry's id: at
@@ -201,54 +190,66 @@ class Comparison:
 
         A run that is stopped at a cut and goes on later is resumed from its checkpoint.
         """
-        column, other_seeds = entries[0].column, len(self.experiment.file.seeds) - 1
+        column = entries[0].column
+        other_seeds = len(self.experiment.file.seeds) - 1
         going = [(entry, candidate) for entry in entries for candidate in entry.candidates]
         for entry in entries:
             for refusal in entry.refused:
                 self._skip(entry, None, refusal.parameters, refusal.why)
-        after = halving.cuts(column.rounds, self._every(column))
-        left = dict.fromkeys(map(id, entries))
+        cuts = halving.cuts(column.rounds, self._runs.evaluate_every(column))
+        kept = halving.kept(len(going), len(cuts))
+        left: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
         done = 0
-        for rounds, keep in zip([*after, column.rounds], [*halving.kept(len(going), len(after)), 0], strict=True):
+        # After the last round nobody is cut (0 stands for all), but one setting of a method is chosen.
+        for rounds, keep in zip([*cuts, column.rounds], [*kept, 0], strict=True):
             scores = [self._score_after(entry, candidate, seed, rounds) for entry, candidate in going]
             self._rounds += len(going) * (rounds - done)
             done = rounds
-            rows, alone = [id(entry) for entry, _ in going], [isinstance(it.algorithm, Local) for _, it in going]
-            last = rounds == column.rounds
-            here = halving.survivors(scores, rows, alone, keep or len(going), one_a_row=last or rounds == after[-1])
-            for place, ((entry, candidate), score) in enumerate(zip(going, scores, strict=True)):
-                if last and place in here:
+            is_last = rounds == column.rounds
+            rows = [id(entry) for entry, _ in going]
+            alone = [isinstance(candidate.algorithm, Local) for _, candidate in going]
+            one_a_row = is_last or rounds == cuts[-1]
+            surviving = halving.survivors(scores, rows, alone, keep or len(going), one_a_row=one_a_row)
+            for position, ((entry, candidate), score) in enumerate(zip(going, scores, strict=True)):
+                survives = position in surviving
+                if is_last and survives:
                     left[id(entry)] = candidate
-                if last or place not in here:
-                    self._put_down(entry, candidate, seed, rounds, score, chosen=place in here)
-            going = [going[place] for place in here]
+                if is_last or not survives:
+                    self._put_down(entry, candidate, seed, rounds, score, chosen=survives)
+            going = [going[position] for position in surviving]
         for entry in entries:
             if left[id(entry)] is None:
-                tried = [it for it in self.candidates if _names(entry).items() <= it.items()]
-                reached = f"{max(it['rounds'] for it in tried)} of {column.rounds} rounds"
-                why = f"left out after {reached} by its validation data (--budget)"
-                failed = all(it["val"] is None for it in tried)
-                self._skip(entry, None, {}, ALL_FAILED if failed else why, runs=other_seeds)
+                self._skip(entry, None, {}, self._why_left_out(entry), runs=other_seeds)
         self._rounds += other_seeds * len(going) * column.rounds
         return left
 
+    def _why_left_out(self, entry: Entry) -> str:
+        """Why halving has left no candidate of a method."""
+        tried = [candidate for candidate in self.candidates if names(entry).items() <= candidate.items()]
+        if all(candidate["val"] is None for candidate in tried):
+            return ALL_FAILED
+        reached = max(candidate["rounds"] for candidate in tried)
+        return f"left out after {reached} of {entry.column.rounds} rounds by its validation data (--budget)"
+
     def _score_after(self, entry: Entry, candidate: Candidate, seed: int, rounds: int) -> float | None:
         """A candidate's score on validation data after some rounds; None if it diverged before, or was refused."""
-        name, column = self._place(entry, candidate, seed), entry.column
+        column = entry.column
+        name = self._runs.name_of(entry, candidate, seed)
         metric = self._metric(column, seed)
-        whole = rounds == column.rounds
-        if not whole and (found := _stored_score(self.results / name, metric, rounds)) is not None:
-            return found  # stopped here before, or gone on already
-        if not _has_diverged(self.results / name):
-            self._train(entry, candidate, seed, rounds)
-        if name in self._refusals:
-            self._skip(entry, seed, candidate.parameters, self._refusals[name])
+        if rounds < column.rounds:
+            score = stored_score(self.results / name, metric, rounds)
+            if score is not None:
+                return score  # stopped here before, or gone on already
+        if not has_diverged(self.results / name):
+            self._runs.train(entry, candidate, seed, rounds)
+        if name in self._runs.refusals:
+            self._skip(entry, seed, candidate.parameters, self._runs.refusals[name])
             return None
-        return None if _has_diverged(self.results / name) else _stored_score(self.results / name, metric, rounds)
+        return None if has_diverged(self.results / name) else stored_score(self.results / name, metric, rounds)
 
     def _metric(self, column: Column, seed: int) -> Metric:
         """What the runs of a column are judged by."""
-        federation = self._data(column, seed)
+        federation = self._runs.data(column, seed)
         require(
             len(federation.val.rows) > 0,
             f"a budget is spent by validation data, and scenario {column.label!r} has none; give it some, such as "
@@ -262,178 +263,44 @@ class Comparison:
         self, entry: Entry, candidate: Candidate, seed: int, rounds: int, score: float | None, *, chosen: bool
     ) -> None:
         """Put down how far a candidate came, and what it took."""
-        name = self._place(entry, candidate, seed)
+        name = self._runs.name_of(entry, candidate, seed)
         summary = read_summary(self.results / name / SUMMARY) if (self.results / name / SUMMARY).exists() else {}
-        self._seconds[name] = summary.get("seconds", 0.0)
-        self.candidates.append({
-            **_names(entry), "parameters": dict(candidate.parameters), "seed": seed,
-            "run": name, "val": score, "chosen": chosen, "rounds": rounds,
-        })  # fmt: skip
+        self._runs.seconds[name] = summary.get("seconds", 0.0)
+        self._list(entry, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds)
 
     def _skip(self, entry: Entry, seed: int | None, parameters: Mapping[str, Any], why: str, *, runs: int = 0) -> None:
         """Put down what is not run and why; `runs` is how many of the experiment's runs that are."""
         self.skipped.append({
-            **_names(entry), "seed": seed, "parameters": dict(parameters), "why": why, "runs": runs,
+            **names(entry), "seed": seed, "parameters": dict(parameters), "why": why, "runs": runs,
         })  # fmt: skip
 
     def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs of one method on some seeds."""
         if len(seeds) > 1:
-            self._train_at_once(entry, candidate, seeds)
+            self._runs.train_at_once(entry, candidate, seeds)
         for seed in seeds:
-            run = self._train(entry, candidate, seed)
-            if run in self._refusals:
-                self._skip(entry, seed, candidate.parameters, self._refusals[run], runs=1)
+            run = self._runs.train(entry, candidate, seed)
+            if run in self._runs.refusals:
+                self._skip(entry, seed, candidate.parameters, self._runs.refusals[run], runs=1)
                 continue
             self.cells.append({
-                **_names(entry), "seed": seed, "run": run, "chosen": dict(candidate.parameters),
+                **names(entry), "seed": seed, "run": run, "chosen": dict(candidate.parameters),
             })  # fmt: skip
         self._write()
 
-    def _train_at_once(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
-        """The runs that are not over, unless only one is left."""
-        column, names = entry.column, {seed: self._place(entry, candidate, seed) for seed in seeds}
-        left = [seed for seed in seeds if self._finished(names[seed], column) is None]
-        if len(left) < 2:
-            return
-        federations = [self._data(column, seed) for seed in left]
-        models = [bind(column.scenario.model, federation) for federation in federations]
-        directories = [self.results / names[seed] for seed in left]
-        group = LockstepGroup(federations, models, self.settings, directories)
-        with interrupts() as stopped:
-            runs = [
-                self._run(entry, candidate, seed, executor, stopped)
-                for seed, executor in zip(left, group.executors, strict=True)
-            ]
-            group.drive(runs, stopped)
-            if stopped.is_set():
-                raise Interrupted
-
-    def _train(self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None) -> str:
-        """One run, unless its directory holds it already; where it stands in the result directory.
-
-        Args:
-            rounds: how many of the column's rounds, all by default.
-        """
-        name, column = self._place(entry, candidate, seed), entry.column
-        summary = self._finished(name, column, rounds)
-        if summary is None:
-            federation = self._data(column, seed)
-            model = bind(column.scenario.model, federation)
-            executor = executor_of(federation, model, self.settings, self.results / name)
-            drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
-            if name in self._refusals:
-                return name
-            summary = self._finished(name, column, rounds)
-            assert summary is not None
-        if rounds in (None, column.rounds):
-            self._seconds[name] = summary.get("seconds", 0.0)
-        return name
-
-    def _finished(self, name: str, column: Column, rounds: int | None = None) -> dict[str, Any] | None:
-        return RunDirectory(self.results / name).finished_summary(rounds or column.rounds)
-
-    def _run(
-        self,
-        entry: Entry,
-        candidate: Candidate,
-        seed: int,
-        executor: DeviceExecutor,
-        stopped: threading.Event | None = None,
-        rounds: int | None = None,
-    ) -> Exchanges[None]:
-        """One run as exchanges. One that diverges ends without an error: its directory says so, and the tables will.
-        So does one whose method refuses its settings for these clients: the index says so."""
-        name, column = self._place(entry, candidate, seed), entry.column
-        rounds = rounds or column.rounds
-        if self.progress is not None:
-            self.progress(self, entry, seed, None)
-        self._refusals.pop(name, None)
-        try:
-            yield from run_exchanges(
-                candidate.algorithm, executor, rounds,
-                seed=seed, participation=column.participation, evaluate_every=self._every(column), uplink=entry.uplink,
-                callbacks=[AfterRound(self._forward(entry, seed, name)), *self._trackers(entry, candidate, seed)],
-                directory=self.results / name, resume=True,
-                checkpoint_every=max(column.rounds // 5, 1), stopped=stopped,
-                metrics=self.experiment.file.measured, keep_rows=rounds == column.rounds,
-                origin=column.scenario.origin(seed),
-            )  # fmt: skip
-        except (Diverged, Unusable) as error:
-            if isinstance(error, Unusable):  # not the method's doing: nothing else could be run either
-                raise
-        except ValueError as error:
-            self._refusals[name] = str(error)
-
-    def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
-        chosen = "".join(f", {key} {value}" for key, value in candidate.parameters.items())
-        title = f"{entry.row}{chosen} on {entry.column.label}, seed {seed}"
-        place = self.results / self._place(entry, candidate, seed)
-        return find_trackers(self.track, place, experiment=self.experiment.name, run=title)
-
-    def _forward(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
-        def forward(training: Training, evaluated: bool) -> None:
-            self._shares[name] = training.round / entry.column.rounds
-            if self.progress is not None:
-                self.progress(self, entry, seed, training)
-
-        return forward
-
-    def _data(self, column: Column, seed: int) -> Federation:
-        """The clients of one column and seed; only the last ones stay in memory."""
-        key = column.label, seed
-        if key not in self._federations:
-            old = [other for other in self._federations if other[0] != column.label]
-            old = old or list(self._federations)[: len(self._federations) + 1 - self.at_once]
-            for other in old:
-                del self._federations[other]
-            self._federations[key] = column.scenario.build(seed)
-        return self._federations[key]
-
-    def _every(self, column: Column) -> int:
-        return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
-
-    def _place(self, entry: Entry, candidate: Candidate, seed: int) -> str:
-        """Where a run stands in the result directory: equal settings and version, equal place."""
-        column = entry.column
-        what = {
-            "algorithm": described(candidate.algorithm), "model": described(column.scenario.model),
-            "data": {**column.arguments, "file": _file(column)}, "rounds": column.rounds, "every": self._every(column),
-            "participation": described(column.participation),
-            **({"uplink": described(entry.uplink)} if entry.uplink else {}),
-            **({"measured": measured} if (measured := self.experiment.file.measured) else {}),
-        }  # fmt: skip
-        fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:10]
-        place = f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
-        made = stored_versions(self.results / place / MANIFEST).get("fedtailor", __version__)
-        beside = f"{place}-{__version__}"
-        if made == __version__ or (self.any_version and not (self.results / beside).exists()):
-            return place
-        return beside
-
-    def _relative_source(self) -> str | None:
-        """Where the file is, from the index: no path of this machine stands in results that are passed on."""
-        return None if self.source is None else os.path.relpath(self.source, self.index.parent)
-
     def _write(self) -> None:
-        """The index, whole or not at all."""
-        experiment, file = self.experiment, self.experiment.file
-        found = {
-            "name": experiment.name, "file": self._relative_source(), "size": experiment.size,
-            "title": file.title, "source": file.source,
-            "note": file.note, "seeds": file.seeds, "metrics": file.metrics, "figures": file.figures,
-            "scenarios": {column.label: _described(column) for column in experiment.columns},
-            "algorithms": experiment.rows, "published": file.published, "sweeps": _sweeps(experiment),
-            "runs": experiment.runs, "cells": self.cells, "candidates": self.candidates,
-            "skipped": self.skipped, "budget": self._spent(), "seconds": sum(self._seconds.values()),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}", "versions": self._versions(),
-        }  # fmt: skip
-        text = json.dumps(found, indent=1, default=str)
-        try:
-            with replacing(self.index) as temporary:
-                temporary.write_text(text, "utf-8")
-        except OSError as error:
-            raise Unusable(f"cannot write to {self.index.parent}: {reason(error)}; finished runs are kept") from None
+        runs = [self.results / cell["run"] for cell in self.cells]
+        content = {
+            **described_experiment(self.experiment, self.index, self.source),
+            "cells": self.cells,
+            "candidates": self.candidates,
+            "skipped": self.skipped,
+            "budget": self._spent(),
+            "seconds": sum(self._runs.seconds.values()),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "versions": versions_of(runs),
+        }
+        write_index(self.index, content)
 
     def _spent(self) -> dict[str, int] | None:
         """Rounds that halving takes, and those of all candidates on one seed and all methods on the others."""
@@ -442,92 +309,3 @@ class Comparison:
         others = len(self.experiment.file.seeds) - 1
         full = sum((len(entry.candidates) + others) * entry.column.rounds for entry in self.experiment.entries)
         return {"rounds": self._rounds, "full": full}
-
-    def _versions(self) -> dict[str, str]:
-        """The versions that made the runs of the tables, as their manifests say; several where they differ."""
-        found: dict[str, set[str]] = {}
-        for cell in self.cells:
-            for name, version in stored_versions(self.results / cell["run"] / MANIFEST).items():
-                found.setdefault(name, set()).add(version)
-        return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
-
-
-def _file(column: Column) -> str:
-    """A digest of the user's own file, where the scenario reads one: other contents are other runs."""
-    path = column.arguments.get("path")
-    if path is None:
-        return ""
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _names(entry: Entry) -> dict[str, str]:
-    return {"scenario": entry.column.label, "algorithm": entry.row}
-
-
-def _described(column: Column) -> dict[str, Any]:
-    participation = column.participation
-    return {
-        "use": column.scenario.name, "arguments": dict(column.arguments), "model": repr(column.scenario.model),
-        "rounds": column.rounds,
-        "participation": participation.fraction if participation.count is None else participation.count,
-        **({"sampling": participation.sampling} if participation.sampling else {}),
-    }  # fmt: skip
-
-
-def _sweeps(experiment: Experiment) -> dict[str, Any]:
-    """Label in the file -> the parameter that its rows vary, and the row of each value."""
-    found: dict[str, Any] = {}
-    for entry in experiment.entries:
-        if len(entry.varied) == 1:
-            ((parameter, value),) = entry.varied.items()
-            sweep = found.setdefault(entry.algorithm, {"parameter": parameter, "rows": {}})
-            sweep["rows"][str(value)] = entry.row
-    return found
-
-
-def _validation_score(path: Path) -> float | None:
-    """Mean over clients, on validation data after the last round, of what the run is judged by (minus it, where lower
-    is better); None if the run diverged.
-
-    Raises:
-        ValueError: the scenario has no validation data.
-    """
-    summary = read_summary(path / SUMMARY)
-    if "diverged" in summary:
-        return None
-    metric = summary["metric"]
-    require_unchanged(path / METRICS, summary)
-    frame = read_frame(path / METRICS).filter(
-        (pl.col("split") == "val") & (pl.col("metric") == metric) & ~pl.col("unseen")
-    )
-    require(len(frame) > 0, "a grid is chosen on validation data, and this scenario has none; remove the grid")
-    last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
-    assert isinstance(last, float)
-    return last if find_metric(metric).higher_is_better else -last
-
-
-def _stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
-    """As `_validation_score`, after some of a run's rounds, whether it has ended or not; None if it was not evaluated
-    then.
-
-    Raises:
-        Damaged: the directory does not hold what was written to it.
-    """
-    if not (path / METRICS).exists():
-        return None
-    (found,) = check(path)
-    if not found.whole:
-        raise Damaged(found.what)
-    wanted = (pl.col("split") == "val") & (pl.col("metric") == metric.name) & ~pl.col("unseen")
-    values = read_frame(path / METRICS).filter(wanted & (pl.col("round") == rounds))["value"]
-    mean = values.mean()
-    if not isinstance(mean, float):
-        return None
-    return mean if metric.higher_is_better else -mean
-
-
-def _has_diverged(path: Path) -> bool:
-    return (path / SUMMARY).exists() and "diverged" in read_summary(path / SUMMARY)

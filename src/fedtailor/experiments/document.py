@@ -119,8 +119,10 @@ def line_of(text: str, place: KeyPath) -> int | None:
 
 def _inside(line: str, here: KeyPath, place: KeyPath) -> bool:
     """Whether a setting of this line is an inline table that holds `place`."""
+    if here != place[: len(here)] or "{" not in line:
+        return False
     rest = place[len(here) :]
-    return here == place[: len(here)] and "{" in line and all(re.search(rf"\b{re.escape(key)}\b", line) for key in rest)
+    return all(re.search(rf"\b{re.escape(key)}\b", line) for key in rest)
 
 
 def _split(keys: str) -> KeyPath:

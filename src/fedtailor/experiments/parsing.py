@@ -94,9 +94,9 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: b
     hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
     for key in arguments:
         allow(key, names, (*place, key), f"argument of {name}")
-    found = {key: coerce(value, hints.get(key, Any), (*place, key)) for key, value in arguments.items()}
+    coerced = {key: coerce(value, hints.get(key, Any), (*place, key)) for key, value in arguments.items()}
     try:
-        built = build(**found)
+        built = build(**coerced)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
     if not isinstance(built, Architecture):
@@ -128,10 +128,10 @@ def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def allow(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
@@ -158,7 +158,7 @@ def _part(hint: Any, place: KeyPath) -> Any:
 def _leaves(lists: Mapping[str, Any], place: KeyPath) -> Iterable[tuple[KeyPath, list[Any]]]:
     for name, values in lists.items():
         if isinstance(values, Mapping):
-            yield from (((name, *path), found) for path, found in _leaves(values, (*place, name)))
+            yield from (((name, *path), inner) for path, inner in _leaves(values, (*place, name)))
         elif isinstance(values, list) and values:
             yield (name,), values
         else:
@@ -166,10 +166,10 @@ def _leaves(lists: Mapping[str, Any], place: KeyPath) -> Iterable[tuple[KeyPath,
 
 
 def _nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for path, value in settings:
-        table = found
+        table = tree
         for key in path[:-1]:
             table = table.setdefault(key, {})
         table[path[-1]] = value
-    return found
+    return tree

@@ -44,5 +44,7 @@ class Confusion(Metric):
     def values(self, statistic: Statistic) -> dict[str, float]:
         """The share of errors, and the count of each cell that is not empty, as `confusion[label,predicted]`."""
         matrix = self.matrix(statistic)
-        cells = {f"{self.name}[{i},{j}]": float(matrix[i, j]) for i, j in np.argwhere(matrix > 0)}
-        return {self.name: self.result(statistic), **cells}
+        values = {self.name: self.result(statistic)}
+        for label, predicted in np.argwhere(matrix > 0):
+            values[f"{self.name}[{label},{predicted}]"] = float(matrix[label, predicted])
+        return values

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.models import Classification, Model, TokenCrossEntropy
-from fedtailor.protocol import check_choice, offered, require
+from fedtailor.protocol import find_registered, require
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
 """Sums over samples: name -> array whose shape follows from the model. Two statistics merge by adding their arrays."""
@@ -90,9 +90,11 @@ class Metric(ABC):
             name -> [c], NaN where a client has no such value.
         """
         clients = len(next(iter(statistic.values())))
-        found = [self.values({key: rows[client, ...] for key, rows in statistic.items()}) for client in range(clients)]
-        names = dict.fromkeys(name for values in found for name in values)
-        return {name: np.array([values.get(name, np.nan) for values in found], np.float64) for name in names}
+        of_clients = [
+            self.values({key: rows[client, ...] for key, rows in statistic.items()}) for client in range(clients)
+        ]
+        names = dict.fromkeys(name for values in of_clients for name in values)
+        return {name: np.array([values.get(name, np.nan) for values in of_clients], np.float64) for name in names}
 
 
 def find_metric(name: str) -> Metric:
@@ -101,12 +103,7 @@ def find_metric(name: str) -> Metric:
     Raises:
         ValueError: neither fedtailor nor an installed package has a metric of that name, or the package's is broken.
     """
-    if name not in Metric.registry:
-        kind = offered(ENTRY_POINTS, name, "metric", Metric)
-        if kind is not None:
-            Metric.registry[name] = kind
-    check_choice(name, sorted(Metric.registry), "metric")
-    return Metric.registry[name]()
+    return find_registered(Metric.registry, name, "metric", ENTRY_POINTS, base=Metric)()
 
 
 def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, ...]:
@@ -115,15 +112,15 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
     Raises:
         ValueError: a metric is unknown, or not defined for the model.
     """
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name in names:
         metric = find_metric(name) if isinstance(name, str) else name
         if not metric.applies(model):
             defined = ", ".join(sorted(key for key, kind in Metric.registry.items() if kind().applies(model)))
             raise ValueError(f"the metric {metric.name!r} is not defined for {_kind(model)}; choose from {defined}")
-        require(found.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
-        found[metric.name] = metric
-    return tuple(found.values())
+        require(metrics.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
+        metrics[metric.name] = metric
+    return tuple(metrics.values())
 
 
 def default_metrics(model: Model) -> tuple[Metric, ...]:

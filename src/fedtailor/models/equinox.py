@@ -1,6 +1,6 @@
 """Equinox modules as models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -139,7 +139,9 @@ class _Tap:
     """
 
     def __init__(self, instead: Array | None = None, note: Callable[[], None] | None = None) -> None:
-        self.instead, self.note, self.seen = instead, note, jnp.zeros(0)
+        self.instead = instead
+        self.note = note
+        self.seen = jnp.zeros(0)
 
     def __call__(self, x: Array) -> Array:
         if self.note is not None:
@@ -161,7 +163,7 @@ class _Tapped(eqx.Module):
         return getattr(self.dense, name)
 
 
-def _tapped(network: Network, path: str | None, tap: _Tap) -> Any:
+def _tapped(network: Network, path: str | None, tap: _Tap) -> Network:
     """The network with its dense layer of that path tapped."""
     return map_nodes(network, eqx.nn.Linear, lambda where, dense: _Tapped(dense, tap) if where == path else dense)
 
@@ -170,14 +172,15 @@ def _called(network: Network, example: Array, **options: Any) -> Array:
     """The module's output for one example, with its state where it keeps some (which evaluation leaves as it is)."""
     if not paths_of(network, eqx.nn.StateIndex):
         return network(example, **options)
-    return network(example, eqx.nn.State(network), **options)[0]
+    output, _ = network(example, eqx.nn.State(network), **options)
+    return output
 
 
 def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
     return eqx.tree_at(lambda index: index.init, index, state.get(index))
 
 
-def _axis_name(network: Network) -> Any:
+def _axis_name(network: Network) -> Hashable:
     """The name that all of the module's BatchNorms give to the batch."""
     is_norm = lambda node: isinstance(node, WeightedBatchNorm)  # noqa: E731
     names = {node.axis_name for node in jax.tree.leaves(network, is_leaf=is_norm) if is_norm(node)}

@@ -1,7 +1,6 @@
 """Equinox's BatchNorm with weights of examples, and with its state in floating-point arrays."""
 
 import dataclasses
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -38,10 +37,10 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     ) -> tuple[Array, eqx.nn.State]:
         inference = self.inference if inference is None else inference
         mean, variance, state = self._running(state) if inference else self._trained(x, state)
-        wide = (-1, *[1] * (x.ndim - 1))
-        out = (x - mean.reshape(wide)) / jnp.sqrt(variance.reshape(wide) + self.eps)
+        deviation = jnp.sqrt(_of_channels(variance, x) + self.eps)
+        out = (x - _of_channels(mean, x)) / deviation
         if self.weight is not None and self.bias is not None:
-            out = out * self.weight.reshape(wide) + self.bias.reshape(wide)
+            out = out * _of_channels(self.weight, x) + _of_channels(self.bias, x)
         return out, state
 
     def _running(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
@@ -76,13 +75,21 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     def _batch(self, x: Array) -> tuple[Array, Array]:
         """Mean and variance [channels] over the examples of the batch that are no padding."""
         weight = jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight.astype(x.dtype)
-        share = weight / jnp.maximum(lax.psum(weight, self.axis_name), jnp.finfo(x.dtype).tiny)
+        # This is called on one example, under `vmap`: sums over the axis of that name are over the batch.
+        total = lax.psum(weight, self.axis_name)
+        share = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
         pixels = tuple(range(1, x.ndim))
         mean = lax.psum(share * x.mean(pixels), self.axis_name)
-        squares = jnp.square(x - mean.reshape(-1, *[1] * (x.ndim - 1)))
-        return mean, lax.psum(share * squares.mean(pixels), self.axis_name)
+        squares = jnp.square(x - _of_channels(mean, x))
+        variance = lax.psum(share * squares.mean(pixels), self.axis_name)
+        return mean, variance
 
 
-def _present(index: Any) -> eqx.nn.StateIndex:
+def _of_channels(values: Float[Array, " channels"], x: Array) -> Array:
+    """Values in the shape in which they broadcast over one example [channels, ...]."""
+    return values.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _present(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:
     assert index is not None
     return index

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from fedtailor.models.convolution import PoolKind, convolve, convolve_windows, halve, pad, planes, pool_relu, windows
+from fedtailor.models.convolution import convolve, halve, pad, planes
 from fedtailor.models.normalization import StatefulLayer
+from fedtailor.models.pooling import PoolKind, convolve_windows, pool_relu, windows
 
 Layer = Callable[[Array, Array | None], Array]
 """(x, key) -> output; the key is None in evaluation mode."""

@@ -4,16 +4,16 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from fedtailor.models.losses import Classification, Loss, cross_entropy
-from fedtailor.models.parts import Anatomy, Outline, Parameter, Part, path_of
+from fedtailor.models.parameter_layout import is_parameter, layout_of, outline_of, shapes_of
+from fedtailor.models.parts import Anatomy, Part
 from fedtailor.protocol import Params
 
 Network = PyTree
@@ -132,14 +132,14 @@ class Model:
             raise ValueError(f"outputs is {self.outputs}; a model needs one output (class, symbol, target) or more")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'float64'")
-        _ = _layout(self)
+        _ = layout_of(self)
 
     # vectors and trees ------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         """Number of parameters, d."""
-        return _layout(self).ends[-1]
+        return layout_of(self).ends[-1]
 
     def init(self, key: Array) -> Float[Array, " d"]:
         """Random initial parameters theta [d]; the same in both precisions, up to rounding."""
@@ -156,16 +156,15 @@ class Model:
             ValueError: theta has not d entries, or float64 is asked for and not enabled.
         """
         self._require_precision()
-        layout = _layout(self)
+        layout = layout_of(self)
         if theta.shape != (self.size,):
             raise ValueError(f"theta has shape {theta.shape}; this model takes [{self.size}]")
         theta = jnp.asarray(theta, self.dtype)
         starts = (0, *layout.ends)
         # Static slices, which XLA fuses into what reads them.
-        leaves = [
-            theta[start:end].reshape(shape)
-            for start, end, shape in zip(starts, layout.ends, layout.shapes, strict=False)
-        ]
+        leaves = []
+        for start, end, shape in zip(starts, layout.ends, layout.shapes, strict=False):
+            leaves.append(theta[start:end].reshape(shape))
         return jax.tree.unflatten(layout.structure, leaves)
 
     def vector(self, params: Params) -> Float[Array, " d"]:
@@ -178,7 +177,7 @@ class Model:
     @property
     def parts(self) -> tuple[str, ...]:
         """The named parts that this model has."""
-        return tuple(_outline(self).parts)
+        return tuple(outline_of(self).parts)
 
     def part(self, name: str | Part) -> Part:
         """A fixed set of entries of theta.
@@ -200,16 +199,16 @@ class Model:
             if name.d != self.size:
                 raise ValueError(f"part {name.name!r} is of a model of {name.d} parameters; this one has {self.size}")
             return name
-        return _outline(self).find(name)
+        return outline_of(self).find(name)
 
     def part_mask(self, part: str | Part) -> PyTree[bool]:
         """A part as a tree of bools with the structure of `params`."""
-        return self.part(part).tree_mask(_shapes(self))
+        return self.part(part).tree_mask(shapes_of(self))
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The path of every array of parameters, in the order of theta."""
-        return _layout(self).paths
+        return layout_of(self).paths
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -265,7 +264,7 @@ class Model:
         return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
 
     def _anatomy(self) -> Anatomy:
-        outline = _outline(self)
+        outline = outline_of(self)
         if outline.anatomy.head is None:
             outline.find("head")  # its error says which parts there are
         return outline.anatomy
@@ -280,12 +279,12 @@ class Model:
     @property
     def has_statistics(self) -> bool:
         """Whether theta holds running statistics: entries that no gradient moves and every training step renews."""
-        return len(_layout(self).statistics) > 0
+        return len(layout_of(self).statistics) > 0
 
     @property
     def statistics(self) -> Part:
         """The entries that are running statistics (none, for most models)."""
-        return self.part(",".join(_layout(self).statistics) or "nothing")
+        return self.part(",".join(layout_of(self).statistics) or "nothing")
 
     @property
     def in_python(self) -> bool:
@@ -295,7 +294,7 @@ class Model:
     @property
     def stochastic(self) -> bool:
         """Whether training needs a key (dropout)."""
-        return _layout(self).stochastic
+        return layout_of(self).stochastic
 
     @property
     def classification(self) -> bool:
@@ -358,7 +357,7 @@ class Model:
             return self.logits(params, x, key), params
         self._require_inputs(x)
         outputs, network = self.architecture.train(self._network(params), x, key, weight)
-        return outputs, self.with_statistics(params, eqx.filter(network, _is_parameter))
+        return outputs, self.with_statistics(params, eqx.filter(network, is_parameter))
 
     def with_statistics(self, params: Params, source: Params) -> Params:
         """Put running statistics in place of others.
@@ -370,13 +369,11 @@ class Model:
         Returns:
             A tree with the running statistics of `source`, and all other arrays of `params`.
         """
-        leaves, structure = jax.tree.flatten(params)
-        mixed = [
-            new.astype(old.dtype) if is_statistic else old
-            for old, new, is_statistic in zip(
-                leaves, jax.tree.leaves(source), _layout(self).holds_statistics, strict=True
-            )
-        ]
+        old, structure = jax.tree.flatten(params)
+        new = jax.tree.leaves(source)
+        mixed = []
+        for kept, put, is_statistic in zip(old, new, layout_of(self).holds_statistics, strict=True):
+            mixed.append(put.astype(kept.dtype) if is_statistic else kept)
         return jax.tree.unflatten(structure, mixed)
 
     def losses(self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
@@ -397,7 +394,7 @@ class Model:
 
     def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""
-        layout = _layout(self)
+        layout = layout_of(self)
         # A tree of a single array of d entries is a vector, too, and stays as it is.
         is_vector = getattr(params, "shape", None) == (self.size,) and layout.shapes != ((self.size,),)
         if is_vector:
@@ -416,80 +413,14 @@ class Model:
             raise ValueError("a float64 model needs 64-bit JAX; work inside `with jax.enable_x64(True):`")
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where the parameters of a model lie in theta, and the rest of its network."""
-
-    structure: Any
-    paths: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    ends: tuple[int, ...]
-    static: Network
-    stochastic: bool
-    statistics: tuple[str, ...]
-
-    @property
-    def holds_statistics(self) -> tuple[bool, ...]:
-        """Of each array of parameters, whether it is a running statistic."""
-        return tuple(path in self.statistics for path in self.paths)
-
-
-# Cached by the model's value and not kept on it: equal models share a layout, and a model stays a frozen dataclass.
-@lru_cache(maxsize=256)
-def _layout(model: Model) -> _Layout:
-    def build() -> Network:
-        return model.architecture.build(model.input_shape, model.outputs, jax.random.key(0))
-
-    # Shapes only: nothing is computed or allocated.
-    network = eqx.filter_eval_shape(build)
-    params, static = eqx.partition(network, _is_parameter)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(static):
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            where = jax.tree_util.keystr(path)
-            raise ValueError(f"the network's array {where} is {leaf.dtype}; only floating-point arrays can be trained")
-    leaves, structure = jax.tree.flatten(params)
-    paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-    shapes = tuple(tuple(leaf.shape) for leaf in leaves)
-    ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
-    return _Layout(
-        structure,
-        paths,
-        shapes,
-        ends or (0,),
-        static,
-        stochastic=model.architecture.is_stochastic(network),
-        statistics=model.architecture.statistics(network),
-    )
-
-
-def _shapes(model: Model) -> Params:
-    """The tree that `Model.params` makes, of shapes."""
-    layout = _layout(model)
-    leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
-    return jax.tree.unflatten(layout.structure, leaves)
-
-
-@lru_cache(maxsize=256)
-def _outline(model: Model) -> Outline:
-    layout = _layout(model)
-    parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
-    # Shapes in place of parameters: an architecture looks at its layers, not at their values.
-    network = eqx.combine(_shapes(model), layout.static)
-    return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
-
-
 @lru_cache(maxsize=256)
 def _feature_shape(model: Model) -> tuple[int, ...]:
-    x = jax.ShapeDtypeStruct((2, *model.input_shape), _outline(model).anatomy.input_dtype)
-    return jax.eval_shape(model.features, _shapes(model), x).shape[1:]
+    x = jax.ShapeDtypeStruct((2, *model.input_shape), outline_of(model).anatomy.input_dtype)
+    return jax.eval_shape(model.features, shapes_of(model), x).shape[1:]
 
 
 @partial(jax.jit, static_argnums=0)
 def _initial(model: Model, key: Array) -> Float[Array, " d"]:
     network = model.architecture.build(model.input_shape, model.outputs, key)
-    params, _ = eqx.partition(network, _is_parameter)
+    params, _ = eqx.partition(network, is_parameter)
     return model.vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, model.dtype), params))
-
-
-def _is_parameter(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -17,6 +17,10 @@ GROUPS = 2
 """Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
 
 
+Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
+"""A mean and a variance of each channel."""
+
+
 class StatefulLayer(eqx.Module):
     """A layer that keeps running statistics: called as other layers in evaluation, trained by `train`."""
 
@@ -33,13 +37,16 @@ class GroupNorm(eqx.Module):
     groups: int = eqx.field(static=True)
 
     def __init__(self, channels: int, groups: int = GROUPS) -> None:
-        self.scale, self.bias, self.groups = jnp.ones(channels), jnp.zeros(channels), groups
+        self.scale = jnp.ones(channels)
+        self.bias = jnp.zeros(channels)
+        self.groups = groups
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h w b"]:
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         mean = grouped.mean((1, 2, 3), keepdims=True)
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
-        normal = ((grouped - mean) * jax.lax.rsqrt(variance + EPSILON)).reshape(x.shape)
+        normal = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
+        normal = normal.reshape(x.shape)
         return normal * _per_channel(self.scale, x) + _per_channel(self.bias, x)
 
 
@@ -56,25 +63,23 @@ class BatchNorm(StatefulLayer):
     running_variance: Float[Array, " channels"]
 
     def __init__(self, channels: int) -> None:
-        self.scale, self.bias = jnp.ones(channels), jnp.zeros(channels)
-        self.running_mean, self.running_variance = jnp.zeros(channels), jnp.ones(channels)
+        self.scale = jnp.ones(channels)
+        self.bias = jnp.zeros(channels)
+        self.running_mean = jnp.zeros(channels)
+        self.running_variance = jnp.ones(channels)
 
     def __call__(self, x: Array, key: Array | None = None) -> Array:
         return self._normalized(x, self.running_mean, self.running_variance)
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "BatchNorm"]:
         running = self.running_mean, self.running_variance
-        mean, variance, running = batch_statistics(x, weight, running, MOMENTUM)
-        where = lambda layer: (layer.running_mean, layer.running_variance)  # noqa: E731
-        return self._normalized(x, mean, variance), eqx.tree_at(where, self, running)
+        mean, variance, renewed = batch_statistics(x, weight, running, MOMENTUM)
+        layer = eqx.tree_at(lambda layer: (layer.running_mean, layer.running_variance), self, renewed)
+        return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
         slope = self.scale * jax.lax.rsqrt(variance + EPSILON)
         return (x - _per_channel(mean, x)) * _per_channel(slope, x) + _per_channel(self.bias, x)
-
-
-Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
-"""A mean and a variance of each channel."""
 
 
 def batch_statistics(
@@ -93,14 +98,17 @@ def batch_statistics(
         The batch's mean and biased variance [c], which a training step normalises by, and the new running ones.
     """
     batch_axis, channel_axis = (0, 1) if channels_first or x.ndim == 2 else (x.ndim - 1, 0)
-    axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
+    all_but_channels = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
+    over_batch = _along(batch_axis, x.ndim)
+    over_channels = _along(channel_axis, x.ndim)
     pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
+
     weight = weight.astype(x.dtype)
-    share = weight / jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
-    share = share.reshape([-1 if axis == batch_axis else 1 for axis in range(x.ndim)])
-    wide = [-1 if axis == channel_axis else 1 for axis in range(x.ndim)]
-    mean = (x * share).sum(axes)
-    variance = (jnp.square(x - mean.reshape(wide)) * share).sum(axes)
+    total = jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
+    share = (weight / total).reshape(over_batch)
+    mean = (x * share).sum(all_but_channels)
+    variance = (jnp.square(x - mean.reshape(over_channels)) * share).sum(all_but_channels)
+
     count = (weight > 0).sum().astype(x.dtype) * pixels
     unbiased = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running
@@ -112,6 +120,13 @@ def batch_statistics(
         return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
 
     return mean, variance, (renewed(new_mean, old_mean), renewed(new_variance, old_variance))
+
+
+def _along(axis: int, axes: int) -> list[int]:
+    """The shape in which a vector broadcasts along one of so many axes."""
+    shape = [1] * axes
+    shape[axis] = -1
+    return shape
 
 
 def _per_channel(values: Float[Array, " c"], x: Array) -> Array:

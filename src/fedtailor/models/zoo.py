@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.convolution import PoolKind
 from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,
@@ -31,6 +30,7 @@ from fedtailor.models.layers import (
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.parts import Anatomy
+from fedtailor.models.pooling import PoolKind
 from fedtailor.models.registry import register
 from fedtailor.models.resnet import ResNet as ResNet  # where exported models look for their architecture
 

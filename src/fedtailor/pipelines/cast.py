@@ -1,17 +1,21 @@
 """Cast: models travel in half precision."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
+from fedtailor.pipelines.change import replace_vectors
 from fedtailor.protocol import (
-    MODEL_KINDS,
+    ClientRows,
     ClientUpdate,
     Cohort,
     Downlink,
     Inbox,
     LocalTrainer,
+    Streams,
     Transform,
     Update,
     hyperparameters,
@@ -31,35 +35,28 @@ class Cast(Transform):
     def __post_init__(self) -> None:
         require(self.dtype in TYPES, f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}")
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        return {kind: self._narrow(value) if kind in MODEL_KINDS else value for kind, value in update.items()}, state
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
+        return replace_vectors(update, lambda kind, value: {kind: value.astype(self.dtype)}), state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
-        return {
-            kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))
-            if kind in MODEL_KINDS
-            else rows
-            for kind, rows in update.items()
-        }, state
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
+        def widened(kind: str, rows: ClientRows) -> Update:
+            return {kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))}
+
+        return replace_vectors(update, widened), state
 
     def send(self, downlink: Downlink) -> Downlink:
-        streams = {
-            kind: replace(sent, values=self._narrow(jnp.asarray(sent.values))) if kind in MODEL_KINDS else sent
-            for kind, sent in downlink.streams.items()
-        }
-        return replace(downlink, streams=streams)
+        def narrowed(kind: str, sent: Streams) -> dict[str, Streams]:
+            return {kind: replace(sent, values=jnp.asarray(sent.values).astype(self.dtype))}
+
+        return replace(downlink, streams=replace_vectors(downlink.streams, narrowed))
 
     def receive(self, inbox: Inbox) -> Inbox:
-        values = {
-            kind: value.astype(_wide(value.dtype)) if kind in MODEL_KINDS else value
-            for kind, value in inbox.values.items()
-        }
+        values = replace_vectors(inbox.values, lambda kind, value: {kind: value.astype(_wide(value.dtype))})
         return replace(inbox, values=values)
 
-    def _narrow(self, values: Any) -> Any:
-        return values.astype(self.dtype)
 
-
-def _wide(dtype: Any) -> Any:
+def _wide(dtype: DTypeLike) -> DTypeLike:
     """The type that everybody computes in: that of JAX's floating-point numbers."""
     return jnp.result_type(float) if dtype in TYPES else dtype

@@ -1,12 +1,36 @@
 """Vectors as changes: what a client's vector is a change of, on the client and on the server."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor.protocol import ClientRows, Downlink, Inbox, Update
+from fedtailor.protocol import MODEL_KINDS, ClientRows, ClientUpdate, Downlink, Inbox, Update
+
+Message = TypeVar("Message")
+
+
+def replace_vectors(
+    messages: Mapping[str, Message], replacement: Callable[[str, Message], Mapping[str, Message]]
+) -> dict[str, Message]:
+    """Messages with other ones in place of each vector of a model's length; all that are none stay as they are.
+
+    Args:
+        messages: kind -> message.
+        replacement: (kind, vector) -> the messages in its place.
+    """
+    replaced: dict[str, Message] = {}
+    for kind, message in messages.items():
+        replaced |= replacement(kind, message) if kind in MODEL_KINDS else {kind: message}
+    return replaced
+
+
+def without(update: Update, *names: Callable[[str], str]) -> Update:
+    """An update without the messages that accompany its vectors under such names (`places_kind`, ...)."""
+    dropped = {name(kind) for name in names for kind in update}
+    return {kind: rows for kind, rows in update.items() if kind not in dropped}
 
 
 def start_kind(kind: str) -> str:
@@ -42,6 +66,11 @@ def which_reference(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> dic
     if kind != "model" or "model" not in inbox.values or len(inbox["model"]) == 1:
         return {}
     return {start_kind(kind): nearest(value, inbox)}
+
+
+def change_of(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> tuple[Float[Array, "*k d"], ClientUpdate]:
+    """What a client changed of the model that it received, and the messages that tell the server which one it was."""
+    return value - reference(kind, value, inbox), which_reference(kind, value, inbox)
 
 
 def received_rows(kind: str, update: Update, downlink: Downlink) -> Float[Any, "r *k d"] | float:

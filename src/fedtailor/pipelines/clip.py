@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from fedtailor.pipelines.change import reference
 from fedtailor.protocol import MODEL_KINDS, ClientUpdate, Inbox, LocalTrainer, Transform, hyperparameters, require
@@ -24,7 +24,9 @@ class Clip(Transform):
     def __post_init__(self) -> None:
         require(self.norm > 0, f"norm is {self.norm}; it must be above 0")
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         return clipped(update, inbox, self.norm)[0], state
 
 

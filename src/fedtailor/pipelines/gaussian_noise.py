@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from fedtailor.pipelines.clip import clipped
 from fedtailor.protocol import (
@@ -78,7 +79,9 @@ class GaussianNoise(Transform):
 
     # on the client ----------------------------------------------------------------------------------------------------
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         others = sorted(kind for kind in update if kind not in COVERED)
         require(not others, f"noise does not cover what this method's clients also send ({', '.join(others)}); choose "
                             "a method whose clients send a model and nothing else")  # fmt: skip
@@ -104,7 +107,7 @@ class GaussianNoise(Transform):
         require(not algorithm.probes, f"{algorithm.about.name}'s clients answer a probe, which noise on updates does "
                                       "not cover; choose a method without one")  # fmt: skip
 
-    def init_server(self, population: Population) -> Any:
+    def init_server(self, population: Population) -> PyTree:
         if self.by == "client":
             return ()
         expected = population.reporters_per_round
@@ -115,23 +118,27 @@ class GaussianNoise(Transform):
                     f"more than {least} clients expected in a round, not {expected}; leave out quantile")  # fmt: skip
         return {"norm": self.norm, "expected": expected}
 
-    def announce(self, downlink: Downlink, state: Any) -> Downlink:
+    def announce(self, downlink: Downlink, state: PyTree) -> Downlink:
         if self.quantile is None:
             return downlink
         return replace(downlink, scalars={**downlink.scalars, NORM: state["norm"]})
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         kind = next((kind for kind in update if kind in MODEL_KINDS), None)
         if self.by == "client" or kind is None:
             return update, state
-        norm, expected = float(state["norm"]), int(state["expected"])
-        rows, rng, reporters = update[kind], cohort.rng("gaussian noise"), int(cohort.reporting.sum())
+        norm = float(state["norm"])
+        expected = int(state["expected"])
+        rows = update[kind]
+        rng = cohort.rng("gaussian noise")
+        reporters = int(cohort.reporting.sum())
         multiplier, count_noise = self._shares(expected)
         noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
         start = _common_start(kind, downlink)
         change = jnp.asarray(rows.values) - start
         # clients may lie, and rounding (`Quantize`) may have lengthened a change
-        length = jnp.sqrt(jnp.square(change).sum(axis=tuple(range(1, change.ndim)), keepdims=True))
+        all_but_clients = tuple(range(1, change.ndim))
+        length = jnp.sqrt(jnp.square(change).sum(axis=all_but_clients, keepdims=True))
         change = change * jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(change.dtype).tiny))
         # such that the mean over reporters is start + (sum of changes + noise) / expected, whatever their number
         change = (reporters / expected) * change + (noise / expected).astype(change.dtype)
@@ -139,6 +146,7 @@ class GaussianNoise(Transform):
         seen[kind] = replace(rows, values=start + change)
         if self.quantile is not None:
             within = update[WITHIN].host()[cohort.reporting] if WITHIN in update else np.zeros(0)
+            # counted as +1/2 and -1/2, so that one client changes the sum by half as much
             total = float((within - 0.5).sum()) + count_noise * rng.standard_normal()
             share = total / expected + 0.5
             state = {**state, "norm": norm * math.exp(-self.norm_rate * (share - self.quantile))}

@@ -1,22 +1,24 @@
 """Quantize: changes travel as bytes."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int8
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int8, PyTree, Shaped
 
 from fedtailor.pipelines.change import (
+    change_of,
     places_kind,
     received_rows,
-    reference,
+    replace_vectors,
     scale_kind,
     start_kind,
-    which_reference,
+    without,
 )
 from fedtailor.protocol import (
     MODEL_KINDS,
+    ClientRows,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -49,52 +51,60 @@ class Quantize(Transform):
     def __post_init__(self) -> None:
         require(self.block >= 1, f"block is {self.block}; it must be 1 or more")
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        sent = dict(update)
-        for kind, value in update.items():
-            if kind not in MODEL_KINDS:
-                continue
-            change = value
-            if places_kind(kind) not in update:  # else `TopK` has made it a change
-                change = value - reference(kind, value, inbox)
-                sent |= which_reference(kind, value, inbox)
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
+        def as_integers(kind: str, value: Array) -> ClientUpdate:
+            is_change = places_kind(kind) in update  # made one by `TopK`
+            change, start = (value, {}) if is_change else change_of(kind, value, inbox)
+            # A key for each kind, so that their roundings are independent.
             key = jax.random.fold_in(local.key("quantize"), sorted(MODEL_KINDS).index(kind))
-            sent[kind], sent[scale_kind(kind)] = rounded(change, self.block, key)
-        return sent, state
+            integers, scale = rounded(change, self.block, key)
+            return {kind: integers, scale_kind(kind): scale, **start}
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
-        seen = {kind: rows for kind, rows in update.items() if kind not in {scale_kind(one) for one in MODEL_KINDS}}
-        for kind, rows in update.items():
-            if kind not in MODEL_KINDS:
-                continue
+        return replace_vectors(update, as_integers), state
+
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
+        # `TopK` stands before this and undoes its own part after it, the start of its changes included.
+        start_is_ours = not any(places_kind(kind) in update for kind in MODEL_KINDS)
+        accompanying = (scale_kind, start_kind) if start_is_ours else (scale_kind,)
+
+        def as_vectors(kind: str, rows: ClientRows) -> Update:
             values = restored(rows.values, update[scale_kind(kind)].values, self.block)
-            if places_kind(kind) not in update:
+            if start_is_ours:
                 values = values + received_rows(kind, update, downlink)
-                seen.pop(start_kind(kind), None)
-            seen[kind] = replace(rows, values=values)
-        return seen, state
+            return {kind: replace(rows, values=values)}
+
+        return replace_vectors(without(update, *accompanying), as_vectors), state
 
 
 def rounded(x: Float[Array, "*k d"], block: int, key: Array) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
     """A vector as integers, and the scale of each block; see `Quantize`."""
-    blocks = _blocks(x, block)
+    blocks = _to_blocks(x, block)
     scale = jnp.abs(blocks).max(axis=-1) / LEVELS
     steps = blocks / jnp.where(scale > 0, scale, 1)[..., None]
     steps = jnp.floor(steps + jax.random.uniform(key, steps.shape, steps.dtype))
     # 127 + u may round up to 128
-    whole = jnp.clip(steps, -LEVELS, LEVELS).astype(jnp.int8)
-    return whole.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]], scale
+    integers = jnp.clip(steps, -LEVELS, LEVELS).astype(jnp.int8)
+    return _from_blocks(integers, x.shape[-1]), scale
 
 
-def restored(whole: Any, scale: Any, block: int) -> Float[Array, "*k d"]:
+def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, "*k d"]:
     """The vector that integers and scales stand for."""
-    whole = jnp.asarray(whole)
-    blocks = _blocks(whole, block).astype(scale.dtype) * jnp.asarray(scale)[..., None]
-    return blocks.reshape(*whole.shape[:-1], -1)[..., : whole.shape[-1]]
+    integers = jnp.asarray(integers)
+    scale = jnp.asarray(scale)
+    blocks = _to_blocks(integers, block).astype(scale.dtype) * scale[..., None]
+    return _from_blocks(blocks, integers.shape[-1])
 
 
-def _blocks(x: Array, block: int) -> Array:
-    """[..., d] as [..., blocks, block], filled up with zeros."""
-    count = -(-x.shape[-1] // block)
-    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count * block - x.shape[-1])])
-    return filled.reshape(*x.shape[:-1], count, block)
+def _to_blocks(x: Shaped[Array, "*k d"], block: int) -> Shaped[Array, "*k blocks block"]:
+    """Vectors in blocks, the last one filled up with zeros."""
+    size = x.shape[-1]
+    count = -(-size // block)
+    only_at_the_end = [(0, 0)] * (x.ndim - 1) + [(0, count * block - size)]
+    return jnp.pad(x, only_at_the_end).reshape(*x.shape[:-1], count, block)
+
+
+def _from_blocks(blocks: Shaped[Array, "*k blocks block"], size: int) -> Shaped[Array, "*k d"]:
+    """The vectors of so many entries that blocks hold."""
+    return blocks.reshape(*blocks.shape[:-2], -1)[..., :size]

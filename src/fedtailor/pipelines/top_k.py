@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer, PyTree
 
-from fedtailor.pipelines.change import places_kind, received_rows, reference, start_kind, which_reference
+from fedtailor.pipelines.change import change_of, places_kind, received_rows, replace_vectors, start_kind, without
 from fedtailor.protocol import (
     MODEL_KINDS,
+    ClientRows,
     ClientUpdate,
     Cohort,
     Downlink,
@@ -45,53 +46,57 @@ class TopK(Transform):
         share = isinstance(self.fraction, int | float) and not isinstance(self.fraction, bool)
         require(share and 0 < self.fraction <= 1, f"fraction is {self.fraction!r}; it must be a number in (0, 1]")
 
-    def init(self, theta: Float[Array, " d"]) -> Any:
+    def init(self, theta: Float[Array, " d"]) -> PyTree:
         return jnp.zeros_like(theta) if self.feedback else ()
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
-        kinds = [kind for kind in update if kind in MODEL_KINDS]
-        sent = dict(update)
-        for kind in kinds:
-            value = update[kind]
-            alike = "model" in inbox.values and value.shape[-1] == inbox["model"].shape[-1]
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
+        vectors = sum(kind in MODEL_KINDS for kind in update)
+
+        def largest_changes(kind: str, value: Array) -> ClientUpdate:
+            nonlocal state
+            size = value.shape[-1]
+            alike = "model" in inbox.values and size == inbox["model"].shape[-1]
             require(alike, f"top-k needs a {kind} of the length of the models that clients are sent")
-            change = value - reference(kind, value, inbox)
+            change, start = change_of(kind, value, inbox)
             if self.feedback:
-                fits = len(kinds) == 1 and value.ndim == 1 and len(value) <= len(state)
+                fits = vectors == 1 and value.ndim == 1 and size <= len(state)
                 require(fits, "what top-k did not send of several vectors it cannot keep; set feedback = false for a "
                               "method whose clients send more than one")  # fmt: skip
-                change = change + state[: len(value)]
-            values, places = largest(change, max(1, round(self.fraction * value.shape[-1])))
-            sent |= {kind: values, places_kind(kind): places} | which_reference(kind, value, inbox)
+                change = change + state[:size]
+            values, places = largest(change, max(1, round(self.fraction * size)))
             if self.feedback:
-                left = state.at[: len(value)].set(change.at[places].set(0))
+                kept = state.at[:size].set(change.at[places].set(0))
                 # who is not asked for its update sends nothing, and has lost nothing
-                state = jnp.where(inbox.reply, left, state)
-        return sent, state
+                state = jnp.where(inbox.reply, kept, state)
+            return {kind: values, places_kind(kind): places, **start}
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
-        extra = {name(kind) for kind in MODEL_KINDS for name in (places_kind, start_kind)}
-        seen = {kind: rows for kind, rows in update.items() if kind not in extra}
-        for kind, rows in update.items():
-            if kind not in MODEL_KINDS:
-                continue
+        return replace_vectors(update, largest_changes), state
+
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
+        def as_vectors(kind: str, rows: ClientRows) -> Update:
             size = int(downlink.streams["model"].values.shape[-1])
-            change = scattered(jnp.asarray(rows.values), jnp.asarray(update[places_kind(kind)].values), size)
-            seen[kind] = replace(rows, values=change + received_rows(kind, update, downlink))
-        return seen, state
+            places = jnp.asarray(update[places_kind(kind)].values)
+            change = scattered(jnp.asarray(rows.values), places, size)
+            return {kind: replace(rows, values=change + received_rows(kind, update, downlink))}
+
+        return replace_vectors(without(update, places_kind, start_kind), as_vectors), state
 
 
-def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], Any]:
+def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], Integer[Array, "*n k"]]:
     """The entries of each vector that are largest in absolute value [..., k], and their places, ascending."""
     _, places = jax.lax.top_k(jnp.abs(x), count)
     places = jnp.sort(places, axis=-1)
-    small = x.shape[-1] <= np.iinfo(np.uint16).max + 1
-    return jnp.take_along_axis(x, places, axis=-1), places.astype(jnp.uint16 if small else jnp.int32)
+    fits_two_bytes = x.shape[-1] <= np.iinfo(np.uint16).max + 1
+    return jnp.take_along_axis(x, places, axis=-1), places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
 
 
-def scattered(values: Float[Array, "*n k"], places: Any, size: int) -> Float[Array, "*n d"]:
+def scattered(values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int) -> Float[Array, "*n d"]:
     """Vectors [..., size] with values at places, and zeros."""
-    flat, at = values.reshape(-1, values.shape[-1]), places.astype(jnp.int32).reshape(-1, values.shape[-1])
-    empty = jnp.zeros((len(flat), size), values.dtype)
-    full = empty.at[jnp.arange(len(flat))[:, None], at].set(flat)
+    count = values.shape[-1]
+    flat = values.reshape(-1, count)
+    columns = places.astype(jnp.int32).reshape(-1, count)
+    rows = jnp.arange(len(flat))[:, None]
+    full = jnp.zeros((len(flat), size), values.dtype).at[rows, columns].set(flat)
     return full.reshape(*values.shape[:-1], size)

@@ -4,7 +4,7 @@ from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
-from fedtailor.protocol.entry_points import module_of, named_in_file, offered
+from fedtailor.protocol.entry_points import find_registered, module_of, named_in_file, offered
 from fedtailor.protocol.errors import Diverged
 from fedtailor.protocol.exchange import (
     Answers,
@@ -26,7 +26,7 @@ from fedtailor.protocol.hyperparameters import (
     require,
 )
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
-from fedtailor.protocol.local_trainer import Batch, LocalTrainer, Params, StepGradient
+from fedtailor.protocol.local_trainer import Batch, IntScalar, LocalTrainer, Params, StepGradient
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import (
@@ -70,6 +70,7 @@ __all__ = [
     "GlobalModel",
     "Inbox",
     "Init",
+    "IntScalar",
     "LineDiagnostic",
     "LocalTrainer",
     "MatrixDiagnostic",
@@ -99,6 +100,7 @@ __all__ = [
     "draw_uniform",
     "drive",
     "encode",
+    "find_registered",
     "hyperparameters",
     "init_pipeline",
     "is_hyperparameters",

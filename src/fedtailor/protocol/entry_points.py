@@ -5,9 +5,36 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.hyperparameters import require
+
+T = TypeVar("T")
+
+
+def find_registered(
+    registry: dict[str, T], name: str, what: str, group: str, *, base: type | None = None, listed_by: str | None = None
+) -> T:
+    """What is registered under a name; what an installed package offers under it is registered first.
+
+    Args:
+        registry: name -> what it names.
+        name: what the user asked for.
+        what: what it is, for messages: "metric".
+        group: of entry points, such as "fedtailor.metrics".
+        base: what a package's must be a subclass of, if it must be a class.
+        listed_by: a command that lists the names, where they are too many for one line.
+
+    Raises:
+        ValueError: there is none of that name, or the package's is broken.
+    """
+    if name not in registry:
+        kind = offered(group, name, what, base)
+        if kind is not None:
+            registry[name] = kind
+    check_choice(name, sorted(registry), what, listed_by)
+    return registry[name]
 
 
 def offered(group: str, name: str, what: str, base: type | None = None) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import jax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fedtailor.protocol.parts import ModelPart
@@ -14,6 +15,8 @@ from fedtailor.protocol.sgd import SGD
 Carry = TypeVar("Carry")
 Params = PyTree
 """A model as its pytree of parameters (inside training loops; outside a model is a vector theta [d])."""
+IntScalar = Int[Array, ""] | int
+"""An integer that may be traced."""
 StepGradient = Callable[[Params, "Batch", Int[Array, ""]], Params]
 """(parameters, batch, step) -> what a step of SGD descends along."""
 
@@ -51,7 +54,7 @@ class LocalTrainer(Protocol):
         pull: tuple[Any, Float[Array, " d"]] | None = None,
         drift: Float[Array, " d"] | None = None,
         gradient: StepGradient | None = None,
-        steps: Int[Array, ""] | int | None = None,
+        steps: IntScalar | None = None,
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
@@ -73,7 +76,12 @@ class LocalTrainer(Protocol):
         ...
 
     def gradient(
-        self, theta: Float[Array, " d"], first: Any = 0, end: Any = None, *, purpose: str | None = None
+        self,
+        theta: Float[Array, " d"],
+        first: ArrayLike = 0,
+        end: ArrayLike | None = None,
+        *,
+        purpose: str | None = None,
     ) -> Float[Array, " d"]:
         """Gradient of the mean loss over training samples, in evaluation mode.
 
@@ -104,7 +112,7 @@ class LocalTrainer(Protocol):
         """A JAX random key of this client, round and purpose."""
         ...
 
-    def part(self, first: Any, end: Any, purpose: str) -> "LocalTrainer":
+    def part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> "LocalTrainer":
         """This client with fewer training samples.
 
         Args:
@@ -116,7 +124,7 @@ class LocalTrainer(Protocol):
         """
         ...
 
-    def in_round(self, round: Any) -> "LocalTrainer":
+    def in_round(self, round: ArrayLike) -> "LocalTrainer":
         """This client in another round, for clients that arrive late and make up for rounds that others did.
 
         Args:
@@ -167,7 +175,7 @@ class LocalTrainer(Protocol):
         self,
         carry: Carry,
         step: Callable[[Carry, Batch, Int[Array, ""]], Carry],
-        steps: Int[Array, ""] | int,
+        steps: IntScalar,
         batch_size: int,
         *,
         drop_last: bool = False,
@@ -198,7 +206,7 @@ class LocalTrainer(Protocol):
         """Examples as they travel, made what the model takes (converted and normalised)."""
         ...
 
-    def draw(self, purpose: str, step: Any, batch_size: int, *, split: str = "train") -> Batch:
+    def draw(self, purpose: str, step: ArrayLike, batch_size: int, *, split: str = "train") -> Batch:
         """The batch number `step` of the sequence that `purpose` names (for methods with several batches a step)."""
         ...
 
@@ -216,7 +224,7 @@ class LocalTrainer(Protocol):
         """
         ...
 
-    def fori_loop(self, times: Int[Array, ""] | int, function: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+    def fori_loop(self, times: IntScalar, function: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         """`carry = function(k, carry)` for k = 0..times-1 (traced): `jax.lax.fori_loop` whose work is counted.
 
         It may stand in a step of `loop` (several updates on one batch); `times` is then a number known before the

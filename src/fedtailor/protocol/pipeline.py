@@ -1,14 +1,17 @@
 """What stands between a client and the server: transforms of what travels, one after another."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
+
+if TYPE_CHECKING:
+    from fedtailor.protocol.algorithm import Algorithm
 
 MODEL_KINDS = frozenset({"model", "gradient", "control"})
 """Kinds of message that are vectors of the model's size. Everything else (examples, weights of a mixture, ...) counts
@@ -31,11 +34,13 @@ class Transform:
     travels and is counted. `receive` is traced at the start of a client's part.
     """
 
-    def init(self, theta: Float[Array, " d"]) -> Any:
+    def init(self, theta: Float[Array, " d"]) -> PyTree:
         """What a client keeps for this transform from round to round (error feedback), at the common initial model."""
         return ()
 
-    def encode(self, update: ClientUpdate, inbox: Inbox, state: Any, local: LocalTrainer) -> tuple[ClientUpdate, Any]:
+    def encode(
+        self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
+    ) -> tuple[ClientUpdate, PyTree]:
         """What travels in place of `update` (traced).
 
         Args:
@@ -54,15 +59,15 @@ class Transform:
         """Whether the server takes a step also in a round in which nobody reports (noise that must always be there)."""
         return False
 
-    def init_server(self, population: Population) -> Any:
+    def init_server(self, population: Population) -> PyTree:
         """What the server keeps for this transform from round to round, as checkpoints take it."""
         return ()
 
-    def announce(self, downlink: Downlink, state: Any) -> Downlink:
+    def announce(self, downlink: Downlink, state: PyTree) -> Downlink:
         """What travels down in a round in place of what the algorithm sends: numbers that `encode` needs."""
         return downlink
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: Any) -> tuple[Update, Any]:
+    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         """What the algorithm's `server` sees of the messages that arrived, and what the server keeps.
 
         Args:
@@ -81,7 +86,7 @@ class Transform:
         """What the client's part of the algorithm sees of what arrived (traced)."""
         return inbox
 
-    def check(self, algorithm: Any) -> None:
+    def check(self, algorithm: "Algorithm") -> None:
         """Raise `ValueError` where the transform is not defined for what this algorithm sends."""
 
 
@@ -89,14 +94,14 @@ Pipeline = tuple[Transform, ...]
 """Transforms in the order in which a client applies them; the server undoes them in the opposite order."""
 
 
-def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[Any, ...]:
+def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[PyTree, ...]:
     """What a client keeps for every transform, at the common initial model."""
     return tuple(transform.init(theta) for transform in pipeline)
 
 
 def encode(
-    pipeline: Pipeline, update: ClientUpdate, inbox: Inbox, states: tuple[Any, ...], local: LocalTrainer
-) -> tuple[ClientUpdate, tuple[Any, ...]]:
+    pipeline: Pipeline, update: ClientUpdate, inbox: Inbox, states: tuple[PyTree, ...], local: LocalTrainer
+) -> tuple[ClientUpdate, tuple[PyTree, ...]]:
     """Apply every transform's `encode` to what a client sends (traced).
 
     Returns:
@@ -123,7 +128,7 @@ def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
     return inbox
 
 
-def announce(pipeline: Pipeline, downlink: Downlink, states: Sequence[Any]) -> Downlink:
+def announce(pipeline: Pipeline, downlink: Downlink, states: Sequence[PyTree]) -> Downlink:
     """What an algorithm sends in a round, and what the transforms of the uplink send beside it."""
     for transform, state in zip(pipeline, states, strict=True):
         downlink = transform.announce(downlink, state)
@@ -131,8 +136,8 @@ def announce(pipeline: Pipeline, downlink: Downlink, states: Sequence[Any]) -> D
 
 
 def decode(
-    pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort, states: Sequence[Any]
-) -> tuple[Update, list[Any]]:
+    pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort, states: Sequence[PyTree]
+) -> tuple[Update, list[PyTree]]:
     """What the algorithm's server sees of the messages that arrived, and what the server keeps for the transforms."""
     kept = []
     for transform, state in zip(reversed(pipeline), reversed(states), strict=True):

@@ -64,13 +64,15 @@ class NearestNeighbors:
         z = features.reshape(len(features), -1)
         # |z - f|^2 = |z|^2 - 2 <z, f> + |f|^2 for all pairs is one matrix product.
         products = z @ self.features.T
-        squares = jnp.square(z).sum(1)[:, None] - 2 * products + jnp.square(self.features).sum(1)
+        squares_of_z = jnp.square(z).sum(1)[:, None]
+        squares = squares_of_z - 2 * products + jnp.square(self.features).sum(1)
         count = min(self.k, len(self.labels))
         _, chosen = jax.lax.top_k(-jnp.where(self.held, squares, jnp.inf), count)
         held = self.held[chosen]
         # The few distances that count are computed anew: that difference of squares is rounded, and the root of a
         # number near 0 enlarges the error.
-        distance = jnp.sqrt(jnp.square(z[:, None] - self.features[chosen]).sum(-1))
+        difference = z[:, None] - self.features[chosen]
+        distance = jnp.sqrt(jnp.square(difference).sum(-1))
         # Weights relative to the nearest neighbour's: exp(-distance) of all of them may underflow to 0.
         nearest = jnp.where(held, distance, jnp.inf).min(axis=1, keepdims=True)
         nearest = jnp.where(jnp.isfinite(nearest), nearest, 0)

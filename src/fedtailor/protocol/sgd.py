@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from jax.typing import ArrayLike
+from jaxtyping import ScalarLike
+
 from fedtailor.protocol.hyperparameters import TracedInt, ZeroIsStatic, hyperparameters, is_off, require
 
 
@@ -56,6 +59,6 @@ class SGD:
         both = (self.dp_noise is None) == (self.dp_norm is None)
         require(both, "private steps need dp_noise and dp_norm; give both, or neither")
 
-    def rate(self, round: Any) -> Any:
+    def rate(self, round: ArrayLike) -> ScalarLike:
         """The learning rate in a round (traced or a number)."""
         return self.lr if is_off(self.lr_decay) else self.lr * (1 - self.lr_decay) ** round

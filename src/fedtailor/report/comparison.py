@@ -30,19 +30,19 @@ BASELINE_ROW = "(nothing learned)"
 
 def tables(experiment: Experiment) -> dict[str, Table]:
     """All tables by (file) name: one for each metric, two for each scenario, and what was chosen on val."""
-    found: dict[str, Table] = {}
+    by_name: dict[str, Table] = {}
     by_unit = sorted(experiment.index.scenarios, key=lambda scenario: experiment.unit(scenario).label)
     for name in experiment.index.metrics:
         for unit, scenarios in groupby(by_unit, key=experiment.unit):
-            _add(
-                found, name if name not in found else slug(f"{name} {unit.label}"), main(experiment, name, [*scenarios])
-            )
+            # Of several units each has a table of its own.
+            wanted = name if name not in by_name else slug(f"{name} {unit.label}")
+            _add(by_name, wanted, main(experiment, name, [*scenarios]))
     for scenario in experiment.index.scenarios:
-        _add(found, f"{slug(scenario)}-clients", over_clients(experiment, scenario))
-        _add(found, f"{slug(scenario)}-costs", traffic_and_time(experiment, scenario))
+        _add(by_name, f"{slug(scenario)}-clients", over_clients(experiment, scenario))
+        _add(by_name, f"{slug(scenario)}-costs", traffic_and_time(experiment, scenario))
     if experiment.index.candidates:
-        _add(found, "chosen", chosen(experiment))
-    return found
+        _add(by_name, "chosen", chosen(experiment))
+    return by_name
 
 
 def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
@@ -72,7 +72,7 @@ def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
 def over_clients(experiment: Experiment, scenario: str) -> Table:
     """How one scenario's clients fare: mean, worst, worst 10 %, deviation, and unseen ones where there are any."""
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
-    newcomers = any(run.clients["unseen"].any() for found in runs.values() for run in found)
+    newcomers = any(run.clients["unseen"].any() for seeds in runs.values() for run in seeds)
     names = [name for name in SPREAD if name != "unseen" or newcomers]
     rows: list[list[Cell]] = [
         [label, *(cell(experiment, scenario, label, MEASURES[name]) for name in names)]
@@ -94,15 +94,15 @@ def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
     columns = ["algorithm", "streams", "models\ndown", "models\nup", "MB\ndown", "MB\nup", "s a\nround", *times]
     rows: list[list[Cell]] = []
     for label in _present(experiment, scenario):
-        found = runs[label]
-        if not found:
+        seeds = runs[label]
+        if not seeds:
             rows.append([label, *[NOTHING] * (len(columns) - 1)])
             continue
-        streams = float(np.mean([run.ledger.last_streams() for run in found]))
+        streams = float(np.mean([run.ledger.last_streams() for run in seeds]))
         row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
-        row += [*costs.models(found), *costs.megabytes(found)]
-        row.append(costs.average([run.seconds_per_round for run in found], digits=3))
-        rows.append(row + (costs.times(found, references) if references else []))
+        row += [*costs.models(seeds), *costs.megabytes(seeds)]
+        row.append(costs.average([run.seconds_per_round for run in seeds], digits=3))
+        rows.append(row + (costs.times(seeds, references) if references else []))
     time = "" if reference is None else f"; {costs.time_title(reference, references)}"
     title = f"{scenario}: traffic (down: multicast){time}"
     return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
@@ -157,13 +157,13 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
-def _add(found: dict[str, Table], name: str, table: Table) -> None:
+def _add(tables: dict[str, Table], name: str, table: Table) -> None:
     """Put a table under a name that no other table has: labels may differ in characters only that no name holds."""
     number, free = 1, name.strip("-")
-    while free in found:
+    while free in tables:
         number += 1
         free = f"{name.strip('-')}-{number}"
-    found[free] = table
+    tables[free] = table
 
 
 def _present(experiment: Experiment, scenario: str) -> list[str]:
@@ -188,6 +188,6 @@ def _stopped(tries: Sequence[Candidate], whole: int) -> str:
 def _winners(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:
     """The settings that were chosen; with the number of seeds where seeds differ."""
     won = {name: sum(candidate.chosen for candidate in tries) for name, tries in grid.items()}
-    found = {name: count for name, count in won.items() if count}
-    for name, count in found.items():
-        yield name if len(found) == 1 else f"{name} ({count} of {sum(found.values())} seeds)"
+    chosen = {name: count for name, count in won.items() if count}
+    for name, count in chosen.items():
+        yield name if len(chosen) == 1 else f"{name} ({count} of {sum(chosen.values())} seeds)"

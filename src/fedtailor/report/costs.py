@@ -22,9 +22,9 @@ TIME_NOTE = (
 """What must stand by these columns."""
 
 
-def reference(found: Mapping[str, Sequence[StoredRun]]) -> str | None:
+def reference(methods: Mapping[str, Sequence[StoredRun]]) -> str | None:
     """The first row that is FedAvg and has a run with a test result; None if there is none."""
-    tested = {label: [run for run in runs if run.is_tested] for label, runs in found.items()}
+    tested = {label: [run for run in runs if run.is_tested] for label, runs in methods.items()}
     return next((label for label, runs in tested.items() if runs and runs[0].method == REFERENCE), None)
 
 
@@ -60,8 +60,8 @@ def average(values: Sequence[float], digits: int = 0) -> Number:
 
 def _time(runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str) -> Cell:
     reached = [_reached(run, targets.get(run.seed), system) for run in runs]
-    found = [time for time in reached if time is not None]
-    return average(found) if len(found) == len(reached) else "-"
+    reached_at = [time for time in reached if time is not None]
+    return average(reached_at) if len(reached_at) == len(reached) else "-"
 
 
 def _reached(run: StoredRun, target: float | None, system: str) -> float | None:

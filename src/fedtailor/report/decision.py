@@ -62,25 +62,26 @@ class Decision:
     @property
     def sentences(self) -> list[str]:
         """The decision in words."""
-        unit, found = unit_of(self.metric), list[str]()
+        unit = unit_of(self.metric)
+        sentences: list[str] = []
         if self.winner is not None:
-            found.append(f"By test {unit.label}: {self.winner.sentence()}")
+            sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
         if self.left_out:
-            found.append(f"Nothing is said of {', '.join(self.left_out)}: left out early, by validation data.")
+            sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out early, by validation data.")
         if self.choice is not None:
             reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
-            found.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
+            sentences.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
         if self.gains is None:
-            return [*found, self.why_no_gains]
+            return [*sentences, self.why_no_gains]
         if self.gain_metric != self.metric:
-            found.append(f"Gains in {unit.label} do not follow from single test rows: those below are in "
+            sentences.append(f"Gains in {unit.label} do not follow from single test rows: those below are in "
                          f"{unit_of(self.gain_metric).label}.")  # fmt: skip
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
             counts = {verdict: int((part["verdict"] == verdict).sum()) for verdict in ("helps", "hurts")}
             unclear = len(part) - sum(counts.values())
-            found.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
+            sentences.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
                          f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
-        return found
+        return sentences
 
     def _mean_gain(self, method: str) -> str:
         """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
@@ -130,8 +131,8 @@ _GAIN_NOTE = (
 
 def decide(experiment: Experiment, scenario: str) -> Decision | None:
     """What the finished runs of a scenario say; None where none has ended."""
-    runs = {label: found for label, found in experiment.runs[scenario].items() if found}
-    first = next((run for found in runs.values() for run in found), None)
+    runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
+    first = next((run for seeds in runs.values() for run in seeds), None)
     if first is None:
         return None
     higher, metric = first.unit.higher_is_better, first.metric
@@ -140,7 +141,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     if test.is_empty():
         return Decision(scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings)
     several = len(runs) > 1
-    base = next((label for label, found in runs.items() if found[0].method == ALONE), None)
+    base = next((label for label, seeds in runs.items() if seeds[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
     return Decision(
         scenario,
@@ -158,14 +159,14 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
 
 def decisions(experiment: Experiment) -> list[Decision]:
     """One for each scenario with a finished run."""
-    found = (decide(experiment, scenario) for scenario in experiment.index.scenarios)
-    return [decision for decision in found if decision is not None]
+    of_scenarios = (decide(experiment, scenario) for scenario in experiment.index.scenarios)
+    return [decision for decision in of_scenarios if decision is not None]
 
 
 def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
     """method, seed, client, value: the metric of seen clients on a split after the last evaluation."""
     parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
-             for label, found in runs.items() for run in found]  # fmt: skip
+             for label, seeds in runs.items() for run in seeds]  # fmt: skip
     return pl.concat(parts)
 
 
@@ -191,7 +192,7 @@ def _gains(
     parts = [
         run.rows.join(run.clients.filter(~pl.col("unseen")).select("client"), on="client", how="semi")
         .with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
-        for label, found in runs.items() for run in found if run.rows is not None
+        for label, seeds in runs.items() for run in seeds if run.rows is not None
     ]  # fmt: skip
     kept = {part["method"][0] for part in parts if len(part)}
     if base not in kept or len(kept) < 2:
@@ -205,8 +206,8 @@ def _gains(
 def _training_warnings(experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     """Curves that still fall, by the first seed, and settings chosen from the edge of their grid."""
     curves = {}
-    for label, found in runs.items():
-        if losses := found[0].curve("val", "loss"):
+    for label, seeds in runs.items():
+        if losses := seeds[0].curve("val", "loss"):
             curves[label] = (list(losses), list(losses.values()))
     warnings = warn_still_falling(curves)
     for label in runs:

@@ -20,22 +20,22 @@ REPORT = "report.md"
 
 def show(experiment: Experiment, form: Format) -> None:
     """Print what was run (as terminal or Markdown text only) and all tables."""
-    found, decided = tables(experiment), decisions(experiment)
+    shown, decided = tables(experiment), decisions(experiment)
     if form == "terminal":
         _show_facts(experiment)
-        for table in found.values():
+        for table in shown.values():
             print()
             table.show()
         _show_decisions(decided)
     elif form == "markdown":
-        print(markdown(experiment, found, decided))
+        print(markdown(experiment, shown, decided))
     elif form == "json":
-        print(json.dumps(as_dict(experiment, found, decided), indent=2, allow_nan=False))
+        print(json.dumps(as_dict(experiment, shown, decided), indent=2, allow_nan=False))
     elif form == "csv":
-        every = [*found.values(), *_gain_tables(decided).values()]
+        every = [*shown.values(), *_gain_tables(decided).values()]
         print("\n".join(f"# {table.title}\n{table.csv()}" for table in every))
     else:
-        print("\n".join(table.latex() for table in found.values()))
+        print("\n".join(table.latex() for table in shown.values()))
 
 
 def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
@@ -44,15 +44,15 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
     Raises:
         ValueError: the directory cannot be written.
     """
-    found, decided = tables(experiment), decisions(experiment)
+    shown, decided = tables(experiment), decisions(experiment)
     try:
         (directory / "tables").mkdir(parents=True, exist_ok=True)
-        for name, table in {**found, **_gain_tables(decided)}.items():
+        for name, table in {**shown, **_gain_tables(decided)}.items():
             (directory / "tables" / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
             (directory / "tables" / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
         written, left_out = drawing.draw(experiment, directory / "figures") if figures else ([], [])
         drawn = [f"![{path.stem}](figures/{path.name})" for path in written if path.suffix == ".png"]
-        (directory / REPORT).write_text(markdown(experiment, found, decided, [*drawn, *left_out]), encoding="utf-8")
+        (directory / REPORT).write_text(markdown(experiment, shown, decided, [*drawn, *left_out]), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
     return directory / REPORT
@@ -60,13 +60,13 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
 
 def markdown(
     experiment: Experiment,
-    found: Mapping[str, Table],
+    shown: Mapping[str, Table],
     decided: Sequence[Decision],
     paragraphs: Sequence[str] = (),
 ) -> str:
     """What was run, the tables, what they decide, and further paragraphs (figures)."""
     facts = "\n".join(f"- {fact}" for fact in overview.facts(experiment))
-    parts = [f"# {overview.title(experiment)}", facts, *(table.markdown().rstrip() for table in found.values())]
+    parts = [f"# {overview.title(experiment)}", facts, *(table.markdown().rstrip() for table in shown.values())]
     for decision in decided:
         said = [*decision.sentences, *(f"Warning: {warning}" for warning in decision.warnings)]
         parts += [f"## Decision: {decision.scenario}", "\n".join(f"- {sentence}" for sentence in said)]
@@ -74,7 +74,7 @@ def markdown(
     return "\n\n".join([*parts, *paragraphs]) + "\n"
 
 
-def as_dict(experiment: Experiment, found: Mapping[str, Table], decided: Sequence[Decision]) -> dict[str, Any]:
+def as_dict(experiment: Experiment, shown: Mapping[str, Table], decided: Sequence[Decision]) -> dict[str, Any]:
     """What was run, all tables and what they decide, for JSON."""
     return {
         "experiment": experiment.index.name,
@@ -82,7 +82,7 @@ def as_dict(experiment: Experiment, found: Mapping[str, Table], decided: Sequenc
         "facts": overview.facts(experiment),
         "runs": experiment.index.runs,
         "done": experiment.done,
-        "tables": {name: table.as_dict() for name, table in found.items()},
+        "tables": {name: table.as_dict() for name, table in shown.items()},
         "decision": {decision.scenario: decision.as_dict() for decision in decided},
     }
 

@@ -19,12 +19,12 @@ from fedtailor.report.units import Unit
 
 def by_round(runs: Runs, path: Path) -> list[Path]:
     """Accuracy (or loss) on test, mean over clients, by round."""
-    return _lines({name: (found, StoredRun.curve) for name, found in runs.items()}, runs, "round", path)
+    return _lines({name: (methods, StoredRun.curve) for name, methods in runs.items()}, runs, "round", path)
 
 
 def by_bytes(runs: Runs, path: Path) -> list[Path]:
     """The same by traffic. Methods that send nothing are left out."""
-    panels = {name: (_talking(found), _by_megabytes) for name, found in runs.items()}
+    panels = {name: (_talking(methods), _by_megabytes) for name, methods in runs.items()}
     return _lines(panels, runs, "MB down (multicast) and up", path, x_scale="log")
 
 
@@ -32,10 +32,10 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
     """The same by time over each of the `WIRELESS_PRESETS`, a row of panels for each scenario."""
     panels = {
         f"{name}\n{system}: rho={network.rho:g}": (
-            _talking(found),
+            _talking(methods),
             lambda run, network=network: run.by_time(network),
         )
-        for name, found in runs.items()
+        for name, methods in runs.items()
         for system, network in WIRELESS_PRESETS.items()
     }
     x_label = "time (in units of one model's downlink)"
@@ -45,9 +45,9 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
 def histogram(runs: Runs, path: Path) -> list[Path]:
     """The clients' own accuracies (or losses) on test after the last round, of all seeds together."""
     panels = {
-        name: {label: np.concatenate([_values(run) for run in seeds]) for label, seeds in _tested(found).items()}
-        for name, found in runs.items()
-        if _tested(found)
+        name: {label: np.concatenate([_values(run) for run in seeds]) for label, seeds in _tested(methods).items()}
+        for name, methods in runs.items()
+        if _tested(methods)
     }
     x_labels = [f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels]
     return figures.histograms(panels, x_labels, path, labels=_labels(runs)) if panels else []
@@ -73,8 +73,8 @@ def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path
             that no figure of their own shows.
     """
     panels: dict[str, figures.Panel] = {}
-    for scenario, found in runs.items():
-        for label, seeds in _drawn(found).items():
+    for scenario, methods in runs.items():
+        for label, seeds in _drawn(methods).items():
             for name, first in seeds[0].diagnostics.items():
                 if name != only if only is not None else name in ("collaboration", "silhouette"):
                     continue
@@ -85,20 +85,19 @@ def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path
     return figures.diagnostics(panels, path) if panels else []
 
 
-def _is_empty(found: Diagnostic) -> bool:
+def _is_empty(diagnostic: Diagnostic) -> bool:
     """Whether a method had nothing to tell in the end."""
-    return isinstance(found, LineDiagnostic) and not len(found.x)
+    return isinstance(diagnostic, LineDiagnostic) and not len(diagnostic.x)
 
 
 def fairness(runs: Runs, path: Path) -> list[Path]:
     """The mean over clients against the mean over the worst tenth."""
-    panels, units = {}, [_unit(found) for found in runs.values() if _tested(found)]
-    for name, found in runs.items():
-        if drawn := _tested(found):
-            scale, spreads = (
-                _unit(found).scale,
-                {label: [run.spread() for run in runs] for label, runs in drawn.items()},
-            )
+    panels = {}
+    units = [_unit(methods) for methods in runs.values() if _tested(methods)]
+    for name, methods in runs.items():
+        if drawn := _tested(methods):
+            scale = _unit(methods).scale
+            spreads = {label: [run.spread() for run in seeds] for label, seeds in drawn.items()}
             panels[name] = {
                 label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds] for label, seeds in spreads.items()
             }
@@ -176,12 +175,12 @@ def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]
     return written, left_out
 
 
-Found = Mapping[str, Sequence[StoredRun]]
+RunsByMethod = Mapping[str, Sequence[StoredRun]]
 """Algorithm -> its runs on one scenario."""
 
 
 def _lines(
-    panels: Mapping[str, tuple[Found, Callable[[StoredRun], Curve]]],
+    panels: Mapping[str, tuple[RunsByMethod, Callable[[StoredRun], Curve]]],
     runs: Runs,
     x_label: str,
     path: Path,
@@ -191,9 +190,9 @@ def _lines(
 ) -> list[Path]:
     """Curves of every panel's runs, in the unit that they are shown in; panels without runs are left out."""
     curves, y_labels = {}, []
-    for title, (found, curve) in panels.items():
-        if drawn := _tested(found):
-            unit = _unit(found)
+    for title, (methods, curve) in panels.items():
+        if drawn := _tested(methods):
+            unit = _unit(methods)
             y_labels.append(f"test {unit.axis}")
             curves[title] = {
                 label: [{x: unit.scale * y for x, y in curve(run).items()} for run in seeds]
@@ -210,12 +209,12 @@ def featured(runs: Runs) -> list[str]:
     """The rows that a figure draws with bands: FedAvg, to compare with, and those that end best on test, on average
     over scenarios; in the order of all rows."""
     ranks: dict[str, list[float]] = {}
-    for found in map(_tested, runs.values()):
-        ends = {label: float(np.mean([run.spread()["mean"] for run in seeds])) for label, seeds in found.items()}
-        ordered = sorted(ends, key=ends.__getitem__, reverse=bool(found) and _unit(found).higher_is_better)
+    for methods in map(_tested, runs.values()):
+        ends = {label: float(np.mean([run.spread()["mean"] for run in seeds])) for label, seeds in methods.items()}
+        ordered = sorted(ends, key=ends.__getitem__, reverse=bool(methods) and _unit(methods).higher_is_better)
         for rank, label in enumerate(ordered):
             ranks.setdefault(label, []).append(rank / len(ordered))
-    kept = [label for found in runs.values() if (label := costs.reference(found)) is not None][:1]
+    kept = [label for methods in runs.values() if (label := costs.reference(methods)) is not None][:1]
     best = sorted(set(ranks) - set(kept), key=lambda label: (float(np.mean(ranks[label])), label))
     kept += best[: figures.MOST_BANDS - len(kept)]
     return [label for label in _labels(runs) if label in kept]
@@ -223,24 +222,24 @@ def featured(runs: Runs) -> list[str]:
 
 def _labels(runs: Runs) -> list[str]:
     """All algorithms that have a run; the order decides on colours in all figures."""
-    return list(dict.fromkeys(label for found in runs.values() for label in _drawn(found)))
+    return list(dict.fromkeys(label for methods in runs.values() for label in _drawn(methods)))
 
 
-def _drawn(found: Found) -> Found:
-    return {label: seeds for label, seeds in found.items() if seeds}
+def _drawn(methods: RunsByMethod) -> RunsByMethod:
+    return {label: seeds for label, seeds in methods.items() if seeds}
 
 
-def _tested(found: Found) -> Found:
+def _tested(methods: RunsByMethod) -> RunsByMethod:
     """What can be drawn of test results: runs without test rows have none."""
-    return _drawn({label: [run for run in seeds if run.is_tested] for label, seeds in found.items()})
+    return _drawn({label: [run for run in seeds if run.is_tested] for label, seeds in methods.items()})
 
 
-def _talking(found: Found) -> Found:
-    return {label: seeds for label, seeds in _drawn(found).items() if not seeds[0].silent}
+def _talking(methods: RunsByMethod) -> RunsByMethod:
+    return {label: seeds for label, seeds in _drawn(methods).items() if not seeds[0].silent}
 
 
-def _unit(found: Found) -> Unit:
-    return next(run.unit for seeds in found.values() for run in seeds)
+def _unit(methods: RunsByMethod) -> Unit:
+    return next(run.unit for seeds in methods.values() for run in seeds)
 
 
 def _values(run: StoredRun) -> np.ndarray:

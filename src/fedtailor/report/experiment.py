@@ -14,7 +14,7 @@ from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.run_files import MANIFEST
 
 INDEX = "experiment.json"
 
@@ -188,13 +188,13 @@ class Experiment:
     @cached_property
     def runs(self) -> Runs:
         """Scenario -> every algorithm of the table -> its finished runs (maybe none), by seed."""
-        found: dict[str, dict[str, list[StoredRun]]] = {
+        runs: dict[str, dict[str, list[StoredRun]]] = {
             scenario: {label: [] for label in self.index.algorithms} for scenario in self.index.scenarios
         }
         for cell, run in self._ended:
             if not run.diverged:
-                found[cell.scenario][cell.algorithm].append(run)
-        return found
+                runs[cell.scenario][cell.algorithm].append(run)
+        return runs
 
     @cached_property
     def diverged(self) -> Counter[tuple[str, str]]:
@@ -204,11 +204,11 @@ class Experiment:
     @cached_property
     def baselines(self) -> dict[str, list[StoredBaseline]]:
         """Scenario -> what a model that learns nothing reaches, one a seed, where the runs say it."""
-        found: dict[str, dict[int, StoredBaseline]] = {scenario: {} for scenario in self.index.scenarios}
+        baselines: dict[str, dict[int, StoredBaseline]] = {scenario: {} for scenario in self.index.scenarios}
         for cell, run in self._ended:
-            if not run.diverged and cell.seed not in found[cell.scenario] and run.baseline is not None:
-                found[cell.scenario][cell.seed] = run.baseline
-        return {scenario: list(of_seeds.values()) for scenario, of_seeds in found.items()}
+            if not run.diverged and cell.seed not in baselines[cell.scenario] and run.baseline is not None:
+                baselines[cell.scenario][cell.seed] = run.baseline
+        return {scenario: list(of_seeds.values()) for scenario, of_seeds in baselines.items()}
 
     @property
     def done(self) -> int:
@@ -219,11 +219,11 @@ class Experiment:
     @cached_property
     def versions(self) -> dict[str, Counter[str]]:
         """Package -> its versions, and how many runs each made, as the runs' manifests say."""
-        found: dict[str, Counter[str]] = {}
+        versions: dict[str, Counter[str]] = {}
         for _, run in self._ended:
             for name, version in stored_versions(run.path / MANIFEST).items():
-                found.setdefault(name, Counter())[version] += 1
-        return found
+                versions.setdefault(name, Counter())[version] += 1
+        return versions
 
     def skipped(self, scenario: str, algorithm: str) -> bool:
         """Whether runs of a row are left out in a column."""

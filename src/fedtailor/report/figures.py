@@ -113,9 +113,10 @@ def histograms(
     with _figure(len(panels), len(panels), path, height=0.8 + 0.4 * len(labels)) as (axes, written):
         for axis, x_label, (title, values) in zip(axes, x_labels, panels.items(), strict=True):
             bins = np.histogram_bin_edges(np.concatenate(list(values.values())), bins=25)
-            for label, found in values.items():
+            for label, samples in values.items():
                 row = labels.index(label)
-                counts, mean = np.histogram(found, bins)[0], float(np.mean(found))
+                counts, _ = np.histogram(samples, bins)
+                mean = float(np.mean(samples))
                 axis.bar(bins[:-1], 0.85 * counts / counts.max(), np.diff(bins), -row, align="edge",
                          color=style(row)["color"], alpha=0.75)  # fmt: skip
                 axis.plot([mean, mean], [-row, 0.9 - row], color="black", linewidth=1)
@@ -192,42 +193,44 @@ def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
     return written
 
 
-def _matrix(axis: Any, found: MatrixDiagnostic, groups: NDArray[np.int64]) -> None:
+def _matrix(axis: Any, diagnostic: MatrixDiagnostic, groups: NDArray[np.int64]) -> None:
     """Numbers between clients, who are ordered by group, with lines between the groups."""
     order = np.argsort(groups, kind="stable")
-    lowest = min(0.0, float(np.nanmin(found.values)))
-    image = axis.imshow(found.values[np.ix_(order, order)], cmap="viridis", vmin=lowest, interpolation="nearest")
+    lowest = min(0.0, float(np.nanmin(diagnostic.values)))
+    image = axis.imshow(diagnostic.values[np.ix_(order, order)], cmap="viridis", vmin=lowest, interpolation="nearest")
     for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
         axis.axhline(edge, color="white", linewidth=1)
         axis.axvline(edge, color="white", linewidth=1)
     ordered = " (by group)" if np.ptp(groups) else ""
     axis.set(xlabel="learns from client $j$", ylabel=f"client $i${ordered}")
     _whole_numbers(axis.xaxis, axis.yaxis)
-    axis.figure.colorbar(image, ax=axis, label=found.name, shrink=0.85)
+    axis.figure.colorbar(image, ax=axis, label=diagnostic.name, shrink=0.85)
 
 
 def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
     """One thin line a seed (dots where x are clients), the choice of each marked."""
     of_clients = seeds[0].x_label == "client"
-    for found in seeds:
-        axis.plot(found.x, found.y, "." if of_clients else "-", color=COLORS[0], linewidth=1.2, alpha=0.7)
-        if found.chosen is not None and (chosen := np.asarray(found.x) == found.chosen).any():
-            axis.plot(found.chosen, np.asarray(found.y)[chosen][0], "o", color=COLORS[1], markersize=7, alpha=0.8)
+    for diagnostic in seeds:
+        axis.plot(diagnostic.x, diagnostic.y, "." if of_clients else "-", color=COLORS[0], linewidth=1.2, alpha=0.7)
+        is_chosen = np.asarray(diagnostic.x) == diagnostic.chosen
+        if diagnostic.chosen is not None and is_chosen.any():
+            y = np.asarray(diagnostic.y)[is_chosen][0]
+            axis.plot(diagnostic.chosen, y, "o", color=COLORS[1], markersize=7, alpha=0.8)
     axis.set(xlabel=seeds[0].x_label, ylabel=seeds[0].y_label)
-    if all(np.equal(np.mod(found.x, 1), 0).all() for found in seeds):
+    if all(np.equal(np.mod(diagnostic.x, 1), 0).all() for diagnostic in seeds):
         _whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
 
 
-def _tree(axis: Any, found: TreeDiagnostic) -> None:
+def _tree(axis: Any, diagnostic: TreeDiagnostic) -> None:
     """Clusters as lines over rounds, from the split that made them; how many clients ended in each."""
-    clusters, last = len(found.parent) + 1, float(np.max(found.round, initial=0)) + 1
-    sizes = np.bincount(np.asarray(found.members, int), minlength=clusters)
+    clusters, last = len(diagnostic.parent) + 1, float(np.max(diagnostic.round, initial=0)) + 1
+    sizes = np.bincount(np.asarray(diagnostic.members, int), minlength=clusters)
     for cluster in range(clusters):
-        born = float(found.round[cluster - 1]) if cluster else 0.0
+        born = float(diagnostic.round[cluster - 1]) if cluster else 0.0
         axis.plot([born, last], [cluster, cluster], color=style(cluster)["color"], linewidth=1.6)
         if cluster:
-            axis.plot([born, born], [int(found.parent[cluster - 1]), cluster], color="0.6", linewidth=1)
+            axis.plot([born, born], [int(diagnostic.parent[cluster - 1]), cluster], color="0.6", linewidth=1)
         axis.annotate(f" {sizes[cluster]}", (last, cluster), va="center")
     axis.set(xlabel="round (right: clients)", ylabel="cluster", xlim=(0, 1.1 * last))
     axis.set_ylim(clusters - 0.5, -0.5)

@@ -19,7 +19,7 @@ def facts(experiment: Experiment) -> list[str]:
     progress = f"{done} runs" if done == index.runs else f"unfinished: {done} of {index.runs} runs"
     choosing = ", those to choose on val included" if index.candidates else ""
     fewer = done < index.runs or experiment.diverged
-    found = [
+    facts = [
         f"Source: {index.source}" if index.source else "",
         f"Differences: {index.note}" if index.note else "",
         f"Size: {index.size}; seeds {seeds}; {progress}{choosing}; {duration(index.seconds)}",
@@ -31,19 +31,19 @@ def facts(experiment: Experiment) -> list[str]:
         *(_skipped(skipped) for skipped in index.skipped),
         f"Versions: {_versions(experiment)}",
     ]
-    return [fact for fact in found if fact]
+    return [fact for fact in facts if fact]
 
 
 def _versions(experiment: Experiment) -> str:
     """What made the runs: the versions that their manifests name, with numbers of runs where they differ."""
-    found = experiment.versions
-    if not found:
+    packages = experiment.versions
+    if not packages:
         return ", ".join(f"{name} {version}" for name, version in experiment.index.versions.items())
     parts = []
-    for name, versions in found.items():
+    for name, versions in packages.items():
         counts = [f"{version} ({runs} runs)" for version, runs in sorted(versions.items())]
         parts.append(f"{name} {' and '.join(counts) if len(counts) > 1 else next(iter(versions))}")
-    mixed = [name for name, versions in found.items() if len(versions) > 1]
+    mixed = [name for name, versions in packages.items() if len(versions) > 1]
     warning = f"; these runs were made by different versions of {', '.join(mixed)}" if mixed else ""
     return ", ".join(parts) + warning
 
@@ -86,7 +86,7 @@ def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
 
 def _privacy(experiment: Experiment) -> list[str]:
     """What methods with a guarantee of differential privacy gave away: the largest epsilon of a client and seed."""
-    found = []
+    lines = []
     for scenario, rows in experiment.runs.items():
         for label, runs in rows.items():
             largest: dict[str, float] = {}
@@ -95,8 +95,8 @@ def _privacy(experiment: Experiment) -> list[str]:
                 for name, value in last.group_by("metric").agg(pl.col("value").max()).sort("metric").iter_rows():
                     largest[name] = max(value, largest.get(name, 0.0))
             told = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in largest.items())
-            found += [f"Privacy of {label} on {scenario}: at most {told}"] if told else []
-    return found
+            lines += [f"Privacy of {label} on {scenario}: at most {told}"] if told else []
+    return lines
 
 
 def _samples(clients: pl.DataFrame) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import read_parquet
+from fedtailor._parquet import read_parquet
 from fedtailor.accounting import Ledger, Wireless
 from fedtailor.protocol import client_ids, require
 from fedtailor.protocol.diagnostics import Diagnostic
@@ -20,16 +20,7 @@ from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import read_diagnostics
 from fedtailor.storage.digests import is_sealed
-from fedtailor.storage.run_directory import (
-    BASELINE,
-    CLIENTS,
-    LEDGER,
-    MANIFEST,
-    METRICS,
-    ROWS,
-    SUMMARY,
-    require_unchanged,
-)
+from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
 
 
 @dataclass(frozen=True)
@@ -52,13 +43,15 @@ class StoredRun:
     def summary(self) -> dict[str, Any]:
         """The run in numbers, or why it diverged."""
         try:
-            found = json.loads((self.path / SUMMARY).read_text())
+            summary = json.loads((self.path / SUMMARY).read_text())
         except (OSError, ValueError, RecursionError) as error:
             raise _unreadable(self.path / SUMMARY, error) from None
-        require(not isinstance(found, dict) or is_sealed(found), f"{self.path / SUMMARY} is damaged; repeat the run")
-        ended = isinstance(found, dict) and ("diverged" in found or isinstance(found.get("metric"), str))
+        require(
+            not isinstance(summary, dict) or is_sealed(summary), f"{self.path / SUMMARY} is damaged; repeat the run"
+        )
+        ended = isinstance(summary, dict) and ("diverged" in summary or isinstance(summary.get("metric"), str))
         require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
-        return found
+        return summary
 
     @property
     def diverged(self) -> bool:
@@ -103,7 +96,7 @@ class StoredRun:
     def diagnostics(self) -> dict[str, Diagnostic]:
         """What the method told about itself in the end, by name."""
         try:
-            return {found.name: found for found in read_diagnostics(self.path)}
+            return {diagnostic.name: diagnostic for diagnostic in read_diagnostics(self.path)}
         except OSError as error:
             raise _unreadable(self.path, error) from None
 
@@ -115,8 +108,8 @@ class StoredRun:
     @cached_property
     def baseline(self) -> "StoredBaseline | None":
         """What a model that learns nothing reaches by the run's metric; None where the run does not say it."""
-        found = StoredBaseline(self.path) if (self.path / BASELINE).exists() else None
-        return found if found is not None and found.is_known else None
+        baseline = StoredBaseline(self.path) if (self.path / BASELINE).exists() else None
+        return baseline if baseline is not None and baseline.is_known else None
 
     @property
     def warnings(self) -> list[str]:
@@ -131,10 +124,10 @@ class StoredRun:
     @property
     def seconds_per_round(self) -> float:
         """Median wall time of a round."""
-        found = self.summary.get("seconds_per_round")
-        if not isinstance(found, int | float):
+        seconds = self.summary.get("seconds_per_round")
+        if not isinstance(seconds, int | float):
             raise ValueError(f"{self.path / SUMMARY} has no seconds_per_round; repeat the run")
-        return float(found)
+        return float(seconds)
 
     @property
     def unit(self) -> Unit:
@@ -156,8 +149,8 @@ class StoredRun:
 
     def scores(self, *, unseen: bool = False) -> pl.DataFrame:
         """The metric on test after the last evaluation: value, and the columns of `clients`, one row a client."""
-        found = self.last("test", unseen=unseen).select("client", "value")
-        return found.join(self.clients, on="client", how="left", maintain_order="left")
+        last = self.last("test", unseen=unseen).select("client", "value")
+        return last.join(self.clients, on="client", how="left", maintain_order="left")
 
     def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
         """The metric of clients on a split after the last evaluation, with the columns of `metrics`."""

@@ -86,9 +86,11 @@ class Table:
 
     def markdown(self) -> str:
         """As Markdown."""
-        lines = [_piped(_flat(self.columns)), _piped(["---"] * self.text + ["---:"] * (len(self.columns) - self.text))]
+        numbers = len(self.columns) - self.text
+        alignment = ["---"] * self.text + ["---:"] * numbers
+        rows = [_piped(row) for row in (_flat(self.columns), alignment, *self.rows)]
         note = [self.note, ""] if self.note else []
-        return "\n".join([f"**{_line(self.title)}**", "", *lines, *(_piped(row) for row in self.rows), "", *note])
+        return "\n".join([f"**{_line(self.title)}**", "", *rows, "", *note])
 
     def csv(self) -> str:
         """As comma-separated values. A column of numbers holds nothing but numbers, and empty cells where there are
@@ -126,18 +128,18 @@ class Table:
 
     def _best(self, column: int, higher: bool) -> list[int]:
         """The rows whose number in a column is the best. Means over fewer runs than others have do not take part."""
-        found = {
+        cells = {
             number: cell
             for number, row in enumerate(self.rows)
             if isinstance(cell := row[column], Number) and math.isfinite(cell.mean) and not cell.diverged
         }
-        runs = max((cell.runs or 0 for cell in found.values()), default=0)
-        found = {number: cell for number, cell in found.items() if (cell.runs or 0) == runs}
-        if len(found) < 2:
+        runs = max((cell.runs or 0 for cell in cells.values()), default=0)
+        cells = {number: cell for number, cell in cells.items() if (cell.runs or 0) == runs}
+        if len(cells) < 2:
             return []
-        best = (max if higher else min)(found.values(), key=lambda cell: cell.mean)
+        best = (max if higher else min)(cells.values(), key=lambda cell: cell.mean)
         shown = best.text.partition(" ")[0]
-        return [number for number, cell in found.items() if cell.text.partition(" ")[0] == shown]
+        return [number for number, cell in cells.items() if cell.text.partition(" ")[0] == shown]
 
 
 def mean_of(values: Sequence[float], digits: int = 3, *, deviation: bool = True) -> Number:
@@ -157,10 +159,10 @@ def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
 
 def published(figure: str | float) -> Cell:
     """A figure of a source as a cell: "76.7 ± 4.0", 68.2, or any other text, which is kept as it is."""
-    found = re.fullmatch(r"\s*(-?\d*\.?\d+)\s*%?\s*(?:(?:±|\+-|\+/-)\s*(\d*\.?\d+)\s*%?)?\s*", str(figure))
-    if found is None:
+    match = re.fullmatch(r"\s*(-?\d*\.?\d+)\s*%?\s*(?:(?:±|\+-|\+/-)\s*(\d*\.?\d+)\s*%?)?\s*", str(figure))
+    if match is None:
         return str(figure)
-    return Number(float(found[1]), str(figure), None if found[2] is None else float(found[2]))
+    return Number(float(match[1]), str(figure), None if match[2] is None else float(match[2]))
 
 
 def _csv_columns(header: str, cells: Sequence[Cell]) -> dict[str, list[str]]:
@@ -169,14 +171,14 @@ def _csv_columns(header: str, cells: Sequence[Cell]) -> dict[str, list[str]]:
     there = [number for number in numbers if number is not None]
     if not there:
         return {header: [str(cell) for cell in cells]}
-    found = {header: ["" if number is None else _digits(number.mean) for number in numbers]}
+    columns = {header: ["" if number is None else _digits(number.mean) for number in numbers]}
     if any(number.std is not None for number in there):
-        found[f"{header} std"] = ["" if number is None else _digits(number.std) for number in numbers]
+        columns[f"{header} std"] = ["" if number is None else _digits(number.std) for number in numbers]
     if any(number.runs is not None for number in there):
-        found[f"{header} runs"] = ["0" if number is None else str(number.runs or 0) for number in numbers]
+        columns[f"{header} runs"] = ["0" if number is None else str(number.runs or 0) for number in numbers]
     if any(number.diverged for number in there):
-        found[f"{header} diverged"] = ["0" if number is None else str(number.diverged) for number in numbers]
-    return found
+        columns[f"{header} diverged"] = ["0" if number is None else str(number.diverged) for number in numbers]
+    return columns
 
 
 def _digits(value: float | None) -> str:

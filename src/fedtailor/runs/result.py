@@ -29,9 +29,11 @@ class Run:
     """A trained federation: personal models, measurements, traffic."""
 
     def __init__(self, training: Training[DeviceExecutor], executor: DeviceExecutor, ledger: Ledger) -> None:
-        self._training, self._executor, self._ledger = training, executor, ledger
+        self._training = training
+        self._executor = executor
+        self._ledger = ledger
 
-    @property
+    @cached_property
     def training(self) -> Training[DeviceExecutor]:
         """The final state (server, client states)."""
         return self._training
@@ -46,20 +48,20 @@ class Run:
         """What travelled, the final delivery included."""
         return self._ledger
 
-    @property
+    @cached_property
     def algorithm(self) -> Algorithm:
         """The method (the last one of a schedule)."""
         return self.training.algorithm
 
-    @property
+    @cached_property
     def federation(self) -> Federation:
         return self.executor.federation
 
-    @property
+    @cached_property
     def model(self) -> Model:
         return self.training.model
 
-    @property
+    @cached_property
     def metrics(self) -> Metrics:
         """Evaluations by round."""
         return self.training.metrics
@@ -72,7 +74,7 @@ class Run:
     def _personal(self) -> dict[str, PersonalModel]:
         return {}
 
-    @property
+    @cached_property
     def preprocessing(self) -> Preprocessing | None:
         """How rows of the table become inputs; None where the data were no table."""
         federation = self.federation

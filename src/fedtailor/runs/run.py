@@ -22,7 +22,7 @@ from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.target_units import default_metrics, target_units
 from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
-from fedtailor.storage.run_directory import BASELINE, ROWS
+from fedtailor.storage.run_files import BASELINE, ROWS
 from fedtailor.tables import Table
 from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
 

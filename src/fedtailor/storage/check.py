@@ -12,7 +12,7 @@ from fedtailor.storage import export
 from fedtailor.storage.checkpoint import checkpoint_format, load_tree
 from fedtailor.storage.digests import file_digest, frame_digest
 from fedtailor.storage.errors import Damaged
-from fedtailor.storage.run_directory import (
+from fedtailor.storage.run_files import (
     CHECKPOINT,
     CHECKPOINT_BEFORE,
     CLIENTS,

@@ -110,10 +110,10 @@ def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None
     """The preprocessing that the models were written with."""
     if "preprocessing" not in manifest:
         return None
-    found = path / PREPROCESSING
-    same = found.is_file() and file_digest(found) == manifest["preprocessing"]
-    require(same, f"{found} is missing or damaged (its digest is wrong); export the models again")
-    return Preprocessing.load(found)
+    file = path / PREPROCESSING
+    same = file.is_file() and file_digest(file) == manifest["preprocessing"]
+    require(same, f"{file} is missing or damaged (its digest is wrong); export the models again")
+    return Preprocessing.load(file)
 
 
 def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
@@ -187,12 +187,12 @@ def _models(
 ) -> dict[str, PersonalModel]:
     model = _rebuilt(manifest["model"]) if model is None else model
     shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))
-    found = {}
+    models = {}
     for name, entry in manifest["clients"].items():
         size = arrays[entry["array"]].shape[-1]
         require(size == model.size, f"client {name!r} has {size} parameters, the model {model.size}")
-        found[name] = PersonalModel(name, _predictor(entry, arrays), model, shift, scale, preprocessing)
-    return found
+        models[name] = PersonalModel(name, _predictor(entry, arrays), model, shift, scale, preprocessing)
+    return models
 
 
 def _description(model: Model) -> dict[str, Any]:

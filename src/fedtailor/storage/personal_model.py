@@ -106,8 +106,8 @@ class PersonalModel:
         preprocessing = self.preprocessing
         if preprocessing is None:
             raise ValueError(f"client {self.name!r} was not trained on a table: its model takes arrays; use predict(x)")
-        found = self.predict(preprocessing.transform(rows, missing=missing, unknown=unknown))
-        return preprocessing.decode(found if self.model.classification else found.reshape(len(found)))
+        outputs = self.predict(preprocessing.transform(rows, missing=missing, unknown=unknown))
+        return preprocessing.decode(outputs if self.model.classification else outputs.reshape(len(outputs)))
 
     def _require_finite(self, x: NDArray[Any]) -> None:
         """Refuse inputs of which no model can say anything.
@@ -155,12 +155,12 @@ class PersonalModel:
         """
         from fedtailor.storage.export import load_models
 
-        found = load_models(directory, model)
+        models = load_models(directory, model)
         require(
-            len(found) == 1,
-            f"{directory} holds the models of {len(found)} clients; use load_models({str(directory)!r})",
+            len(models) == 1,
+            f"{directory} holds the models of {len(models)} clients; use load_models({str(directory)!r})",
         )
-        return next(iter(found.values()))
+        return next(iter(models.values()))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -16,11 +16,11 @@ def about_dropped(dropped: Mapping[str, str]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in dropped.items():
         by_reason.setdefault(reason, []).append(repr(name))
-    found = []
+    notes = []
     for reason, names in by_reason.items():
         one = len(names) == 1
-        found.append(f"Column{'' if one else 's'} {listed(names)} {'is' if one else 'are'} left out: {reason}.")
-    return found
+        notes.append(f"Column{'' if one else 's'} {listed(names)} {'is' if one else 'are'} left out: {reason}.")
+    return notes
 
 
 def about_columns(encodings: tuple[ColumnEncoding, ...], columns: Mapping[str, Parsed]) -> list[str]:
@@ -49,18 +49,18 @@ def about_columns(encodings: tuple[ColumnEncoding, ...], columns: Mapping[str, P
 
 def about_splits(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
     """Sentences on clients that cannot be tested, or that have one class only."""
-    found = []
+    notes = []
     lone = [name for name, size in zip(rows.names, rows.of_client.sizes, strict=True) if size == 1]
     if lone:
-        found.append(f"Clients of a single row train and are not tested: {listed(lone)}.")
+        notes.append(f"Clients of a single row train and are not tested: {listed(lone)}.")
     alone = set(lone)
     other = [name for name in untested(splits, rows.names) if name not in alone]
     if other and (options.test > 0 or options.split or options.folds):
-        found.append(f"Clients without a test row: {listed(other)}.")
+        notes.append(f"Clients without a test row: {listed(other)}.")
     if rows.y.dtype.kind in "iu":
         y, starts = rows.y[rows.of_client.rows], rows.of_client.offsets[:-1]
         same = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
         single = [name for name, one in zip(rows.names, same, strict=True) if one and name not in alone]
         if single:
-            found.append(f"Clients with rows of a single class: {listed(single)}.")
-    return found
+            notes.append(f"Clients with rows of a single class: {listed(single)}.")
+    return notes

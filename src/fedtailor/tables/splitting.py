@@ -170,7 +170,9 @@ def _count(sizes: Int[NDArray, " clients"], share: float, left: Int[NDArray, " c
     """A share of each client's rows: at least one, but leaving one to train on."""
     if share == 0:
         return np.zeros_like(sizes)
-    return np.clip(np.maximum(np.floor(sizes * share + 0.5), 1).astype(np.int64), 0, np.maximum(left - 1, 0))
+    rounded = np.floor(sizes * share + 0.5)
+    wanted = np.maximum(rounded, 1).astype(np.int64)
+    return np.clip(wanted, 0, np.maximum(left - 1, 0))
 
 
 def _fold(pool: Rows, options: TableOptions, seed: int) -> Splits:

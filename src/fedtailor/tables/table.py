@@ -269,19 +269,19 @@ def _learn(
 ) -> tuple[tuple[ColumnEncoding, ...], dict[str, str]]:
     """The encodings of the columns that are worth an input, and why the others are ignored."""
     named = frozenset(_expanded((*(options.features or ()), *options.categories), list(columns)))
-    found = screen(columns, train, owners, named)
-    empty = [name for name, why in found.dropped.items() if name in named and why.startswith("missing")]
+    screened = screen(columns, train, owners, named)
+    empty = [name for name, why in screened.dropped.items() if name in named and why.startswith("missing")]
     for name in empty:
         problems.add(f"column {name!r} is asked for and is missing in all training rows; fill it in or leave it out")
-    if not found.kept:
+    if not screened.kept:
         problems.add(
-            f"no input column is left: {'; '.join(f'{name!r} is {why}' for name, why in found.dropped.items())}"
+            f"no input column is left: {'; '.join(f'{name!r} is {why}' for name, why in screened.dropped.items())}"
         )
-    notes += [*about_dropped(found.dropped), *found.warnings]
+    notes += [*about_dropped(screened.dropped), *screened.warnings]
     mask = pl.Series(train)
-    encodings = tuple(fit_column(name, columns[name], mask) for name in found.kept)
+    encodings = tuple(fit_column(name, columns[name], mask) for name in screened.kept)
     notes += about_columns(encodings, columns)
-    return encodings, dict(found.dropped) | dict.fromkeys(options.drop, "dropped by the user")
+    return encodings, dict(screened.dropped) | dict.fromkeys(options.drop, "dropped by the user")
 
 
 def _standardise_target(target: Target, train: Bool[NDArray, " rows"]) -> tuple[TargetEncoding, NDArray[Any]]:

@@ -59,14 +59,14 @@ class TargetEncoding:
         if self.positive:
             return _positive_rows(series if numbers is None else numbers, self.positive).astype(np.int32)
         codes = {_label_text(label): number for number, label in enumerate(self.classes)}
-        found = [_label_text(_plain(value)) for value in (series if numbers is None else numbers).to_list()]
-        strange = next((row for row, label in enumerate(found, 1) if label not in codes), None)
+        labels = [_label_text(_plain(value)) for value in (series if numbers is None else numbers).to_list()]
+        strange = next((row for row, label in enumerate(labels, 1) if label not in codes), None)
         if strange is not None:
             raise ValueError(
                 f"target column {self.name!r} is {series[strange - 1]!r} in row {strange}; training had no such class; "
                 f"the classes are {listed([str(label) for label in self.classes])}"
             )
-        return np.array([codes[label] for label in found], np.int32)
+        return np.array([codes[label] for label in labels], np.int32)
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
         """The user's labels of class numbers [n], or predictions of a regression [n] in the target's own unit.
@@ -156,19 +156,19 @@ def _regression(series: pl.Series, notes: tuple[str, ...], problems: Problems) -
 
 
 def _classes(series: pl.Series, options: TableOptions, notes: tuple[str, ...], problems: Problems) -> Target | None:
-    name, found = series.name, series.unique().sort()
-    if len(found) < 2:
-        problems.add(f"target column {name!r} holds one class only, {found[0]!r}; there is nothing to tell apart")
+    name, classes = series.name, series.unique().sort()
+    if len(classes) < 2:
+        problems.add(f"target column {name!r} holds one class only, {classes[0]!r}; there is nothing to tell apart")
         return None
-    if len(found) > MAX_CLASSES or len(found) > len(series) / 2:
+    if len(classes) > MAX_CLASSES or len(classes) > len(series) / 2:
         also = ", or say task regression" if series.dtype.is_numeric() else ""
         problems.add(
-            f"target column {name!r} has {len(found):,} different values in {len(series):,} rows, too many for "
+            f"target column {name!r} has {len(classes):,} different values in {len(series):,} rows, too many for "
             f"classes; name another column{also}"
         )
         return None
-    labels = [_plain(label) for label in found.to_list()]
-    codes = series.replace_strict(found, pl.Series(range(len(found)), dtype=pl.Int64), return_dtype=pl.Int64)
+    labels = [_plain(label) for label in classes.to_list()]
+    codes = series.replace_strict(classes, pl.Series(range(len(classes)), dtype=pl.Int64), return_dtype=pl.Int64)
     rare = [label for label, count in zip(labels, np.bincount(codes.to_numpy()), strict=True) if count < 3]
     if rare:
         notes = (*notes, f"Classes of fewer than three rows: {listed(rare)}; no test can judge them.")

@@ -19,7 +19,7 @@ from fedtailor.federation import Federation
 from fedtailor.models import Classification, cross_entropy
 from fedtailor.protocol import SGD, Algorithm, Exchange, drive
 from fedtailor.runs import run
-from fedtailor.storage.run_directory import LEDGER, METRICS
+from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.testing.problems import EXACT, classification, float64, predictors, softmax_model, train
 from fedtailor.training import Participation, Training
 from fedtailor.training.personal import personal_models
@@ -206,10 +206,12 @@ def check_test_rows(algorithm: Algorithm) -> None:
     """Garbage in test rows changes no model, no weight and no choice."""
     with float64():
         clean = federation()
-        x, y = clean.x.copy(), clean.y.copy()
+        x = clean.x.copy()
+        y = clean.y.copy()
         rows = clean.test.rows
         assert len(rows) > 0
-        x[rows], y[rows] = 1e3 * np.flip(x[rows], axis=-1) + 7.0, (y[rows] + 1) % 3
+        x[rows] = 1e3 * np.flip(x[rows], axis=-1) + 7.0
+        y[rows] = (y[rows] + 1) % 3
         participation = participation_of(algorithm)
         trainings = [
             train(algorithm, clients, softmax_model(), 3, participation=participation)

@@ -114,8 +114,11 @@ def classification(
     for size in sizes:
         own = np.random.default_rng(seed + 1) if same else rng
         inputs = own.normal(size=(size + val + test, 4))
-        labels = (inputs @ own.normal(size=(4, 3)) + 0.3 * own.normal(size=(len(inputs), 3))).argmax(1)
-        for part, (first, end) in zip(parts, ((0, size), (size, size + val), (size + val, len(inputs))), strict=True):
+        scores = inputs @ own.normal(size=(4, 3))
+        noise = own.normal(size=(len(inputs), 3))
+        labels = (scores + 0.3 * noise).argmax(1)
+        splits = ((0, size), (size, size + val), (size + val, len(inputs)))
+        for part, (first, end) in zip(parts, splits, strict=True):
             part.append(start + np.arange(first, end))
         x.append(inputs)
         y.append(labels)
@@ -166,22 +169,22 @@ def personal(training: Training[DeviceExecutor]) -> NDArray[Any]:
 
 def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...] in the federation's order."""
-    executor, found = training.executor, None
+    executor, by_client = training.executor, None
     for table in (executor.seen, executor.unseen):
         for service in drive(training.services(table, np.arange(len(table))), executor):
             leaves = jax.tree.leaves(training.predictors(service))
-            found = found or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
-            for target, leaf in zip(found, leaves, strict=True):
+            by_client = by_client or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
+            for target, leaf in zip(by_client, leaves, strict=True):
                 target[table.listed[service.cohort.rows]] = leaf
-    assert found is not None
-    return found
+    assert by_client is not None
+    return by_client
 
 
 def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any]:
     """Rows over the population (sorted by id), in the federation's order."""
-    found = np.empty_like(np.asarray(rows))
-    found[np.argsort(np.argsort(training.population.listed))] = rows
-    return found
+    by_client = np.empty_like(np.asarray(rows))
+    by_client[np.argsort(np.argsort(training.population.listed))] = rows
+    return by_client
 
 
 def answers_of(cohort: Cohort, **arrays: Any) -> Answers:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from fedtailor._files import reason, replacing
-from fedtailor.protocol import check_choice, offered, require
+from fedtailor.protocol import find_registered, require
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
 from fedtailor.storage.manifest import settings
@@ -142,8 +142,8 @@ class Tracker(Callback):
         if self._state is None or not self._state.exists():
             return None, 0
         try:
-            found = json.loads(self._state.read_text("utf-8"))
-            return str(found["run"]), int(found["round"])
+            saved = json.loads(self._state.read_text("utf-8"))
+            return str(saved["run"]), int(saved["round"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise Unusable(f"{self._state} is damaged; remove it, and the tracker starts another run") from None
 
@@ -171,12 +171,7 @@ def find_tracker(name: str) -> type[Tracker]:
     Raises:
         ValueError: neither fedtailor nor an installed package has a tracker of that name, or the package's is broken.
     """
-    if name not in Tracker.registry:
-        kind = offered(ENTRY_POINTS, name, "tracker", Tracker)
-        if kind is not None:
-            Tracker.registry[name] = kind
-    check_choice(name, sorted(Tracker.registry), "tracker")
-    return Tracker.registry[name]
+    return find_registered(Tracker.registry, name, "tracker", ENTRY_POINTS, base=Tracker)
 
 
 def find_trackers(
@@ -223,10 +218,10 @@ def _described(training: Training, rounds: int) -> dict[str, Setting]:
 
 
 def _flat(described: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, value in described.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            settings |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value if isinstance(value, Setting) else str(value)
-    return found
+            settings[f"{prefix}{name}"] = value if isinstance(value, Setting) else str(value)
+    return settings

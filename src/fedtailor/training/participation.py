@@ -70,7 +70,8 @@ class Participation:
             if self.sampling == "samples":
                 assert sizes is not None
                 # the first of exponential clocks of rates n_i to ring is client i with probability n_i / sum n_j
-                order = -np.log((order.astype(np.float64) + 0.5) / 2.0**64) / np.maximum(sizes, _LEAST)
+                uniform = (order.astype(np.float64) + 0.5) / 2.0**64
+                order = -np.log(uniform) / np.maximum(sizes, _LEAST)
             report[np.argsort(order, kind="stable")[wanted:]] = False
         return report
 

@@ -57,7 +57,8 @@ class PrivacyAccount:
     steps: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reports, self.steps = np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes), np.int64)
+        self.reports = np.zeros(len(self.sizes), np.int64)
+        self.steps = np.zeros(len(self.sizes), np.int64)
 
     def add(self, cohort: Cohort, answers: Answers) -> None:
         """Add a round: what was asked of a cohort (`cohort.reporting`), and what it answered."""
@@ -67,14 +68,14 @@ class PrivacyAccount:
 
     def epsilons(self, rounds: int) -> dict[str, NDArray[np.float64]]:
         """Name -> epsilon of every client [m] after `rounds` rounds."""
-        found = {}
+        epsilons = {}
         noise, sgd = self.noise, self.sgd
         if noise is not None and noise.by == "server":
             epsilon = sampled_gaussian_epsilon(noise.multiplier, self.probability, rounds, noise.delta)
-            found[CLIENT_EPSILON] = np.full(len(self.sizes), epsilon)
+            epsilons[CLIENT_EPSILON] = np.full(len(self.sizes), epsilon)
         elif noise is not None:
             each = [sampled_gaussian_epsilon(noise.multiplier, 1.0, int(n), noise.delta) for n in self.reports]
-            found[CLIENT_EPSILON] = np.array(each)
+            epsilons[CLIENT_EPSILON] = np.array(each)
         if sgd is not None:
             assert sgd.dp_noise is not None
             delta = DELTA if sgd.dp_delta is None else sgd.dp_delta
@@ -82,8 +83,8 @@ class PrivacyAccount:
                 sgd_epsilon(sgd.dp_noise, sgd.batch_size, int(size), int(steps), delta)
                 for size, steps in zip(self.sizes, self.steps, strict=True)
             ]
-            found[EXAMPLE_EPSILON] = np.array(each)
-        return found
+            epsilons[EXAMPLE_EPSILON] = np.array(each)
+        return epsilons
 
     def largest(self, rounds: int) -> dict[str, float]:
         """Name -> the largest epsilon of a client after `rounds` rounds."""

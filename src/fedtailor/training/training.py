@@ -1,25 +1,18 @@
 """A run in progress, on the server's side: its rounds, the service of clients, evaluations, written as exchanges.
 
-It knows a population, a method and a model; no example, device, file or thread. Each of `round`, `service` and
+It knows a population, a method and a model; no example, device, file or thread. Each of `next_round`, `service` and
 `evaluation` is a generator of exchanges. `advance`, `serve` and `evaluate` have the executor answer them at once.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Phase
-from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
-from fedtailor.models import Model
-from fedtailor.pipelines import check_order
-from fedtailor.pipelines.gaussian_noise import unchanged
 from fedtailor.protocol import (
-    PRIVATE_STEPS,
-    Algorithm,
     Answers,
     Clients,
     ClientState,
@@ -27,21 +20,12 @@ from fedtailor.protocol import (
     Downlink,
     Exchange,
     Exchanges,
-    Executor,
-    Pipeline,
-    Population,
     Task,
-    announce,
-    decode,
     drive,
     on_host,
     send,
 )
-from fedtailor.training.metrics import PRIVACY, Evaluation, Metrics
-from fedtailor.training.participation import Participation
-from fedtailor.training.privacy import privacy_account, promises_privacy
-
-ExecutorT = TypeVar("ExecutorT", bound=Executor)
+from fedtailor.training.rounds import ExecutorT, Rounds
 
 
 @dataclass(frozen=True)
@@ -59,227 +43,8 @@ class Service:
     states: ClientState = None
 
 
-class Training(Generic[ExecutorT]):
-    """Trains one algorithm for the clients of one executor, round by round.
-
-    Attributes:
-        algorithm: the method (of the present phase of a schedule).
-        round: rounds done.
-        keeps_states: whether the method's clients keep a state between rounds.
-        measured: what evaluations measure.
-        metric: what the run is judged by.
-        took_part: [m] who has ever taken part in a round of this phase, in the order of the population.
-        ledger: what travelled and what was computed in training so far.
-        metrics: evaluations so far.
-        privacy: what was given away so far, where there is a guarantee; else None.
-        round_seconds: wall time of every round without its evaluation; of runs that share the clients' time, a share.
-        seconds: wall time of all rounds and evaluations, likewise.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        executor: ExecutorT,
-        model: Model,
-        *,
-        seed: int = 0,
-        participation: Participation = Participation(),  # noqa: B008 (frozen)
-        uplink: Pipeline = (),
-        downlink: Pipeline = (),
-        metrics: Sequence[str | Metric] = (),
-        target_scale: float = 1.0,
-        secret: int | None = None,
-    ) -> None:
-        """Begin; nothing is asked of the clients yet.
-
-        Args:
-            executor: who answers for the clients.
-            uplink: transforms of what clients send in rounds.
-            downlink: transforms of what the server sends.
-            metrics: what to measure, by name, beside the loss and, of classifications, the accuracy; the run is judged
-                by the first one (by default: as the model says).
-            target_scale: what one unit of the model's target is in the user's own: metrics in the target's unit are
-                recorded in the user's.
-            secret: what the server's random numbers (who reports, noise on sums) are drawn from, where others know the
-                seed and must not foresee them; None = the seed.
-
-        Raises:
-            ValueError: the method or a pipeline is not defined for this population, or a metric for this model.
-        """
-        self.executor, self.model, self.seed = executor, model, seed
-        self.participation, self.uplink, self.downlink = participation, uplink, downlink
-        self.target_scale, self._secret = target_scale, seed if secret is None else secret
-        asked = find_metrics(metrics, model)
-        names = {metric.name for metric in asked}
-        self.measured = (*(metric for metric in default_metrics(model) if metric.name not in names), *asked)
-        self.metric = asked[0] if asked else find_metric(model.metric)
-        self.schedule = list(algorithm.phases())
-        methods = [phase for phase, _ in self.schedule]
-        seen = executor.seen
-        # a server that held examples and handed them out, as a simulated one may, would break every promise
-        examples = None if promises_privacy(methods, uplink) else executor.examples
-        self.population = Population(
-            seen.ids, seen.names, seen.sizes, seen.groups, seen.listed,
-            reporters_per_round=participation.reporters(len(seen)), seed=seed, examples=examples, model=model,
-        )  # fmt: skip
-        check_order(uplink)
-        # All phases are checked now: a refusal must not come after hours of the first one.
-        for phase in methods:
-            phase.check(self.population)
-            for transform in (*uplink, *downlink):
-                transform.check(phase)
-        self.privacy = privacy_account(methods, uplink, downlink, participation, self.population)
-        self.uplink_state = [transform.init_server(self.population) for transform in uplink]
-        self.round = 0
-        self.ledger, self.metrics = Ledger(), Metrics()
-        self.round_seconds: list[float] = []
-        self.seconds = 0.0
-        self._begin(0, self.initial)
-
-    def initial(self, k: int) -> jax.Array:
-        """The k-th random initial model [d]; k = 0 is common to all methods."""
-        return self.model.init(jax.random.fold_in(jax.random.key(self.seed), k))
-
-    @property
-    def client_names(self) -> tuple[str, ...]:
-        """The names of all clients, seen and unseen, in the order in which the user listed them."""
-        seen, unseen = self.executor.seen, self.executor.unseen
-        listed = np.concatenate([seen.listed, unseen.listed])
-        names = (*seen.names, *unseen.names)
-        return tuple(names[row] for row in np.argsort(listed))
-
-    @property
-    def server(self) -> Any:
-        """The server's state; asks the clients for the probe, if the method has one and nobody has asked yet."""
-        if self._unprobed:
-            drive(self._probe(), self.executor)
-        return self._server
-
-    @server.setter
-    def server(self, state: Any) -> None:
-        self._server, self._unprobed = state, False
-
-    # a round ----------------------------------------------------------------------------------------------------------
-
-    def advance(self, reporting: NDArray[np.bool_] | None = None) -> None:
-        """Do one round; see `next_round`."""
-        drive(self.next_round(reporting), self.executor)
-
-    def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
-        """One round, and before it the probe or the next phase of a schedule, where they are due.
-
-        Args:
-            reporting: [m] who reports, in the order of the population; None = as participation draws them.
-
-        Raises:
-            Diverged: a client's model or message became NaN or infinite; the state is that of the round before.
-        """
-        yield from self._next_phase()
-        yield from self._probe()
-        if reporting is None:
-            clients = self.population
-            reporting = self.participation.sample(clients.ids, self._secret, self.round, clients.sizes)
-        cohort = self.round_cohort(reporting)
-        if not len(cohort):
-            self._round_alone(cohort)
-            return
-        downlink = self.algorithm.broadcast(self._server, cohort)
-        exchange = self._exchange("client", cohort, announce(self.uplink, downlink, self.uplink_state))
-        answers = yield exchange
-
-        # The server works on answers that may still be on their way; nothing is kept before all are there and finite.
-        asked, cohort = cohort, replace(cohort, reporting=answers.reporting)
-        arrived = {kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS}
-        try:
-            update, uplink_state = decode(self.uplink, arrived, exchange.downlink, cohort, self.uplink_state)
-            server = self.algorithm.server(self._server, downlink, replace(answers, update=update), cohort)
-        except Exception:
-            answers.checked()  # NaN may have led the server there
-            raise
-        answers.checked()
-        self.executor.commit(exchange, answers)
-        self.server, self.uplink_state = server, uplink_state
-        self.took_part[cohort.position] = True
-        self._charge(self.ledger, "round", exchange.downlink, cohort, answers)
-        self.round += 1
-        self._account(asked, answers)
-
-    def _round_alone(self, cohort: Cohort) -> None:
-        """A round in which nobody reports: the server does only what must not depend on that (`steps_alone`)."""
-        if any(transform.steps_alone for transform in self.uplink):
-            one = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
-            downlink = self.algorithm.broadcast(self._server, one)
-            update, states = unchanged(downlink), []
-            for transform, state in zip(self.uplink, self.uplink_state, strict=True):
-                if transform.steps_alone:
-                    update, state = transform.decode(update, downlink, one, state)
-                states.append(state)
-            answers = Answers(reporting=np.ones(1, bool), update=update)
-            self.server, self.uplink_state = self.algorithm.server(self._server, downlink, answers, one), states
-        self._charge(self.ledger, "round", Downlink(), cohort)
-        self.round += 1
-        self._account(cohort, None)
-
-    def _account(self, cohort: Cohort, answers: Answers | None) -> None:
-        """Add a round to what was given away, and to the measurements."""
-        if self.privacy is None:
-            return
-        if answers is not None:
-            self.privacy.add(cohort, answers)
-        clients = self.executor.seen.listed
-        for name, values in self.privacy.epsilons(self.round).items():
-            order = np.argsort(clients)
-            self.metrics.evaluations.append(Evaluation(self.round, clients[order], False, PRIVACY, name, values[order]))
-
-    def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
-        """The clients of the next round: those that report, or all where the method trains everybody.
-
-        Args:
-            reporting: [m] who reports, in the order of the population.
-        """
-        everyone = self.algorithm.participants == "all"
-        clients = np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
-        return self._cohort(self.executor.seen, clients, seen=True, reporting=reporting[clients])
-
-    def _next_phase(self) -> Exchanges[None]:
-        """Go on to the next method of a schedule when the rounds of the present one are over."""
-        rounds = self.schedule[self.phase][1]
-        last = self.phase + 1 == len(self.schedule)
-        if rounds is None or last or self.round - self.phase_start < rounds:
-            return
-        yield from self._probe()
-        # The next method's common initial model is this one's result; all further random models stay what they are.
-        start = self.algorithm.global_model(self._server)
-        self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
-
-    def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
-        """Start a phase of the schedule: server and client states; the probe, if the method has one, comes later."""
-        self.phase, self.phase_start = phase, self.round
-        self.algorithm = self.schedule[phase][0]
-        self.server = self.algorithm.init_server(init, self.population)
-        self.executor.begin(self.algorithm, self.uplink, init(0), phase)
-        self.took_part = np.zeros(len(self.population), bool)
-        # Shapes suffice to know whether there is any state; nothing is computed.
-        state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
-        self.keeps_states = bool(jax.tree.leaves(state))
-        self._unprobed = self.algorithm.probes
-
-    def _probe(self) -> Exchanges[None]:
-        """The round before training of methods that have one.
-
-        It is put off until somebody needs the server's state: a training that restores a checkpoint makes none.
-        """
-        if not self._unprobed:
-            return
-        cohort = self._cohort(self.executor.seen, np.arange(len(self.population)), seen=True)
-        downlink = self.algorithm.probe_downlink(self._server, cohort)
-        exchange = self._exchange("probe", cohort, downlink)
-        answers = yield exchange
-        answers.checked()
-        self.server = self.algorithm.aggregate_probe(
-            self._server, answers, replace(cohort, reporting=answers.reporting)
-        )
-        self._charge(self.ledger, "probe", exchange.downlink, cohort, answers)
+class Training(Rounds[ExecutorT]):
+    """Trains one algorithm for the clients of one executor, round by round, and serves and measures the clients."""
 
     # the service of clients -------------------------------------------------------------------------------------------
 
@@ -405,7 +170,8 @@ class Training(Generic[ExecutorT]):
         """Evaluate the personal models of all clients, seen and unseen, on their val and test splits."""
         for table in (self.executor.seen, self.executor.unseen):
             services = yield from self.services(table, np.arange(len(table)))
-            rows, scores = [], []
+            rows = []
+            scores = []
             for service in services:
                 answers = yield from self.run_personal("evaluate", service)
                 rows.append(service.cohort.rows)
@@ -415,11 +181,6 @@ class Training(Generic[ExecutorT]):
                 clients = table.listed[np.concatenate(rows)]
                 unseen = table is self.executor.unseen
                 self.metrics.record(self.round, clients, unseen, all_scores, self.measured, self.target_scale)
-
-    def count_time(self, round: float, total: float) -> None:
-        """Add the wall time of a round, and of the round with its evaluation."""
-        self.round_seconds.append(round / self.executor.concurrency)
-        self.seconds += total / self.executor.concurrency
 
     # checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -437,45 +198,13 @@ class Training(Generic[ExecutorT]):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue where a training with the same arguments stood."""
-        phase, start = snapshot["phase"]
+        phase, phase_start = snapshot["phase"]
         self._begin(phase, self.initial)
-        self.round, self.phase_start = snapshot["round"], start
+        self.round = snapshot["round"]
+        self.phase_start = phase_start
         self.server = snapshot["server"]
         self.took_part = snapshot["took_part"]
         self.uplink_state = list(snapshot["uplink"])
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])
         self.executor.restore(snapshot["states"])
-
-    def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
-        """An exchange whose downlink has gone through the pipeline."""
-        uplink = self.uplink if task == "client" else ()
-        sent = send(self.downlink, downlink)
-        return Exchange(task, self.algorithm, cohort, sent, uplink=uplink, received_through=self.downlink)
-
-    # helpers ----------------------------------------------------------------------------------------------------------
-
-    def _cohort(
-        self, table: Clients, clients: NDArray[np.int64], *, seen: bool, reporting: NDArray[np.bool_] | None = None
-    ) -> Cohort:
-        """Some clients of a table; everybody reports by default."""
-        return Cohort(
-            clients=table,
-            rows=clients,
-            seen=seen,
-            reporting=np.ones(len(clients), bool) if reporting is None else reporting,
-            round=self.round,
-            seed=self._secret,
-            examples=self.population.examples,
-            room=self.participation.room(len(clients)),
-        )
-
-    def _charge(
-        self, ledger: Ledger | None, phase: Phase, downlink: Downlink, cohort: Cohort, answers: Answers | None = None
-    ) -> None:
-        """Record an exchange, or a downlink that nobody answers; where there is no ledger, do nothing."""
-        if ledger is None:
-            return
-        update = {} if answers is None else answers.update
-        gradients, forwards = (0, 0) if answers is None else answers.work
-        ledger.record(self.round, phase, downlink, update, cohort.reporting, gradients, forwards)

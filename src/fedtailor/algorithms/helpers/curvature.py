@@ -1,7 +1,5 @@
 """How curved a client's loss is."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -23,8 +21,10 @@ def largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"], key: Arra
         The norm of the Hessian times a direction of length 1 after ten iterations, a lower bound.
     """
 
-    def iterate(k: Any, v: Array) -> Array:
-        return jax.jvp(local.gradient, (theta,), (v / jnp.maximum(jnp.linalg.norm(v), _LEAST),))[1]
+    def iterate(k: Array, v: Array) -> Array:
+        direction = v / jnp.maximum(jnp.linalg.norm(v), _LEAST)
+        _, hessian_times_direction = jax.jvp(local.gradient, (theta,), (direction,))
+        return hessian_times_direction
 
     start = jax.random.normal(key, theta.shape, theta.dtype)
     return jnp.linalg.norm(local.fori_loop(_ITERATIONS, iterate, start))

@@ -1,24 +1,22 @@
 """Local steps on a Moreau envelope, which pFedMe and CGPFL take."""
 
-from typing import Any
-
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, ScalarLike
 
-from fedtailor.protocol import SGD, Batch, LocalTrainer, Params, is_off
+from fedtailor.protocol import SGD, Batch, IntScalar, LocalTrainer, Params, is_off
 
 
 def envelope_steps(
     local: LocalTrainer,
     w: Float[Array, " d"],
     sgd: SGD,
-    inner_steps: Any,
-    lam: Any,
-    share: Any,
+    inner_steps: IntScalar,
+    lam: ScalarLike,
+    share: ScalarLike,
     *,
     theta: Float[Array, " d"] | None = None,
     warm_start: bool = True,
-    steps: Any = None,
+    steps: IntScalar | None = None,
 ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
     """Inner solves around w on mini-batches, each followed by a step of w (Dinh et al. 2020, algorithm 1).
 
@@ -41,10 +39,10 @@ def envelope_steps(
     """
     rate = sgd.rate(local.round)
 
-    def step(models: tuple[Params, Params], batch: Batch, index: Any) -> tuple[Params, Params]:
+    def step(models: tuple[Params, Params], batch: Batch, index: Array) -> tuple[Params, Params]:
         theta, w = models
 
-        def inner(k: Any, theta: Params) -> Params:
+        def inner(k: Array, theta: Params) -> Params:
             g = local.batch_gradient(theta, batch)
             if not is_off(sgd.weight_decay):
                 g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)

@@ -44,21 +44,27 @@ def sums_of_moments(
         The sums, and by how much at most the loss of theta on a sample differs from the squared error of a linear
         model, relative to one more than that error.
     """
-    some = local.draw("moments", 0, 1)
-    inputs, targets = math.prod(some.x.shape[1:]), math.prod(some.y.shape[1:])
+    example = local.draw("moments", 0, 1)
+    input_shape = example.x.shape[1:]
+    inputs = math.prod(input_shape)
+    targets = math.prod(example.y.shape[1:])
     params = local.params(theta)
-    matrix = _as_matrix(params, local, some.x.shape[1:])
+    matrix = _as_matrix(params, local, input_shape)
 
     def add(carry: tuple[Array, Array], batch: Batch, step: Int[Array, ""]) -> tuple[Array, Array]:
         local.count_work(forwards=1)
-        u = jnp.concatenate([batch.x.reshape(len(batch.x), -1), jnp.ones((len(batch.x), 1), theta.dtype)], axis=1)
-        y = batch.y.reshape(len(batch.y), -1).astype(theta.dtype)
+        size = len(batch.x)
+        ones = jnp.ones((size, 1), theta.dtype)
+        u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
+        y = batch.y.reshape(size, -1).astype(theta.dtype)
         sums, deviation = carry
         expected = jnp.square(u @ matrix - y).sum(axis=1)
-        found = local.losses(local.logits(params, batch.x, training=False), batch.y)
-        apart = jnp.where(batch.weight > 0, jnp.abs(found - expected) / (1 + expected), 0)
+        losses = local.losses(local.logits(params, batch.x, training=False), batch.y)
+        relative = jnp.abs(losses - expected) / (1 + expected)
+        of_samples = jnp.where(batch.weight > 0, relative, 0)
         weighted = u * batch.weight[:, None].astype(u.dtype)
-        return sums + weighted.T @ jnp.concatenate([u, y], axis=1), jnp.maximum(deviation, apart.max())
+        sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
+        return sums, jnp.maximum(deviation, of_samples.max())
 
     zero = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype), jnp.zeros((), theta.dtype)
     steps = local.steps(SGD(batch_size=batch_size))
@@ -81,6 +87,9 @@ def _as_matrix(params: Params, local: LocalTrainer, input_shape: tuple[Any, ...]
     """H of the linear model x -> H' (x, 1), from its outputs for unit vectors and for zero."""
     size = math.prod(input_shape)
     dtype = jax.tree.leaves(params)[0].dtype
-    inputs = jnp.concatenate([jnp.eye(size, dtype=dtype), jnp.zeros((1, size), dtype)]).reshape(-1, *input_shape)
+    unit_vectors = jnp.eye(size, dtype=dtype)
+    zero = jnp.zeros((1, size), dtype)
+    inputs = jnp.concatenate([unit_vectors, zero]).reshape(-1, *input_shape)
     outputs = local.logits(params, inputs, training=False).reshape(size + 1, -1)
-    return jnp.concatenate([outputs[:-1] - outputs[-1], outputs[-1:]])
+    bias = outputs[-1]
+    return jnp.concatenate([outputs[:-1] - bias, outputs[-1:]])

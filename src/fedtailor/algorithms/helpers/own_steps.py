@@ -1,15 +1,13 @@
 """Plain SGD for methods that take steps of their own on several things at once."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, ScalarLike
 
 from fedtailor.protocol import SGD, Batch, LocalTrainer, ModelPart, Params, is_off, require
 
 
-def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
+def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Params:
     """One plain step: w - rate ( g + weight_decay w )."""
     if not is_off(sgd.weight_decay):
         gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
@@ -17,7 +15,7 @@ def descend(params: Params, gradient: Params, sgd: SGD, rate: Any) -> Params:
 
 
 def descend_with_momentum(
-    params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: Any
+    params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: ScalarLike
 ) -> tuple[Params, Params]:
     """One step of SGD with momentum, v <- momentum v + g + weight_decay w and w <- w - rate v, and the new v."""
     if not is_off(sgd.weight_decay):
@@ -27,7 +25,7 @@ def descend_with_momentum(
 
 
 def descend_in_training(
-    params: Params, gradient: Params, batch: Batch, sgd: SGD, rate: Any, local: LocalTrainer
+    params: Params, gradient: Params, batch: Batch, sgd: SGD, rate: ScalarLike, local: LocalTrainer
 ) -> Params:
     """`descend` whose running statistics, where the model has any, are those that a training step on `batch` leaves."""
     return local.with_statistics(descend(params, gradient, sgd, rate), local.renew_statistics(params, batch))

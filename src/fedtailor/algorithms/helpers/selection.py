@@ -31,5 +31,6 @@ def require_cover(cover: tuple[float, ...]) -> None:
     Raises:
         ValueError: they are not ascending numbers in [0, 1].
     """
-    valid = len(cover) > 0 and all(0 <= lam <= 1 for lam in cover) and list(cover) == sorted(set(cover))
-    require(valid, f"cover is {cover}; it must be one number or more in [0, 1], ascending")
+    in_range = len(cover) > 0 and all(0 <= lam <= 1 for lam in cover)
+    ascending = list(cover) == sorted(set(cover))
+    require(in_range and ascending, f"cover is {cover}; it must be one number or more in [0, 1], ascending")

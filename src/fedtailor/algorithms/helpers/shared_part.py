@@ -1,7 +1,5 @@
 """A part of the model that clients share: what of theta travels and is averaged, and what a client keeps."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -9,7 +7,17 @@ from jaxtyping import Array, Float, Int
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
 from fedtailor.models import Part
-from fedtailor.protocol import ClientRows, Init, ModelPart, ModelParts, Population, Streams, require, server_state
+from fedtailor.protocol import (
+    ClientRows,
+    ClientState,
+    Init,
+    ModelPart,
+    ModelParts,
+    Population,
+    Streams,
+    require,
+    server_state,
+)
 
 
 @server_state
@@ -67,7 +75,7 @@ def part_of_runs(runs: Int[np.ndarray, "runs 2"], d: int) -> Part:
     return Part("shared", tuple((int(start), int(end)) for start, end in runs), d)
 
 
-def joined(own: ModelPart, state: Any, shared: Float[Array, " d_shared"]) -> Float[Array, " d"]:
+def joined(own: ModelPart, state: ClientState, shared: Float[Array, " d_shared"]) -> Float[Array, " d"]:
     """The model of a client's own part, which it keeps as `state["own"]` where there is one, and the shared rest."""
     kept = state.get("own", jnp.zeros(0, shared.dtype))
     whole = own.put(jnp.zeros(len(kept) + len(shared), shared.dtype), kept)

@@ -9,7 +9,18 @@ from jaxtyping import Array, Bool, Float, Int, UInt64
 
 from fedtailor.aggregation import Kernel, Probe, newcomer_weights
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
-from fedtailor.protocol import Answers, Cohort, Downlink, ServerState, Streams, require, server_state
+from fedtailor.protocol import (
+    Answers,
+    Cohort,
+    Diagnostic,
+    Downlink,
+    LineDiagnostic,
+    MatrixDiagnostic,
+    ServerState,
+    Streams,
+    require,
+    server_state,
+)
 
 
 @server_state
@@ -142,3 +153,45 @@ def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"])
     rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
     mass = rows.sum(axis=1, keepdims=True)
     return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
+
+
+def nearest_streams(server: UCFLState, rows: Float[np.ndarray, "c m"]) -> Int[np.ndarray, " c"]:
+    """The stream whose weights are nearest to each row, of those that have been mixed, if any has."""
+    distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
+    if server.mixed.any():
+        distances[:, ~server.mixed] = np.inf
+    return distances.argmin(axis=1)
+
+
+def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
+    """Who weighs whom, and how the number of streams and the batch of the variances were chosen, if they were."""
+    diagnostics: list[Diagnostic] = [
+        MatrixDiagnostic("collaboration", "Weights of all clients for each client", server.rows)
+    ]
+    if len(server.silhouettes):
+        streams, silhouettes = server.silhouettes.T
+        diagnostics.append(
+            LineDiagnostic(
+                name="silhouette",
+                title="Silhouette of each number of streams",
+                x=streams,
+                y=silhouettes,
+                x_label="streams",
+                y_label="silhouette",
+                chosen=float(len(server.weights)),
+            )
+        )
+    if len(server.tried):
+        shares, errors = server.tried[~np.isnan(server.tried[:, 0])].T
+        diagnostics.append(
+            LineDiagnostic(
+                name="sigma_batch",
+                title="Validation error with each batch of the variances",
+                x=shares,
+                y=errors,
+                x_label="share of the samples",
+                y_label="error",
+                chosen=None if server.kernel == "bound" else 1 / (1 + server.bandwidth),
+            )
+        )
+    return diagnostics

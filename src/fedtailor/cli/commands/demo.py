@@ -18,7 +18,7 @@ from fedtailor.report.tables import Table
 from fedtailor.report.units import unit_of
 from fedtailor.runs import run
 from fedtailor.storage import Interrupted
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.run_files import MANIFEST
 
 NAMES = ("digits-rotated", "digits-permuted")
 SEEDS = (0, 1, 2)

@@ -12,7 +12,7 @@ from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.protocol import require
 from fedtailor.storage import Interrupted
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.run_files import MANIFEST
 from fedtailor.training import AfterRound, Training
 
 RUN = "run"

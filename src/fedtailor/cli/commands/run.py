@@ -19,7 +19,7 @@ from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
-from fedtailor.storage.run_directory import MANIFEST
+from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Sampling, as_participation
 

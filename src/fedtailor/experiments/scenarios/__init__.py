@@ -29,7 +29,7 @@ from fedtailor.experiments.scenarios.standard import (
 from fedtailor.experiments.scenarios.table import table
 from fedtailor.experiments.scenarios.three_approaches import density, emnist_writers, mnist_writers
 from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
-from fedtailor.protocol import check_choice, offered
+from fedtailor.protocol import find_registered
 
 ENTRY_POINTS = "fedtailor.scenarios"
 """The group of entry points under which other packages offer scenarios."""
@@ -82,9 +82,4 @@ def find(name: str) -> Scenario:
     Raises:
         ValueError: there is none of that name.
     """
-    if name not in SCENARIOS:
-        scenario = offered(ENTRY_POINTS, name, "scenario")
-        if scenario is not None:
-            SCENARIOS[name] = scenario
-    check_choice(name, SCENARIOS, "scenario", "fedtailor scenarios")
-    return SCENARIOS[name]
+    return find_registered(SCENARIOS, name, "scenario", ENTRY_POINTS, listed_by="fedtailor scenarios")

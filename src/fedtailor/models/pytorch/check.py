@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.models.pytorch.operations import Unsupported
+from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, pytorch
-from fedtailor.models.pytorch.program import Context, Program
+from fedtailor.models.pytorch.program import Program
 
 TOLERANCE = 1e-5
 """Largest difference, relative to the largest entry of PyTorch's."""

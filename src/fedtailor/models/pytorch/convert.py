@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import fedtailor.models.pytorch.layers  # noqa: F401  (registers its operations)
-from fedtailor.models.pytorch.operations import OPERATIONS, Unsupported
+import fedtailor.models.pytorch.elementwise
+import fedtailor.models.pytorch.layers
+import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their operations)
+from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.program import Constants, Operation, Program, Ref
+from fedtailor.models.pytorch.program import Constants, Program
 from fedtailor.models.pytorch.start import COUNTER
 
 IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",

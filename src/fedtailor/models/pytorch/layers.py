@@ -2,7 +2,7 @@
 embeddings, recurrent layers, attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,39 +11,44 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedtailor.models.convolution import convolve, convolve_windows, halve, pad, pool_relu, windows
+from fedtailor.models.convolution import convolve, halve, pad
 from fedtailor.models.normalization import batch_statistics
+from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 from fedtailor.models.pytorch.layout import Planes, Value, as_images, as_planes, plain
-from fedtailor.models.pytorch.operations import Unsupported, operation
+from fedtailor.models.pytorch.operations import Context, Unsupported, operation
 
 
 @operation("linear")
-def _linear(context: Any, x: Array, weight: Float[Array, "o i"], bias: Array | None = None) -> Array:
+def _linear(context: Context, x: Array, weight: Float[Array, "o i"], bias: Array | None = None) -> Array:
     y = x @ weight.T
     return y if bias is None else y + bias
 
 
 @operation("addmm")
-def _addmm(context: Any, bias: Array, x: Array, y: Array) -> Array:
+def _addmm(context: Context, bias: Array, x: Array, y: Array) -> Array:
     return bias + x @ y
 
 
 @operation("embedding")
-def _embedding(context: Any, table: Array, rows: Array, padding: int = -1, *rest: Any) -> Array:
+def _embedding(context: Context, table: Array, rows: Array, padding: int = -1, *rest: Any) -> Array:
     if padding >= 0:  # the row of padding gets no gradient
         table = table.at[padding].set(lax.stop_gradient(table[padding]))
     return table.at[rows].get(mode="fill", fill_value=jnp.nan)
 
 
 @operation("dropout", "dropout_", "feature_dropout", "feature_dropout_", layout=True)
-def _dropout(context: Any, x: Any, rate: float = 0.5, train: bool = True) -> Any:
+def _dropout(context: Context, x: Value, rate: float = 0.5, train: bool = True) -> Value:
     key = context.next_key()
     if not train or key is None or rate == 0:
         return x
-    x, shape = plain(x), x.shape
-    if context.operation.name.startswith("feature"):
+    shape = x.shape
+    x = plain(x)
+    if context.operation_name.startswith("feature"):
         shape = (*x.shape[:2], *[1] * (x.ndim - 2))
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, shape), x / (1 - rate), 0) if rate < 1 else jnp.zeros_like(x)
+    if rate >= 1:
+        return jnp.zeros_like(x)
+    is_kept = jax.random.bernoulli(key, 1 - rate, shape)
+    return jnp.where(is_kept, x / (1 - rate), 0)
 
 
 # convolution and pooling --------------------------------------------------------------------------------------------
@@ -51,8 +56,8 @@ def _dropout(context: Any, x: Any, rate: float = 0.5, train: bool = True) -> Any
 
 @operation("conv2d", "conv1d", "conv3d", layout=True)
 def _convolution(
-    context: Any,
-    x: Any,
+    context: Context,
+    x: Value,
     weight: Array,
     bias: Array | None = None,
     stride: Sequence[int] = (1,),
@@ -61,10 +66,12 @@ def _convolution(
     groups: int = 1,
 ) -> Value:
     if _is_ours(weight, stride, padding, dilation, groups):
-        x, kernel = pad(as_planes(x), _all(padding)), weight.transpose(2, 3, 1, 0)
-        y = convolve(x, kernel) if _all(stride) == 1 else convolve(*halve(x, kernel))
+        padded = pad(as_planes(x), _all(padding))
+        kernel = weight.transpose(2, 3, 1, 0)
+        y = convolve(padded, kernel) if _all(stride) == 1 else convolve(*halve(padded, kernel))
         return Planes(y if bias is None else y + bias[:, None, None, None])
-    x, sides = plain(x), weight.ndim - 2
+    x = plain(x)
+    sides = weight.ndim - 2
     letters = "DHW"[3 - sides :]
     layout = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
     edges = padding.upper() if isinstance(padding, str) else [(side, side) for side in _wide(padding, sides)]
@@ -92,24 +99,33 @@ def _is_ours(weight: Array, stride: Any, padding: Any, dilation: Any, groups: in
 
 @operation("conv_relu_pool", layout=True)
 def _conv_relu_pool(
-    context: Any, x: Any, weight: Array, bias: Array | None, padding: Sequence[int], pool: str
+    context: Context, x: Value, weight: Array, bias: Array | None, padding: Sequence[int], pool: str
 ) -> Planes:
     """A convolution of stride 1, ReLU and 2x2 pooling in one: `convert.fused` writes it."""
-    kernel, by = weight.transpose(2, 3, 1, 0), _all(padding)
+    kernel = weight.transpose(2, 3, 1, 0)
+    by = _all(padding)
     b, _, h, w = x.shape
     o, _, k, _ = weight.shape
     bias = jnp.zeros(o, weight.dtype) if bias is None else bias
-    h, w = h + 2 * by - k + 1, w + 2 * by - k + 1
+    h = h + 2 * by - k + 1
+    w = w + 2 * by - k + 1
     if not isinstance(x, Planes) and by == 0 and k % 2 == 1:
         y = convolve_windows(as_images(x), kernel)
     else:
         y = windows(convolve(pad(as_planes(x), by), kernel))
-    return Planes(pool_relu(y, bias, "average" if pool == "average" else "max").reshape(o, h // 2, w // 2, b))
+    pooled = pool_relu(y, bias, "average" if pool == "average" else "max")
+    return Planes(pooled.reshape(o, h // 2, w // 2, b))
 
 
 @operation("max_pool2d", "max_pool1d", layout=True)
 def _max_pool(
-    context: Any, x: Any, size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+    context: Context,
+    x: Value,
+    size: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil: bool = False,
 ) -> Value:
     if ceil or _all(dilation) != 1:
         raise Unsupported("max pooling with ceil_mode or dilation")
@@ -123,13 +139,14 @@ def _max_pool(
 def _first_maximum(four: Float[Array, "4 c n"]) -> Float[Array, "c n"]:
     """The largest of each window; of equal ones the first gets the derivative, as in PyTorch."""
     first, second, third, fourth = four
-    above, below = jnp.where(first >= second, first, second), jnp.where(third >= fourth, third, fourth)
+    above = jnp.where(first >= second, first, second)
+    below = jnp.where(third >= fourth, third, fourth)
     return jnp.where(above >= below, above, below)
 
 
 @operation("avg_pool2d", "avg_pool1d", layout=True)
 def _average_pool(
-    context: Any, x: Any, size: Any, stride: Any = (), padding: Any = (0,), ceil: bool = False,
+    context: Context, x: Value, size: Any, stride: Any = (), padding: Any = (0,), ceil: bool = False,
     count_include_pad: bool = True, divisor: int | None = None,
 ) -> Value:  # fmt: skip
     if ceil or divisor or (_all(padding) != 0 and not count_include_pad):
@@ -141,11 +158,11 @@ def _average_pool(
     return _windowed(x, lax.add, 0.0, size, stride, padding) / math.prod(_wide(size, x.ndim - 2))
 
 
-def _is_two_by_two(x: Any, size: Any, stride: Any, padding: Any) -> bool:
+def _is_two_by_two(x: Value, size: Any, stride: Any, padding: Any) -> bool:
     return len(x.shape) == 4 and _all(size) == 2 and _all(stride or size) == 2 and _all(padding) == 0
 
 
-def _windowed(x: Array, function: Any, start: float, size: Any, stride: Any, padding: Any) -> Array:
+def _windowed(x: Array, function: Callable[..., Array], start: float, size: Any, stride: Any, padding: Any) -> Array:
     sides = x.ndim - 2
     size, padding = _wide(size, sides), _wide(padding, sides)
     stride = _wide(stride, sides) if stride else size
@@ -154,7 +171,7 @@ def _windowed(x: Array, function: Any, start: float, size: Any, stride: Any, pad
 
 
 @operation("adaptive_avg_pool2d", "adaptive_avg_pool1d", layout=True)
-def _adaptive_average_pool(context: Any, x: Any, size: Any) -> Value:
+def _adaptive_average_pool(context: Context, x: Value, size: Any) -> Value:
     sides = x.shape[2:]
     wanted = [side if want is None else want for side, want in zip(sides, _wide(size, len(sides)), strict=True)]
     if isinstance(x, Planes) and wanted == [1, 1]:
@@ -172,7 +189,7 @@ def _adaptive_average_pool(context: Any, x: Any, size: Any) -> Value:
 
 @operation("batch_norm", layout=True)
 def _batch_norm(
-    context: Any, x: Any, weight: Array | None, bias: Array | None, mean: Array | None, variance: Array | None,
+    context: Context, x: Value, weight: Array | None, bias: Array | None, mean: Array | None, variance: Array | None,
     training: bool, momentum: float, epsilon: float, *rest: Any,
 ) -> Value:  # fmt: skip
     if mean is None or variance is None or momentum is None:
@@ -183,10 +200,10 @@ def _batch_norm(
         count = x.shape[0]
         example_weight = jnp.ones(count, array.dtype) if context.weight is None else context.weight
         first = not isinstance(x, Planes)
-        mean, variance, renewed = batch_statistics(
+        mean, variance, (new_mean, new_variance) = batch_statistics(
             array, example_weight, (mean, variance), momentum, channels_first=first
         )
-        context.renewed |= {context.path(3): renewed[0], context.path(4): renewed[1]}
+        context.renewed |= {context.path(3): new_mean, context.path(4): new_variance}
     y = (array - mean.reshape(wide)) * lax.rsqrt(variance + epsilon).reshape(wide)
     y = y if weight is None else y * weight.reshape(wide)
     y = y if bias is None else y + bias.reshape(wide)
@@ -195,7 +212,7 @@ def _batch_norm(
 
 @operation("layer_norm")
 def _layer_norm(
-    context: Any, x: Array, shape: Sequence[int], weight: Array | None = None, bias: Array | None = None,
+    context: Context, x: Array, shape: Sequence[int], weight: Array | None = None, bias: Array | None = None,
     epsilon: float = 1e-5, *rest: Any,
 ) -> Array:  # fmt: skip
     y = _normal(x, tuple(range(x.ndim - len(shape), x.ndim)), epsilon)
@@ -205,11 +222,12 @@ def _layer_norm(
 
 @operation("group_norm")
 def _group_norm(
-    context: Any, x: Array, groups: int, weight: Array | None = None, bias: Array | None = None,
+    context: Context, x: Array, groups: int, weight: Array | None = None, bias: Array | None = None,
     epsilon: float = 1e-5, *rest: Any,
 ) -> Array:  # fmt: skip
     grouped = x.reshape(len(x), groups, -1)
-    y, wide = _normal(grouped, (2,), epsilon).reshape(x.shape), (-1, *[1] * (x.ndim - 2))
+    y = _normal(grouped, (2,), epsilon).reshape(x.shape)
+    wide = (-1, *[1] * (x.ndim - 2))
     y = y if weight is None else y * weight.reshape(wide)
     return y if bias is None else y + bias.reshape(wide)
 
@@ -224,13 +242,14 @@ def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 
 @operation("lstm", "gru")
 def _recurrent(
-    context: Any, x: Array, state: Any, weights: Sequence[Array], biases: bool, layers: int, dropout: float,
+    context: Context, x: Array, state: Any, weights: Sequence[Array], biases: bool, layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool = False,
 ) -> tuple[Array, ...]:  # fmt: skip
-    is_lstm = context.operation.name == "lstm"
+    is_lstm = context.operation_name == "lstm"
     states = state if is_lstm else (state,)
     x = x.swapaxes(0, 1) if batch_first else x
-    directions, number = 2 if bidirectional else 1, 4 if biases else 2
+    directions = 2 if bidirectional else 1
+    number = 4 if biases else 2
     last: list[tuple[Array, ...]] = []
     for layer in range(layers):
         outputs = []
@@ -261,8 +280,10 @@ def _unrolled(
             cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
             return (hidden, cell), hidden
-        (r, z, n), (inner_r, inner_z, inner_n) = jnp.split(now, 3, -1), jnp.split(inner, 3, -1)
-        r, z = jax.nn.sigmoid(r + inner_r), jax.nn.sigmoid(z + inner_z)
+        r, z, n = jnp.split(now, 3, -1)
+        inner_r, inner_z, inner_n = jnp.split(inner, 3, -1)
+        r = jax.nn.sigmoid(r + inner_r)
+        z = jax.nn.sigmoid(z + inner_z)
         hidden = (1 - z) * jnp.tanh(n + r * inner_n) + z * state[0]
         return (hidden,), hidden
 
@@ -271,10 +292,11 @@ def _unrolled(
 
 @operation("scaled_dot_product_attention")
 def _attention(
-    context: Any, query: Array, key: Array, value: Array, mask: Array | None = None, dropout: float = 0.0,
+    context: Context, query: Array, key: Array, value: Array, mask: Array | None = None, dropout: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, **kwargs: Any,
 ) -> Array:  # fmt: skip
-    scores = query @ key.swapaxes(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = query @ key.swapaxes(-1, -2) * scale
     if is_causal:
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     if mask is not None:

@@ -11,7 +11,8 @@ from fedtailor.models.model import Architecture
 from fedtailor.models.parts import Anatomy
 from fedtailor.models.pytorch.convert import has_randomness, head_of, layer_order, norms_of, statistics_of
 from fedtailor.models.pytorch.layout import Value
-from fedtailor.models.pytorch.program import Context, Program, Ref
+from fedtailor.models.pytorch.operations import Context, Ref
+from fedtailor.models.pytorch.program import Program
 from fedtailor.models.pytorch.start import Start, placed
 
 MICRO_BATCH = 20

@@ -1,33 +1,16 @@
 """A PyTorch module as a list of operations, and its interpretation in JAX."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fedtailor.models.pytorch.layout import Value, plain
-from fedtailor.models.pytorch.operations import OPERATIONS, Unsupported
+from fedtailor.models.pytorch.operations import OPERATIONS, Context, Operation, Ref
 from fedtailor.models.pytorch.start import digest
-
-
-@dataclass(frozen=True)
-class Ref:
-    """The output of another operation, an input, a parameter or a constant, by name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One call: `name` is a key of `OPERATIONS`, such as "linear"; `args` and `kwargs` hold `Ref`s and plain values."""
-
-    output: str
-    name: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
 
 
 class Constants(Mapping[str, np.ndarray]):
@@ -79,7 +62,7 @@ class Program:
         self,
         network: Mapping[str, Array],
         x: Value,
-        context: "Context",
+        context: Context,
         *,
         watch: str | None = None,
         given: tuple[str, Array] | None = None,
@@ -110,40 +93,6 @@ class Program:
             if operation.output == watch:
                 return plain(result)
         return plain(values[self.output.name])
-
-
-@dataclass
-class Context:
-    """What operations need beside their arguments.
-
-    Attributes:
-        dtype: of floating-point numbers.
-        weight: of each example of a training step (0 = padding), or None in evaluation.
-        key: randomness of a training step, or None (dropout off).
-        names: path in the module of each parameter and statistic.
-        renewed: new running statistics by path; filled while a program runs.
-    """
-
-    dtype: Any
-    weight: Float[Array, " b"] | None = None
-    key: Array | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    renewed: dict[str, Array] = field(default_factory=dict)
-    operation: Operation | None = None
-    draws: int = 0
-
-    def next_key(self) -> Array | None:
-        """A key for one more use of randomness."""
-        self.draws += 1
-        return None if self.key is None else jax.random.fold_in(self.key, self.draws)
-
-    def path(self, place: int) -> str:
-        """The path of the parameter or statistic that stands at a place of the operation's arguments."""
-        assert self.operation is not None
-        argument = self.operation.args[place]
-        if not isinstance(argument, Ref) or argument.name not in self.names:
-            raise Unsupported(f"{self.operation.name} with statistics that are computed")
-        return self.names[argument.name]
 
 
 def _resolved(argument: Any, values: Mapping[str, Any]) -> Any:

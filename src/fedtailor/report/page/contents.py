@@ -112,10 +112,10 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
     )
 
 
-def gain_pictures(found: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
+def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     """One drawing a method, of a frame as `fedtailor.decision.client_gains` gives it."""
     drawn: dict[str, list[Gain]] = {}
-    for (method,), part in list(found.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
+    for (method,), part in list(gains.group_by(["method"], maintain_order=True))[:MOST_PICTURES]:
         drawn[str(method)] = [
             Gain(
                 line["client"],
@@ -165,11 +165,15 @@ def _choices(decision: Decision) -> dict[str, str]:
     """client -> the methods chosen for it, with the number of seeds where they differ."""
     if decision.choice is None:
         return {}
-    found = {}
+    choices = {}
     for (client,), part in decision.choice.chosen.group_by(["client"], maintain_order=True):
         counts = part["method"].value_counts(sort=True).rows()
-        found[str(client)] = counts[0][0] if len(counts) == 1 else ", ".join(f"{name} ({n})" for name, n in counts)
-    return found
+        if len(counts) == 1:
+            ((name, _),) = counts
+            choices[str(client)] = name
+        else:
+            choices[str(client)] = ", ".join(f"{name} ({seeds})" for name, seeds in counts)
+    return choices
 
 
 def _chosen(experiment: Experiment) -> Section:
@@ -196,7 +200,10 @@ def _short(table: Table, lines: int) -> Table:
 
 
 def _value(value: float | None, unit: Unit) -> Cell:
-    return "-" if value is None else Number(unit.scale * value, f"{unit.scale * value:.{unit.digits}f}")
+    if value is None:
+        return "-"
+    shown = unit.scale * value
+    return Number(shown, f"{shown:.{unit.digits}f}")
 
 
 def _count(number: int) -> Number:

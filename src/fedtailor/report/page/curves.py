@@ -12,7 +12,7 @@ from fedtailor.report.figures import MOST_BANDS
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Number, Table
+from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
 MOST_CLIENTS = 500
@@ -49,12 +49,15 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
     tables: list[Table] = []
     for label, seeds in runs.items():
         names = names_by_id(seeds[0])
-        for found in seeds[0].diagnostics.values():
-            part = _part(label, found, names)
+        for diagnostic in seeds[0].diagnostics.values():
+            part = _part(label, diagnostic, names)
             for kind, kept in ((Picture, pictures), (Chart, charts), (Table, tables)):
                 if isinstance(part, kind):
                     kept.append(part)  # type: ignore[arg-type]
-    said = [f"Of the first seed ({next(iter(runs.values()))[0].seed})."] if pictures or charts or tables else [_NOTHING]
+    said = [_NOTHING]
+    if pictures or charts or tables:
+        first, *_ = next(iter(runs.values()))
+        said = [f"Of the first seed ({first.seed})."]
     return Section("What methods found", said, pictures=pictures, charts=charts, tables=tables)
 
 
@@ -94,48 +97,52 @@ def _mean_line(label: str, drawn: Sequence[Curve], scale: float, colour: int, ba
     kept = np.unique(np.linspace(0, shortest - 1, min(shortest, MOST_POINTS)).round().astype(int))
     x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)[kept]
     seeds = scale * np.array([list(curve.values())[:shortest] for curve in drawn])[:, kept]
-    ends = (seeds.min(axis=0).tolist(), seeds.max(axis=0).tolist()) if banded and len(drawn) > 1 else ((), ())
-    return Series(label, x.tolist(), seeds.mean(axis=0).tolist(), colour, *ends, shown=banded)
+    low, high = (), ()
+    if banded and len(drawn) > 1:
+        low = seeds.min(axis=0).tolist()
+        high = seeds.max(axis=0).tolist()
+    return Series(label, x.tolist(), seeds.mean(axis=0).tolist(), colour, low, high, shown=banded)
 
 
 def _by_megabytes(run: StoredRun) -> Curve:
     return {spent / 1e6: value for spent, value in run.by_bytes().items()}
 
 
-def _part(label: str, found: Diagnostic, names: Sequence[str]) -> Picture | Chart | Table:
-    title = f"{label}: {found.title}"
-    if isinstance(found, MatrixDiagnostic):
-        return matrix(title, found.values, names)
-    if isinstance(found, LineDiagnostic):
-        return _of_clients(title, found, names) if found.x_label == "client" else _line(title, found)
-    if isinstance(found, TreeDiagnostic):
-        return _tree(title, found)
-    raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(found).__name__}")
+def _part(label: str, diagnostic: Diagnostic, names: Sequence[str]) -> Picture | Chart | Table:
+    title = f"{label}: {diagnostic.title}"
+    if isinstance(diagnostic, MatrixDiagnostic):
+        return matrix(title, diagnostic.values, names)
+    if isinstance(diagnostic, LineDiagnostic):
+        return _of_clients(title, diagnostic, names) if diagnostic.x_label == "client" else _line(title, diagnostic)
+    if isinstance(diagnostic, TreeDiagnostic):
+        return _tree(title, diagnostic)
+    raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}")
 
 
-def _line(title: str, found: LineDiagnostic) -> Chart:
-    order = np.argsort(found.x, kind="stable")
-    if found.chosen is not None:
-        title = f"{title} (chosen: {found.chosen:g})"
-    series = Series(found.y_label, found.x[order].tolist(), found.y[order].tolist())
-    return Chart(title, found.x_label, found.y_label, [series])
+def _line(title: str, diagnostic: LineDiagnostic) -> Chart:
+    order = np.argsort(diagnostic.x, kind="stable")
+    if diagnostic.chosen is not None:
+        title = f"{title} (chosen: {diagnostic.chosen:g})"
+    series = Series(diagnostic.y_label, diagnostic.x[order].tolist(), diagnostic.y[order].tolist())
+    return Chart(title, diagnostic.x_label, diagnostic.y_label, [series])
 
 
-def _of_clients(title: str, found: LineDiagnostic, names: Sequence[str]) -> Table:
+def _of_clients(title: str, diagnostic: LineDiagnostic, names: Sequence[str]) -> Table:
     """One number for every client: they have names and no order along an axis."""
-    clients = [names[int(place)] for place in found.x]
-    rows = [[client, Number(float(value), f"{value:.4g}")] for client, value in zip(clients, found.y, strict=True)]
-    return Table(title, ["client", found.y_label], rows[:MOST_CLIENTS])
+    rows: list[list[Cell]] = []
+    for position, value in zip(diagnostic.x, diagnostic.y, strict=True):
+        rows.append([names[int(position)], Number(float(value), f"{value:.4g}")])
+    return Table(title, ["client", diagnostic.y_label], rows[:MOST_CLIENTS])
 
 
-def _tree(title: str, found: TreeDiagnostic) -> Table:
+def _tree(title: str, diagnostic: TreeDiagnostic) -> Table:
     """Which cluster was divided when, and how many clients ended in each."""
-    count = len(found.parent) + 1
+    count = len(diagnostic.parent) + 1
     made = {0: ("-", "-")} | {
         split + 1: (str(parent), str(at))
-        for split, (parent, at) in enumerate(zip(found.parent, found.round, strict=True))
+        for split, (parent, at) in enumerate(zip(diagnostic.parent, diagnostic.round, strict=True))
     }
-    sizes = np.bincount(np.asarray(found.members, np.int64), minlength=count)
+    sizes = np.bincount(np.asarray(diagnostic.members, np.int64), minlength=count)
     rows = [
         [str(cluster), *made[cluster], Number(int(sizes[cluster]), str(sizes[cluster]))] for cluster in range(count)
     ]

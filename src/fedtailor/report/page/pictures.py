@@ -97,7 +97,8 @@ def matrix(title: str, values: Shaped[ndarray, "m m"], names: Sequence[str], not
         for j in range(size):
             x = round(left + j * side, 2)
             said = f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}"
-            marks.append(f'<rect x="{x}" y="{y}" width="{side:.2f}" height="{side:.2f}" fill="{_colour(scaled[i, j])}">'
+            fill = _colour(scaled[i, j])
+            marks.append(f'<rect x="{x}" y="{y}" width="{side:.2f}" height="{side:.2f}" fill="{fill}">'
                          f"<title>{escape(said)}</title></rect>")  # fmt: skip
     whole = round(size * side, 1)
     markup = (
@@ -115,7 +116,8 @@ def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
     # blocks of clients become one pixel: more of them would make the page too large to send
     starts = np.arange(0, len(scaled), -(-len(scaled) // MOST_PIXELS))
     counts = np.diff(starts, append=len(scaled))
-    sums = np.add.reduceat(np.add.reduceat(np.nan_to_num(scaled), starts, axis=0), starts, axis=1)
+    of_rows = np.add.reduceat(np.nan_to_num(scaled), starts, axis=0)
+    sums = np.add.reduceat(of_rows, starts, axis=1)
     imsave(file, colormaps["Blues"](sums / np.outer(counts, counts)), format="png")
     data = base64.b64encode(file.getvalue()).decode()
     return f'<img class="matrix" alt="{escape(title, quote=True)}" src="data:image/png;base64,{data}">'
@@ -135,7 +137,9 @@ def _ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 6
     power = 10 ** np.floor(np.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    return [round(float(k * step), 10) for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]
+    first = int(np.ceil(low / step))
+    last = int(np.floor(high / step))
+    return [round(float(k * step), 10) for k in range(first, last + 1)]
 
 
 def _signed(tick: float) -> str:

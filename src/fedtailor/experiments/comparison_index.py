@@ -1,0 +1,111 @@
+"""The index of a comparison: what was compared, and which runs say so, as one JSON file."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedtailor._files import reason, replacing
+from fedtailor.experiments.experiment import Column, Entry, Experiment
+from fedtailor.protocol import require
+from fedtailor.storage import Unusable
+from fedtailor.storage.manifest import stored_versions
+from fedtailor.storage.run_files import MANIFEST
+
+INDEX = "experiment.json"
+
+
+def require_own_index(index: Path, source: Path | None) -> None:
+    """Two files of one name, in different directories, would write the same index.
+
+    Args:
+        index: where it stands.
+        source: the file that says what is compared, if there is one.
+
+    Raises:
+        ValueError: the index is that of another file.
+    """
+    try:
+        before = json.loads(index.read_text()).get("file")
+    except (OSError, ValueError, AttributeError):  # there is none, or a damaged one, which is written anew
+        return
+    other = None if before is None else (index.parent / before).resolve()
+    same = other is None or source is None or not other.exists() or other.samefile(source)
+    require(same, f"{index.parent} holds the results of {other}; rename {source}, or name another directory")
+
+
+def described_experiment(experiment: Experiment, index: Path, source: Path | None) -> dict[str, Any]:
+    """What an index says of the experiment itself."""
+    file = experiment.file
+    # From the index: no path of this machine stands in results that are passed on.
+    relative_source = None if source is None else os.path.relpath(source, index.parent)
+    return {
+        "name": experiment.name,
+        "file": relative_source,
+        "size": experiment.size,
+        "title": file.title,
+        "source": file.source,
+        "note": file.note,
+        "seeds": file.seeds,
+        "metrics": file.metrics,
+        "figures": file.figures,
+        "scenarios": {column.label: _described_column(column) for column in experiment.columns},
+        "algorithms": experiment.rows,
+        "published": file.published,
+        "sweeps": _sweeps(experiment),
+        "runs": experiment.runs,
+    }
+
+
+def write_index(index: Path, content: dict[str, Any]) -> None:
+    """The index, whole or not at all.
+
+    Raises:
+        Unusable: it cannot be written.
+    """
+    text = json.dumps(content, indent=1, default=str)
+    try:
+        with replacing(index) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise Unusable(f"cannot write to {index.parent}: {reason(error)}; finished runs are kept") from None
+
+
+def names(entry: Entry) -> dict[str, str]:
+    """What tells the entries of an index apart."""
+    return {"scenario": entry.column.label, "algorithm": entry.row}
+
+
+def versions_of(runs: Iterable[Path]) -> dict[str, str]:
+    """The versions that made runs, as their manifests say; several where they differ."""
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        for name, version in stored_versions(run / MANIFEST).items():
+            versions.setdefault(name, set()).add(version)
+    return {name: ", ".join(sorted(several)) for name, several in versions.items()}
+
+
+def _described_column(column: Column) -> dict[str, Any]:
+    participation = column.participation
+    described = {
+        "use": column.scenario.name,
+        "arguments": dict(column.arguments),
+        "model": repr(column.scenario.model),
+        "rounds": column.rounds,
+        "participation": participation.fraction if participation.count is None else participation.count,
+    }
+    if participation.sampling:
+        described["sampling"] = participation.sampling
+    return described
+
+
+def _sweeps(experiment: Experiment) -> dict[str, Any]:
+    """Label in the file -> the parameter that its rows vary, and the row of each value."""
+    sweeps: dict[str, Any] = {}
+    for entry in experiment.entries:
+        if len(entry.varied) == 1:
+            ((parameter, value),) = entry.varied.items()
+            sweep = sweeps.setdefault(entry.algorithm, {"parameter": parameter, "rows": {}})
+            sweep["rows"][str(value)] = entry.row
+    return sweeps

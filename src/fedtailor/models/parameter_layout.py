@@ -1,0 +1,101 @@
+"""Where the parameters of a network lie in a vector theta, and which parts they make up."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtailor.models.parts import Outline, Parameter, path_of
+from fedtailor.protocol import Params
+
+if TYPE_CHECKING:
+    from fedtailor.models.model import Model, Network
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parameters of a model lie in theta, and the rest of its network.
+
+    Attributes:
+        structure: of the tree of parameters.
+        paths: of each array of parameters, in the order of theta.
+        shapes: of each array.
+        ends: the position in theta behind each array; (0,) of a model without any.
+        static: the network without its parameters.
+        stochastic: whether training needs random numbers.
+        statistics: the paths of the arrays that are running statistics.
+    """
+
+    structure: jax.tree_util.PyTreeDef
+    paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    ends: tuple[int, ...]
+    static: "Network"
+    stochastic: bool
+    statistics: tuple[str, ...]
+
+    @property
+    def holds_statistics(self) -> tuple[bool, ...]:
+        """Of each array of parameters, whether it is a running statistic."""
+        return tuple(path in self.statistics for path in self.paths)
+
+
+# Cached by the model's value and not kept on it: equal models share a layout, and a model stays a frozen dataclass.
+@lru_cache(maxsize=256)
+def layout_of(model: "Model") -> Layout:
+    """The layout of a model.
+
+    Raises:
+        ValueError: the network holds arrays that cannot be trained.
+    """
+
+    def build() -> "Network":
+        return model.architecture.build(model.input_shape, model.outputs, jax.random.key(0))
+
+    # Shapes only: nothing is computed or allocated.
+    network = eqx.filter_eval_shape(build)
+    params, static = eqx.partition(network, is_parameter)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(static):
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            where = jax.tree_util.keystr(path)
+            raise ValueError(f"the network's array {where} is {leaf.dtype}; only floating-point arrays can be trained")
+    leaves, structure = jax.tree.flatten(params)
+    paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+    shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+    ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
+    return Layout(
+        structure,
+        paths,
+        shapes,
+        ends or (0,),
+        static,
+        stochastic=model.architecture.is_stochastic(network),
+        statistics=model.architecture.statistics(network),
+    )
+
+
+@lru_cache(maxsize=256)
+def outline_of(model: "Model") -> Outline:
+    """The parameters of a model, and what its architecture says of its layers."""
+    layout = layout_of(model)
+    parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
+    # Shapes in place of parameters: an architecture looks at its layers, not at their values.
+    network = eqx.combine(shapes_of(model), layout.static)
+    return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
+
+
+def shapes_of(model: "Model") -> Params:
+    """The tree that `Model.params` makes, of shapes."""
+    layout = layout_of(model)
+    leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
+    return jax.tree.unflatten(layout.structure, leaves)
+
+
+def is_parameter(leaf: Any) -> bool:
+    """Whether a leaf of a network is trained."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -1,0 +1,92 @@
+"""The files of a run directory: their names, and how they are read. What they hold says `run_directory`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from fedtailor._files import reading, reason
+from fedtailor._parquet import read_parquet
+from fedtailor.federation import Federation
+from fedtailor.federation.validation import SPLITS
+from fedtailor.storage.digests import file_digest, is_sealed
+from fedtailor.storage.errors import Damaged, Unusable
+
+MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
+CHECKPOINT, CHECKPOINT_BEFORE = "checkpoint.safetensors", "checkpoint-before.safetensors"
+SUMMARY, DIGESTS = "summary.json", "digests"
+ROWS, BASELINE = "rows.parquet", "baseline.parquet"
+KEPT = "models.json"
+"""The manifest of the personal models that a run keeps (`fedtailor.storage.export.write_models`)."""
+
+
+def clients(federation: Federation) -> pl.DataFrame:
+    """Who took part, as the table `clients.parquet`.
+
+    Returns:
+        The columns client (name), group (null where there are none), unseen, and the samples in train, val and test.
+    """
+    groups = [None] * len(federation) if federation.groups is None else federation.groups.tolist()
+    sizes = {name: getattr(federation, name).sizes for name in SPLITS}
+    columns = {"client": list(federation.names), "group": groups, "unseen": federation.unseen, **sizes}
+    return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """A table of a run.
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it is missing, or no table.
+    """
+    if not path.exists():
+        raise Damaged(f"{path} is missing; remove the directory and start again")
+    try:
+        with reading(path):
+            return read_parquet(path)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    except pl.exceptions.PolarsError as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Damaged(f"{path} is damaged ({why}); remove the directory and start again") from None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run (`path` is its file).
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it is missing, or not what was written.
+    """
+    if not path.exists():
+        raise Damaged(f"{path} is missing; repeat the run")
+    try:
+        with reading(path):
+            summary = json.loads(path.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({reason(error)}); repeat the run") from None
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    if not isinstance(summary, dict) or not is_sealed(summary):
+        raise Damaged(f"{path} is damaged (it is not what was written); repeat the run")
+    return summary
+
+
+def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
+    """Refuse a file of a finished run that is not the one that its summary is about (0.1 kept no digests).
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it was changed.
+    """
+    digests = summary.get(DIGESTS)
+    if not isinstance(digests, dict) or path.name not in digests or not path.is_file():
+        return
+    try:
+        with reading(path):
+            digest = file_digest(path)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    if digest != digests[path.name]:
+        raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")

@@ -122,7 +122,10 @@ ALONE_IS_LOCAL = {
 SECOND_ORDER = {"per-fedavg"}
 """Methods whose example differentiates gradients of the model."""
 
-OWN_STEPS = {"apfl", "dapper", "feddbe", "fedem", "fedrod", "knn-per", "mapper", "moon", "pacfl"}
+OWN_STEPS = {
+    "apfl", "cgpfl", "cgpfl-heur", "dapper", "fedala", "feddbe", "fedem", "fedrod", "knn-per", "mapper", "moon",
+    "pacfl", "pfedme",
+}  # fmt: skip
 """Methods whose clients take steps of their own, or descend along another gradient than the loss's."""
 
 TRAFFIC: dict[str, tuple[float, ...]] = {

@@ -1,8 +1,8 @@
 """What secure sums are made of: keys that two clients agree on, masks, sealed shares of secrets, and fixed point.
 
-X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's shares those of PyCryptodome, on which
-Flower's own secure aggregation stands, too (both come with the extra `flower`). Flower's generator of masks is not used:
-it folds a key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
+X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's shares those of PyCryptodome, on
+which Flower's own secure aggregation stands, too (both come with the extra `flower`). Flower's generator of masks is not
+used: it folds a key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
 """
 
 import hashlib
@@ -109,14 +109,14 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of a secret, of which `threshold` give it and fewer say nothing (Shamir 1979, over GF(2^128))."""
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return [share for _, share in sorted(Shamir.split(threshold, count, secret))]
+    return [share for _, share in sorted(Shamir.split(threshold, count, secret, ssss=False))]
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
     """The secret of as many shares as it takes, by their places (from 0); of wrong ones something else."""
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return Shamir.combine([(place + 1, share) for place, share in shares.items()])
+    return Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False)
 
 
 @dataclass(frozen=True)

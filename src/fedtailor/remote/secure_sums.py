@@ -79,25 +79,22 @@ class SecureSums:
         for method, _ in algorithm.phases():
             name = method.about.name
             if _is_ucfl(method):
-                fits = isinstance(method.streams, int) and not (method.kernel != "bound" and method.sigma_batch == "auto")
-                require(fits, f"secure_aggregation shows the server sums only; {name} needs no more if it has streams = "
-                              "NUMBER and a sigma_batch that is not 'auto'")  # fmt: skip
+                chosen = method.kernel != "bound" and method.sigma_batch == "auto"
+                require(isinstance(method.streams, int) and not chosen,
+                        f"secure_aggregation shows the server sums only; {name}'s needs no more if streams is a "
+                        "number, and sigma_batch not 'auto'")  # fmt: skip
             else:
-                require(
-                    method.about.sees in ("sums", "nothing"),
-                    f"secure_aggregation shows the server sums only, and {name}'s needs more of each client; "
-                    "`fedtailor algorithms --by sees` lists methods that do not",
-                )
-            require(
-                self.open_probe or not method.probes,
-                f"{name}'s server needs each client's answer to the probe, which no sum hides; leave secure_aggregation "
-                'out, or say that clients answer it openly: probe = "open"',
-            )
+                require(method.about.sees in ("sums", "nothing"),
+                        f"secure_aggregation shows the server sums only, and {name}'s needs more of each client; "
+                        "`fedtailor algorithms --by sees` lists methods that do not")  # fmt: skip
+            require(self.open_probe or not method.probes,
+                    f"{name}'s server needs each client's answer to the probe, which no sum hides; leave out "
+                    'secure_aggregation, or have clients answer it openly: probe = "open" in [privacy]')  # fmt: skip
         for transform in uplink:
             by_client = isinstance(transform, GaussianNoise) and transform.by == "client"
-            require(isinstance(transform, Clip) or by_client, "secure_aggregation adds what clients send, and the uplink "
-                    f"makes it something else ({type(transform).__name__}); only clip, and gaussian-noise by = 'client' "
-                    "go with it")  # fmt: skip
+            require(isinstance(transform, Clip) or by_client,
+                    f"secure_aggregation adds what clients send, and {type(transform).__name__} makes it something "
+                    "else; of the uplink, only clip and gaussian-noise by = 'client' go with it")  # fmt: skip
 
     def check_streams(self, algorithm: Algorithm, clients: int) -> None:
         """Refuse as many sums that single vectors follow from them.
@@ -108,8 +105,9 @@ class SecureSums:
         for method, _ in algorithm.phases():
             if _is_ucfl(method):
                 assert isinstance(method.streams, int)
-                require(2 * method.streams <= clients, f"{method.streams} sums over {clients} clients hide little; "
-                        f"secure_aggregation needs two clients or more for each of {method.about.name}'s streams")  # fmt: skip
+                require(2 * method.streams <= clients,
+                        f"{method.streams} sums over {clients} clients hide little; secure_aggregation needs two "
+                        f"clients or more for each of {method.about.name}'s streams")  # fmt: skip
 
 
 def _is_ucfl(method: Algorithm) -> TypeGuard[UCFL]:
@@ -128,7 +126,7 @@ def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
     """
     hidden = [kind for kind in update if kind != PRIVATE_STEPS]
     numbers = [kind for kind in hidden if not len(update[kind].shape)]
-    require(not numbers, f"clients would send numbers of their own beside the model ({', '.join(numbers)}), which "
+    require(not numbers, f"clients would send numbers beside the model ({', '.join(numbers)}), which "
                          "secure_aggregation does not hide; leave out the setting of the method that asks for them")  # fmt: skip
     return hidden
 
@@ -159,9 +157,10 @@ def lonely(weights: Float[np.ndarray, "s c"], there: Bool[np.ndarray, " c"], nam
     for number, row in enumerate(left):
         client, total = int(row.argmax()), float(row.sum())
         if row[client] > LARGEST_SHARE * total:
+            weight = row[client] / total
             return (
-                f"client {names[client]} would be {row[client] / total:.0%} of sum {number + 1}, which would not hide its "
-                f"vector (at most {LARGEST_SHARE:.0%})"
+                f"client {names[client]} would be {weight:.0%} of sum {number + 1}, which would not hide its vector "
+                f"(at most {LARGEST_SHARE:.0%})"
             )
     return ""
 

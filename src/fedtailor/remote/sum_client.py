@@ -192,7 +192,9 @@ class Summand:
         require(known and bool(arrived[session.among.index(self._client)]), "the vectors of other clients arrived than "
                 "those of this sum")  # fmt: skip
         left = int(arrived.sum())
-        require(left >= session.threshold, f"only {left} of {count} vectors arrived, and {session.threshold} are needed")
+        require(
+            left >= session.threshold, f"only {left} of {count} vectors arrived, and {session.threshold} are needed"
+        )
         shares = np.zeros((count, SECRET_BYTES), np.uint8)
         for place, other in enumerate(session.among):
             if other in session.held:

@@ -4,12 +4,13 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt32
+from jaxtyping import Float, UInt32
 from numpy.typing import NDArray
 
-from fedtailor.protocol import require
+from fedtailor.protocol import Sums, require
 from fedtailor.remote.masks import (
     KEY_BYTES,
     SEALED_BYTES,
@@ -38,6 +39,9 @@ from fedtailor.remote.transport import TooFewClients
 
 Arrays = Mapping[str, np.ndarray]
 
+MASKED = "masked"
+"""Of an answer: the vectors that are added [s, n]."""
+
 TRIES = 100
 """Choices of shares that are tried at random where several are wrong."""
 
@@ -59,6 +63,10 @@ class Stage:
     arrays: Mapping[str, Arrays]
     expected: Mapping[str, Mapping[str, ArraySpec]]
     among: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def told(self, client: str) -> dict[str, Any]:
+        """What stands beside the arrays in the message to a client."""
+        return {"name": self.session} | ({"among": list(self.among[client])} if self.among else {})
 
 
 Ask = Callable[[Stage], Mapping[str, Arrays]]
@@ -96,7 +104,7 @@ class SecureSum:
         self._masking: dict[str, bytes] = {}
         self._commitments: dict[str, bytes] = {}
 
-    def run(self, weights: Float[np.ndarray, "s c"]) -> tuple[NDArray[np.float64], Bool[np.ndarray, " s"]]:
+    def run(self, weights: Float[np.ndarray, "s c"]) -> Sums:
         """The sums [s, n] over the clients, and which of them there are.
 
         Each row of weights keeps its sum of sizes: where a client is lost, the others weigh more. Off the exact sum by
@@ -129,8 +137,8 @@ class SecureSum:
 
     def _exchange_keys(self) -> Mapping[str, Arrays]:
         key = ArraySpec((KEY_BYTES,), "uint8")
-        specs = dict.fromkeys(self._names, {"masking": key, "sealing": key})
-        found = self._ask(Stage(KEYS, self._session, dict.fromkeys(self._names, {}), specs))
+        specs = {name: {"masking": key, "sealing": key} for name in self._names}
+        found = self._ask(Stage(KEYS, self._session, {name: {} for name in self._names}, specs))
         self._require(found)
         return found
 
@@ -167,25 +175,22 @@ class SecureSum:
                 "there": np.array([other in shared for other in among]),
                 "weights": np.ascontiguousarray(weights[:, self._names.index(name)]),
             }
-            specs[name] = {"masked": ArraySpec((len(weights), self._size), "uint32")}
+            specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
         return self._ask(Stage(VECTORS, self._session, arrays, specs))
 
     def _unmask(self, masked: Mapping[str, Arrays], shared: Mapping[str, Arrays]) -> UInt32[np.ndarray, "s n"]:
         """The sum of the masked vectors, without the masks."""
         arrays = {name: {"arrived": np.array([other in masked for other in self._among[name]])} for name in masked}
-        specs = {
-            name: {"shares": ArraySpec((len(self._among[name]), SECRET_BYTES), "uint8")} for name in masked
-        }
+        specs = {name: {"shares": ArraySpec((len(self._among[name]), SECRET_BYTES), "uint8")} for name in masked}
         opened = self._ask(Stage(UNMASK, self._session, arrays, specs))
-        total = sum((own["masked"] for own in masked.values()), start=np.zeros((), np.uint32))
+        total = sum((own[MASKED] for own in masked.values()), start=np.zeros((), np.uint32))
         for name in shared:
-            secret = self._recover(name, opened, arrived=name in masked)
+            others = [other for other in self._among[name] if other in masked]
             if name in masked:
-                total -= mask_of(secret, total.size).reshape(total.shape)
-                continue
-            keys = KeyPair(secret)
-            for other in self._among[name]:
-                if other in masked:
+                total -= mask_of(self._recover(name, opened, arrived=True), total.size).reshape(total.shape)
+            elif others:
+                keys = KeyPair(self._recover(name, opened, arrived=False))
+                for other in others:
                     add_pair_mask(total, keys, self._masking[other], self._session, other, name, off=True)
         return total
 
@@ -209,16 +214,14 @@ class SecureSum:
 
         def fits(places: Sequence[int]) -> bool:
             secret = _joined(shares, places)
-            if secret is None:
-                return False
-            return commitment(secret) == self._commitments[owner] if arrived else (
-                KeyPair(secret).public == self._masking[owner]
-            )
+            if secret is None or not arrived:
+                return secret is not None and KeyPair(secret).public == self._masking[owner]
+            return commitment(secret) == self._commitments[owner]
 
         good = next((places for places in _choices(tuple(shares), threshold) if fits(places)), None)
         if good is None:
-            raise TooFewClients(f"the shares that clients opened do not unmask the sum with client {owner}: some of them "
-                                "are wrong; the round does not count")  # fmt: skip
+            raise TooFewClients(f"the shares that clients opened do not unmask the sum with client {owner}: some are "
+                                "wrong; the round does not count")  # fmt: skip
         for place in shares:
             if place not in good and not fits((*good[1:], place)):
                 self._tell(f"client {among[place]}: its share of a secret of client {owner} is wrong; it is not used")
@@ -242,8 +245,8 @@ class SecureSum:
                 self._refuse(left, len(among), needed)
 
     def _refuse(self, left: int, of: int, needed: int) -> None:
-        raise TooFewClients(f"{left} of {of} clients are left for a secure sum, and it needs {needed}; the round does not "
-                            "count")  # fmt: skip
+        raise TooFewClients(f"{left} of {of} clients are left for a secure sum, and it needs {needed}; the round does "
+                            "not count")  # fmt: skip
 
 
 def commitment_bytes() -> int:

@@ -150,7 +150,9 @@ def test_the_jobs_minimum_counts_vectors_that_arrive():
 
 def test_a_sum_of_one_client_almost_alone_is_refused():
     circle = Circle()
-    with pytest.raises(ValueError, match=r"client b would be 95% of sum 2, which would not hide its vector \(at most 90%"):
+    with pytest.raises(
+        ValueError, match=r"client b would be 95% of sum 2, which would not hide its vector \(at most 90%"
+    ):
         circle.run([WEIGHTS[0], [0.02, 0.95, 0.01, 0.01, 0.01]])
     assert VECTORS not in circle.seen
     circle = Circle()  # of two that make a sum, one is lost

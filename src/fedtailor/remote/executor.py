@@ -129,7 +129,7 @@ class RemoteExecutor:
         self._last = (-1, -1)
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
-            plan.sums.check_streams(plan.algorithm, len(seen))
+            plan.sums.check_crowd(plan.algorithm, len(seen))
         self._newcomer: Any = ()  # the form of what `init_unseen` makes
         self._accepted = self._durable = self._pending = np.full(len(seen), -1, np.int64)
 

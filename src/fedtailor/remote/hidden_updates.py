@@ -53,23 +53,27 @@ class HiddenUpdates:
         """
         sent = [0, 0]
 
+        def ask(stage: Stage, asked: Mapping[str, Any]) -> Mapping[str, Arrays]:
+            found = self._ask(stage, asked)
+            self._count(stage, found)
+            masked = next((answer[MASKED] for answer in found.values() if MASKED in answer), None)
+            if masked is not None:
+                sent[:] = sent[0] + masked.shape[0], masked.shape[1]
+            return found
+
         def add_up(weights: NDArray[np.float64], number: int | None) -> Sums:
             others = np.delete(weights, self._places, axis=1)
             require(not others.any(), "the method weighs clients that do not report")
             size = math.prod(form.shape if number is None else form.shape[1:])
-            ask = partial(self._counted, asked={"kind": kind, "number": number})
-            one = SecureSum(ask, self._names, size, self._settings, minimum=self._minimum, tell=self._tell)
-            sums = one.run(weights[:, self._places])
-            sent[:] = sent[0] + len(weights), size
-            return sums
+            asking = partial(ask, asked={"kind": kind, "number": number})
+            one = SecureSum(asking, self._names, size, self._settings, minimum=self._minimum, tell=self._tell)
+            return one.run(weights[:, self._places])
 
         return HiddenRows((self._clients, *form.shape), np.dtype(form.dtype), add_up, lambda: (sent[0], sent[1]))
 
-    def _counted(self, stage: Stage, asked: Mapping[str, Any]) -> Mapping[str, Arrays]:
-        """The answers to a stage; what is masked is charged as the method's own message, and all else here."""
-        found = self._ask(stage, asked)
+    def _count(self, stage: Stage, found: Mapping[str, Arrays]) -> None:
+        """Count all but what is masked, which is charged as the method's own message."""
         self.beside[0] += sum(array.nbytes for sent in stage.arrays.values() for array in sent.values())
         self.beside[1] += sum(
             array.nbytes for answer in found.values() for name, array in answer.items() if name != MASKED
         )
-        return found

@@ -243,17 +243,19 @@ def _job(document: Document) -> Job:
     return Job(
         title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
         algorithm, training.rounds, training.seed, training.minimum, training.deadline, participation,
-        privacy.evaluate, uplink, _sums(privacy, algorithm, uplink), content,
+        privacy.evaluate, uplink, _sums(privacy, algorithm, uplink, participation), content,
     )  # fmt: skip
 
 
-def _sums(privacy: _Privacy, algorithm: Algorithm, uplink: Pipeline) -> SecureSums | None:
+def _sums(privacy: _Privacy, algorithm: Algorithm, uplink: Pipeline, participation: Participation) -> SecureSums | None:
     """How updates are added, if the job asks for it and its method needs no more."""
     if not privacy.secure_aggregation:
         return None
     try:
         sums = SecureSums(privacy.sum_threshold, privacy.sum_range, privacy.probe == "open")
         sums.check(algorithm, uplink)
+        require(participation.sampling != "poisson", "secure_aggregation needs clients enough in every round, which "
+                'sampling = "poisson" does not promise')  # fmt: skip
     except ValueError as error:
         raise ConfigError(("privacy", "secure_aggregation"), str(error)) from None
     return sums

@@ -1,8 +1,8 @@
 """What secure sums are made of: keys that two clients agree on, masks, sealed shares of secrets, and fixed point.
 
 X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's shares those of PyCryptodome, on
-which Flower's own secure aggregation stands, too (both come with the extra `flower`). Flower's generator of masks is not
-used: it folds a key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
+which Flower's own secure aggregation stands, too (both come with the extra `flower`). Flower's generator of masks is
+not used: it folds a key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
 """
 
 import hashlib

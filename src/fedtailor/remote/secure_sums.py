@@ -96,18 +96,25 @@ class SecureSums:
                     f"secure_aggregation adds what clients send, and {type(transform).__name__} makes it something "
                     "else; of the uplink, only clip and gaussian-noise by = 'client' go with it")  # fmt: skip
 
-    def check_streams(self, algorithm: Algorithm, clients: int) -> None:
-        """Refuse as many sums that single vectors follow from them.
+    def check_crowd(self, algorithm: Algorithm, clients: int) -> None:
+        """Refuse sums over so few clients, or so many sums, that single vectors follow from them.
+
+        Args:
+            algorithm: the method, or a schedule.
+            clients: that report in a round.
 
         Raises:
-            ValueError: UCFL has more than one stream for two clients.
+            ValueError: there are fewer than three, or fewer than two for each stream of UCFL.
         """
+        require(clients >= FEWEST,
+                f"secure_aggregation needs {FEWEST} clients or more in a round, not {clients}: of two, each knows the "
+                "other's update")  # fmt: skip
         for method, _ in algorithm.phases():
             if _is_ucfl(method):
                 assert isinstance(method.streams, int)
                 require(2 * method.streams <= clients,
                         f"{method.streams} sums over {clients} clients hide little; secure_aggregation needs two "
-                        f"clients or more for each of {method.about.name}'s streams")  # fmt: skip
+                        f"clients or more in a round for each of {method.about.name}'s streams")  # fmt: skip
 
 
 def _is_ucfl(method: Algorithm) -> TypeGuard[UCFL]:
@@ -126,8 +133,9 @@ def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
     """
     hidden = [kind for kind in update if kind != PRIVATE_STEPS]
     numbers = [kind for kind in hidden if not len(update[kind].shape)]
-    require(not numbers, f"clients would send numbers beside the model ({', '.join(numbers)}), which "
-                         "secure_aggregation does not hide; leave out the setting of the method that asks for them")  # fmt: skip
+    require(not numbers,
+            f"clients would send numbers beside the model ({', '.join(numbers)}), which secure_aggregation does not "
+            "hide; leave out the setting of the method that asks for them")  # fmt: skip
     return hidden
 
 
@@ -145,24 +153,23 @@ def neighbourhoods(names: Sequence[str], neighbours: int = NEIGHBOURS) -> dict[s
     }
 
 
-def lonely(weights: Float[np.ndarray, "s c"], there: Bool[np.ndarray, " c"], names: Sequence[str]) -> str:
-    """Which client stands almost alone in a sum, in words; empty if nobody does.
+def lonely(weights: Float[np.ndarray, "s c"], there: Bool[np.ndarray, " c"], names: Sequence[str]) -> dict[int, str]:
+    """In which sums a client stands almost alone, and which client, in words.
 
     Args:
         weights: of each client in each sum.
         there: whose vectors will be in the sums.
         names: of the clients.
     """
-    left = np.abs(np.where(there, weights, 0.0))
+    left, found = np.abs(np.where(there, weights, 0.0)), {}
     for number, row in enumerate(left):
         client, total = int(row.argmax()), float(row.sum())
         if row[client] > LARGEST_SHARE * total:
-            weight = row[client] / total
-            return (
-                f"client {names[client]} would be {weight:.0%} of sum {number + 1}, which would not hide its vector "
-                f"(at most {LARGEST_SHARE:.0%})"
+            weight = f"{row[client] / total:.0%} of sum {number + 1}"
+            found[number] = (
+                f"client {names[client]} would be {weight}, which would not hide its vector (at most {LARGEST_SHARE:.0%})"
             )
-    return ""
+    return found
 
 
 def rescaled(weights: NDArray[np.float64], there: Bool[np.ndarray, " c"]) -> NDArray[np.float64]:

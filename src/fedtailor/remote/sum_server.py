@@ -108,30 +108,36 @@ class SecureSum:
         """The sums [s, n] over the clients, and which of them there are.
 
         Each row of weights keeps its sum of sizes: where a client is lost, the others weigh more. Off the exact sum by
-        at most half a step (`FixedPoint`) for each client, times that sum over the part of it that is left.
+        at most half a step (`FixedPoint`) for each client, times that sum over the part of it that is left. A sum that
+        would not hide one client's vector is left out, and said.
 
         Raises:
             TooFewClients: too many are lost for a sum to be had, or to hide anything; nothing has been unmasked.
-            ValueError: one client weighs almost all of a sum.
+            ValueError: no sum would hide a single client's vector.
         """
         shared = self._share(self._exchange_keys())
         there = self._are_in(shared)
         alone = lonely(weights, there, self._names)
-        require(not alone, f"{alone}; use fewer streams, or weights that differ less")
-        scaled = rescaled(weights, there)
+        require(
+            len(alone) < len(weights), "; ".join(alone.values()) + "; use fewer streams, or weights that differ less"
+        )
+        for line in alone.values():
+            self._tell(f"{line}; it is left out of this round")
+        kept = np.array([number for number in range(len(weights)) if number not in alone])
+        scaled = rescaled(weights[kept], there)
         masked = self._collect(shared, scaled)
         arrived = self._are_in(masked)
         self._require(masked)
-        alone = lonely(weights, arrived, self._names)
-        if alone:
-            raise TooFewClients(f"{alone}, as others are lost; the round does not count")
-        total = self._unmask(masked, shared)
-        sums = FixedPoint(self._settings.range).decode(total)
+        for line in lonely(scaled, arrived, self._names).values():
+            raise TooFewClients(f"{line}, as others are lost; the round does not count")
+        total = FixedPoint(self._settings.range).decode(self._unmask(masked, shared))
         # what is there of each row's weights is scaled up to all of it
         left = np.abs(np.where(arrived, scaled, 0.0)).sum(axis=1)
-        whole = np.abs(weights).sum(axis=1)
+        whole = np.abs(weights[kept]).sum(axis=1)
         scale = np.divide(whole, left, out=np.zeros_like(left), where=left > 0)
-        return sums * scale[:, None], left > 0
+        sums, found = np.zeros((len(weights), self._size)), np.zeros(len(weights), bool)
+        sums[kept], found[kept] = total * scale[:, None], left > 0
+        return sums, found
 
     # stages -----------------------------------------------------------------------------------------------------------
 

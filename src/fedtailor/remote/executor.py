@@ -16,6 +16,7 @@ from fedtailor.federation import Federation
 from fedtailor.protocol import (
     Algorithm,
     Answers,
+    ClientRows,
     Clients,
     Cohort,
     Exchange,
@@ -27,7 +28,7 @@ from fedtailor.remote.held import INITIAL, Holdings, digest
 from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.secure_sums import SUM, SecureSums, hidden_kinds
+from fedtailor.remote.secure_sums import SUM, hidden_kinds
 from fedtailor.remote.sum_server import Stage
 from fedtailor.remote.transport import PAUSE_S, Collected, Transport
 from fedtailor.remote.transport import exchange as ask
@@ -167,18 +168,21 @@ class RemoteExecutor:
         work = np.zeros(2, np.int64)
         for answer in arrays:
             work += 0 if answer is None else answer[WORK]
-        sums = HiddenUpdates(
-            self.plan.sums or SecureSums(), cohort, asked & there, partial(self._ask_stage, cohort=cohort),
-            minimum=min(self.rules.minimum, len(cohort)), tell=self._tell,
-        )  # fmt: skip
-        added = {kind: sums.rows(kind, form) for kind, form in hidden.items()}
+        added: dict[str, ClientRows] = {}
+        beside = np.zeros(2, np.int64)
+        if self.plan.sums is not None and hidden:
+            updates = HiddenUpdates(
+                self.plan.sums, cohort, asked & there, partial(self._ask_stage, cohort=cohort),
+                minimum=min(self.rules.minimum, int(asked.sum())), tell=self._tell,
+            )  # fmt: skip
+            added, beside = {kind: updates.rows(kind, form) for kind, form in hidden.items()}, updates.beside
         return Answers(
             reporting=asked & there,
             update={**stacked, **added} if prefix == "update" else {},
             output=stacked if prefix == "scores" else None,
             states=NEWCOMER if task == "init_unseen" else there,
             wait=partial(_numbers, work),
-            beside=partial(_numbers, sums.beside),
+            beside=partial(_numbers, beside),
         )
 
     def _ask_stage(self, stage: Stage, asked: Mapping[str, Any], cohort: Cohort) -> dict[str, Mapping[str, np.ndarray]]:

@@ -166,9 +166,8 @@ def lonely(weights: Float[np.ndarray, "s c"], there: Bool[np.ndarray, " c"], nam
         client, total = int(row.argmax()), float(row.sum())
         if row[client] > LARGEST_SHARE * total:
             weight = f"{row[client] / total:.0%} of sum {number + 1}"
-            found[number] = (
-                f"client {names[client]} would be {weight}, which would not hide its vector (at most {LARGEST_SHARE:.0%})"
-            )
+            most = f"(at most {LARGEST_SHARE:.0%})"
+            found[number] = f"client {names[client]} would be {weight}, which would not hide its vector {most}"
     return found
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flowe
 from conformance.examples import PLAIN, example
 from fedtailor.algorithms import UCFL, FedAvg, FineTune, HypCluster
 from fedtailor.pipelines import Cast, Clip
+from fedtailor.protocol import hyperparameters
 from fedtailor.remote.masks import FixedPoint
 from fedtailor.remote.messages import decode_reply
 from fedtailor.remote.plan import plan_of
@@ -153,11 +154,12 @@ def test_numbers_beside_the_model_are_refused_before_anything_is_sent(tmp_path):
     assert watching.replies == []
 
 
+@hyperparameters
 class Curious(FedAvg):
     """Averages as FedAvg does, and looks at the models besides."""
 
     def server(self, server, downlink, answers, cohort):
-        self.seen = answers.host("model")
+        answers.host("model")
         return super().server(server, downlink, answers, cohort)
 
 

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from fedtailor import _files as module
-from fedtailor._files import existing_file, read_parquet, reading, remove_leftovers, replacing
+from fedtailor._files import existing_file, reading, remove_leftovers, replacing
+from fedtailor._parquet import read_parquet, write_parquet
 from fedtailor.storage import Damaged
 from fedtailor.storage.run_directory import read_frame
 from fedtailor.tables import from_table
@@ -147,3 +148,29 @@ def test_a_panic_at_a_damaged_table_is_an_exception_and_nothing_is_printed(tmp_p
     read_parquet(tmp_path / "t.parquet")
     os.write(2, b"later\n")
     assert capfd.readouterr().err == "a warning\nlater\n"
+
+
+def test_whatever_bit_flips_a_table_is_refused_or_read_as_written(tmp_path):
+    frame = pl.DataFrame({"client": ["a", "b"], "value": [0.5, None]})
+    path = tmp_path / "t.parquet"
+    write_parquet(frame, path)
+    assert read_parquet(path).equals(frame)
+    written, refused = path.read_bytes(), 0
+    for place in range(len(written)):
+        flipped = bytearray(written)
+        flipped[place] ^= 1 << (place % 8)
+        path.write_bytes(flipped)
+        try:
+            assert read_parquet(path).equals(frame), place
+        except pl.exceptions.PolarsError:
+            refused += 1
+    assert refused >= len(written) - len(b"fedtailor.sha256") - 2  # a file whose digest is not found is read as it is
+
+
+def test_polars_never_sees_a_table_that_is_not_what_was_written(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    write_parquet(pl.DataFrame({"value": [1.0, 2.0]}), path)
+    path.write_bytes(path.read_bytes().replace(b"value", b"vbluf"))
+    monkeypatch.setattr(pl, "read_parquet", lambda path: pytest.fail("it was read"))
+    with pytest.raises(Damaged, match=r"t.parquet is damaged \(it is not what was written\)"):
+        read_frame(path)

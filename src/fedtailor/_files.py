@@ -3,19 +3,12 @@
 import os
 import shutil
 import socket
-import sys
-import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import polars as pl
 
 AnyPath = str | os.PathLike[str]
 
@@ -23,7 +16,6 @@ _SUFFIX = ".part"
 _DAY = 24 * 60 * 60
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _numbers = count()
-_one_at_a_time = threading.Lock()
 
 
 @contextmanager
@@ -112,46 +104,6 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {reason(error)}; check its permissions and its disk") from None
-
-
-def read_parquet(path: Path) -> "pl.DataFrame":
-    """A Parquet file, refused in an exception alone where it is damaged.
-
-    Polars panics at some damaged files: Rust prints several lines on the standard error before Python hears of it.
-
-    Raises:
-        OSError, polars.exceptions.PolarsError: it cannot be read, or is no Parquet; a panic is a `ComputeError`.
-    """
-    import polars as pl
-
-    path.open("rb").close()  # polars says of a file that may not be read that it is no Parquet
-    try:
-        with _quiet_if_it_fails():
-            return pl.read_parquet(path)
-    except pl.exceptions.PanicException as error:
-        raise pl.exceptions.ComputeError(reason(error)) from None
-
-
-@contextmanager
-def _quiet_if_it_fails() -> Iterator[None]:
-    """What libraries print on the standard error in the block: dropped where it raises, else printed after it."""
-    with _one_at_a_time, tempfile.TemporaryFile() as said:
-        try:
-            before = os.dup(2)
-        except OSError:  # there is no standard error
-            yield
-            return
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-        said.seek(0)
-        with suppress(OSError):
-            os.write(2, said.read())
 
 
 def reason(error: BaseException) -> str:

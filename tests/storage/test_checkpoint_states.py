@@ -1,5 +1,6 @@
 """Client states in a file: a run that dies between any two steps on the disk goes on from its last checkpoint."""
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_whenever_a_run_dies_it_goes_on_from_its_last_checkpoint(tmp_path):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
             Disk(patch, dies_at=step)
             start(directory)
+        gc.collect()  # the lock of a process goes with it
         resumed += (directory / CHECKPOINT).exists()
         with pytest.MonkeyPatch.context() as patch:
             Disk(patch)

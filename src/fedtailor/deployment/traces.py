@@ -12,6 +12,8 @@ import polars as pl
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from fedtailor._parquet import read_parquet
+
 PIECE = 16
 """Bytes of the pieces that are searched for: any copy of twice as many holds one whole."""
 _LONG = 4
@@ -58,7 +60,7 @@ class Traces:
             if any(text == name or (len(name) >= _LONG and name in text) for name in self.names):
                 yield "its name"
         if path.suffix == ".parquet":
-            frame = pl.read_parquet(path)
+            frame = read_parquet(path)
             if "row" in frame.columns and not self.rows.isdisjoint(frame["row"].to_list()):
                 yield "numbers of its rows"
 
@@ -98,7 +100,7 @@ def _texts(path: Path, data: bytes) -> Iterator[str]:
     elif path.suffix == ".toml":
         yield from _strings(tomllib.loads(data.decode()))
     elif path.suffix == ".parquet":
-        frame = pl.read_parquet(path)
+        frame = read_parquet(path)
         yield from frame.columns
         for column in frame.select(pl.col(pl.String)):
             yield from column.unique().drop_nulls()

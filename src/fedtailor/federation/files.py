@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import existing_file, read_parquet, reading
+from fedtailor._files import existing_file, reading
+from fedtailor._parquet import read_parquet
 from fedtailor.federation.build import from_arrays
 from fedtailor.federation.checks import check_memory
 from fedtailor.federation.federation import Federation

@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._files import replacing
+from fedtailor._parquet import write_parquet
 from fedtailor._version import __version__
 from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
@@ -26,7 +27,7 @@ from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
 from fedtailor.storage.manifest import settings
-from fedtailor.storage.run_directory import CLIENTS
+from fedtailor.storage.run_directory import CLIENTS, read_frame
 from fedtailor.training import Callback, Training
 
 
@@ -85,7 +86,7 @@ def coordinate(
             store.load(training)
         else:
             with replacing(directory / CLIENTS) as temporary:
-                _clients(seen_rows).write_parquet(temporary)
+                write_parquet(_clients(seen_rows), temporary)
         with interrupts() as stop:
             every_round = Checkpoints(store, 1, stop)
             drive(train_until(training, job.rounds, evaluate_every, (every_round, *callbacks), stop), executor)
@@ -116,7 +117,7 @@ def _began(directory: Path) -> dict[str, NDArray[np.int64]] | None:
     path = directory / CLIENTS
     if not path.is_file():
         return None
-    frame = pl.read_parquet(path)
+    frame = read_frame(path)
     return {row[0]: np.array(row[1:], np.int64) for row in frame.select("client", *SPLITS).iter_rows()}
 
 

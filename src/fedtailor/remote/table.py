@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, Shaped
 
-from fedtailor._files import read_parquet
+from fedtailor._parquet import read_parquet
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 from fedtailor.tables.kinds import category_text

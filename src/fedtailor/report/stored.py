@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import read_parquet
+from fedtailor._parquet import read_parquet
 from fedtailor.accounting import Ledger, Wireless
 from fedtailor.protocol import client_ids, require
 from fedtailor.protocol.diagnostics import Diagnostic

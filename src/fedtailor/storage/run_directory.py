@@ -40,13 +40,13 @@ from safetensors import SafetensorError
 from fedtailor._files import (
     private_folder,
     publish,
-    read_parquet,
     reading,
     reason,
     remove_leftovers,
     replacing,
     sync_tree,
 )
+from fedtailor._parquet import read_parquet, write_parquet
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.federation.validation import SPLITS
@@ -235,8 +235,8 @@ class RunDirectory:
 
     def _save(self, metrics: pl.DataFrame, ledger: pl.DataFrame, snapshot: dict[str, Any]) -> None:
         with private_folder(self.path, "save") as folder:
-            metrics.write_parquet(folder / METRICS)
-            ledger.write_parquet(folder / LEDGER)
+            write_parquet(metrics, folder / METRICS)
+            write_parquet(ledger, folder / LEDGER)
             write_tree(folder / CHECKPOINT, snapshot)
             sync_tree(folder)
             # Summary and rows of a finished run that is extended are about fewer rounds.
@@ -314,7 +314,7 @@ class RunDirectory:
     def _write(self, name: str, frame: pl.DataFrame) -> None:
         if jax.process_index() == 0:
             with self._one_line(), replacing(self.path / name) as temporary:
-                frame.write_parquet(temporary)
+                write_parquet(frame, temporary)
 
     def _write_text(self, name: str, text: str) -> None:
         if jax.process_index() == 0:

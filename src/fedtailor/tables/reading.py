@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from fedtailor._files import read_parquet
+from fedtailor._parquet import read_parquet
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.tables.delimited import MISSING_WORDS, read_delimited
 from fedtailor.tables.options import TableOptions

@@ -1,14 +1,16 @@
-"""A PyTorch module, converted: seconds of a round, beside the same network of the zoo and a plain PyTorch loop.
+"""A PyTorch module, converted or left to PyTorch: seconds of a round, beside the same network of the zoo and a plain
+PyTorch loop.
 
 python benchmarks/pytorch_module.py            LeNet-5, 20 clients of 500 digits, batches of 10
 python benchmarks/pytorch_module.py --quick    four clients, three turns
 
-All three start from one model and, for the comparison of results, see the same batches.
+All start from one model and, for the comparison of results, see the same batches.
 """
 
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from rich.console import Console
 from rounds import CAREFUL_LR, LR, batch_orders, start
 from torch.nn.utils import vector_to_parameters
 
-from fedtailor.models import from_torch, state_dict
+from fedtailor.models import Architecture, from_torch, state_dict
 
 TOLERANCE = 1e-4
 """Largest difference of two models after a round, relative to how far the round moved them."""
@@ -42,7 +44,8 @@ def main() -> None:
     console.print(machine("jax", "torch"))
     initial = to_torch(zoo, np.asarray(start(zoo).server.model[0]))
     converted = replace(zoo, architecture=module_from(zoo, initial))
-    for cell in (zoo, converted):
+    left = replace(zoo, architecture=module_from(zoo, initial, engine="torch"))
+    for cell in (zoo, converted, left):
         console.print(f"{_name(cell)}: differs from the loop by {disagreement(cell, zoo, initial):.0e} after a round")
 
     loop = Loop(zoo, range(len(zoo.sizes)), LR)
@@ -54,9 +57,11 @@ def main() -> None:
 
         return call
 
+    of_pytorch = rounds_of(start(left))
     contenders = {
         "zoo": rounds_of(start(zoo)),
         "converted": rounds_of(start(converted)),
+        "PyTorch's engine, 1 thread": lambda: (torch.set_num_threads(1), of_pytorch()),
         "loop, 1 thread": threads(1),
     }
     if not options.busy:
@@ -64,16 +69,16 @@ def main() -> None:
     times = take_turns(contenders, turns)
     console.print(f"minimum / median of {turns} turns, ms; ratios the same way; load {load()}")
     for name, seconds in times.items():
-        console.print(f"{name:20} {seconds!s:>18}   : converted = {ratio(seconds, times['converted'])}")
+        console.print(f"{name:26} {seconds!s:>18}   : converted = {ratio(seconds, times['converted'])}")
     console.print(f"converted : zoo = {ratio(times['converted'], times['zoo'])} (goal: at most 1.5)")
 
 
-def module_from(cell: Cell, theta: torch.Tensor) -> object:
-    """The cell's network as a PyTorch module with parameters theta, converted."""
+def module_from(cell: Cell, theta: torch.Tensor, engine: Literal["jax", "torch"] = "jax") -> Architecture:
+    """The cell's network as a PyTorch module with parameters theta, run by an engine."""
     module = network(cell)
     vector_to_parameters(theta.clone(), module.parameters())
     height, width, channels = cell.input_shape
-    return from_torch(module, torch.zeros(1, channels, height, width), pretrained=True)
+    return from_torch(module, torch.zeros(1, channels, height, width), pretrained=True, engine=engine)
 
 
 def disagreement(cell: Cell, zoo: Cell, before: torch.Tensor) -> float:
@@ -103,7 +108,9 @@ def _vector(cell: Cell, theta: np.ndarray) -> torch.Tensor:
 
 
 def _name(cell: Cell) -> str:
-    return "zoo" if cell.architecture == CELLS["lenet-10"].architecture else "converted"
+    if cell.architecture == CELLS["lenet-10"].architecture:
+        return "zoo"
+    return "PyTorch's engine" if cell.model.in_python else "converted"
 
 
 if __name__ == "__main__":

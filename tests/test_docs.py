@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.examples import OPT_OUTS, opt_outs_table
+import fedtailor
+from conformance.examples import OPT_OUTS, OWN_STEPS, opt_outs_table
 from conformance.methods import methods_table
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 4, "write-an-algorithm.md": 2, "cluster.md": 1}
+RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 4, "write-an-algorithm.md": 2, "cluster.md": 1,
+       "models.md": 5}  # fmt: skip
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be run, too."""
 
 pytestmark = pytest.mark.skipif(len(PAGES) < 2, reason="docs are in the repository only, not in its archives")
@@ -93,6 +95,43 @@ def test_diagnose(capsys):
     assert len(capsys.readouterr().out.splitlines()) > 5
 
 
+PARTS = 2
+"""Blocks of models.md that need no PyTorch."""
+
+
+def test_parts_of_models(capsys):
+    names = {}
+    for block in blocks("models.md")[:PARTS]:
+        exec(compile(block, "models.md", "exec"), names)
+    assert capsys.readouterr().out == "".join(blocks("models.md", "text")[:PARTS])
+
+
+def test_methods_of_own_steps_are_those_that_take_them():
+    """As tests/models/test_torch_engine.py finds out."""
+    row = re.search(r"^\| (.+) \| their own steps", PAGES["models.md"].read_text(), re.MULTILINE)[1]
+    assert set(re.findall(r"`([\w-]+)`", row)) == OWN_STEPS
+
+
+@pytest.mark.slow
+def test_pytorch_modules(tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
+    monkeypatch.chdir(tmp_path)
+    names = {"ft": fedtailor, "federation": fedtailor.scenarios.digits_rotated(seed=0)}
+    for block in blocks("models.md")[PARTS:]:
+        exec(compile(block, "models.md", "exec"), names)
+    assert capsys.readouterr().out == "".join(blocks("models.md", "text")[PARTS:])
+    module, client = names["module"], names["federation"].client(3)
+    with torch.no_grad():
+        scores = module(torch.from_numpy(client.test.x[:, None].astype(np.float32))).numpy()
+    assert scores.shape == (len(client.test.y), 10)
+    module = names["Reader"]()
+    state = names["load_file"]("reader-3.safetensors")
+    module.load_state_dict(state)
+    with torch.no_grad():
+        scores = module(torch.from_numpy(client.test.x.astype(np.float32))).numpy()
+    np.testing.assert_allclose(names["own"].outputs(client.test.x), scores, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_cluster(tmp_path):
     """With one process, which is the address's own machine; what several do has tests of its own."""
@@ -140,7 +179,13 @@ def test_links_to_files_lead_somewhere(page):
 
 def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
-        r"^\| method \| from each client.*?\n\n", PAGES["federation.md"].read_text(), re.DOTALL | re.MULTILINE
+        r"^\| method \| from each client.*?\n\n", PAGES["federation-details.md"].read_text(), re.DOTALL | re.MULTILINE
     )
     said = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert sorted(said) == sorted(Algorithm.registry)
+
+
+@pytest.mark.parametrize("side", ["coordinator", "client"])
+def test_how_to_run_a_federation_is_a_page_for_each_side(side):
+    lines = PAGES[f"federation-{side}.md"].read_text().splitlines()
+    assert 20 < len(lines) <= 60 and max(map(len, lines)) <= 160

@@ -119,6 +119,15 @@ ALONE_IS_LOCAL = {
 }  # fmt: skip
 """Methods that are exactly local training when there is one client."""
 
+SECOND_ORDER = {"per-fedavg"}
+"""Methods whose example differentiates gradients of the model."""
+
+OWN_STEPS = {
+    "apfl", "cgpfl", "cgpfl-heur", "dapper", "fedala", "feddbe", "fedem", "fedrod", "knn-per", "mapper", "moon",
+    "pacfl", "pfedme",
+}  # fmt: skip
+"""Methods whose clients take steps of their own, or descend along another gradient than the loss's."""
+
 TRAFFIC: dict[str, tuple[float, ...]] = {
     "local": (0, 0, 0, 0, 0),
     "fedavg": (1, 1, 1, 0, 0),

@@ -11,6 +11,7 @@ from fedtailor.algorithms import FedAvg
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models.pytorch import OPERATIONS, operation
 from fedtailor.protocol import SGD
+from fedtailor.storage.manifest import settings
 
 torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -136,6 +137,34 @@ def test_training_is_pytorch_s_and_models_go_back(tmp_path):
     copied.load_state_dict(back)  # every name is there
     outputs = copied.eval()(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(model.logits(model.params(jnp.asarray(theta)), x), outputs, rtol=1e-4, atol=1e-5)
+
+
+class Scaled(nn.Linear):
+    """With a constant."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_a_run_s_manifest_says_the_same_of_a_module_made_anew(engine):
+    """As another process makes it that resumes the run."""
+
+    def said(module, **options):
+        model = models.from_torch(module, torch.zeros(1, 4), check=False, engine=engine, **options).bind((4,), 3)
+        return settings(model)
+
+    assert said(Scaled) == said(Scaled)
+    module, other = Scaled(), Scaled()
+    other.load_state_dict(module.state_dict())
+    assert said(module, pretrained=True) == said(other, pretrained=True)
+    assert said(module, pretrained=True) != said(Scaled(), pretrained=True)
+    other.scale += 1
+    assert said(module, pretrained=True) != said(other, pretrained=True)
 
 
 def test_sequences():

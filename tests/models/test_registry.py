@@ -1,5 +1,7 @@
 """Models that files can name."""
 
+import sys
+
 import pytest
 
 from fedtailor import models
@@ -8,7 +10,7 @@ from fedtailor.experiments.parsing import architecture
 
 def test_every_registered_model_is_one_a_file_can_name():
     names = set(models.builders())
-    assert names == {"logistic", "mlp", "lenet5", "cnn", "tutorial_cnn", "density", "lstm", "resnet"}
+    assert names == {"logistic", "mlp", "lenet5", "cnn", "cnn_5x5", "tutorial_cnn", "density", "lstm", "resnet"}
     assert architecture("resnet", ("model",)) == models.resnet()
     given = {"use": "lenet5", "pool": "max", "norm": "group"}
     assert architecture(given, ("model",)) == models.tutorial_cnn(norm="group")
@@ -21,3 +23,32 @@ def test_names_are_taken_once():
     with pytest.raises(ValueError, match="there is a model 'mlp' already"):
         models.register(mlp)
     assert models.register(models.mlp) is models.mlp and models.builders()["mlp"] is models.mlp
+
+
+def test_a_file_of_one_s_own(tmp_path, monkeypatch):
+    """For experiments; a job's file names models of the zoo only, lest it run code of somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_net.py").write_text("""
+from fedtailor import models
+
+def net(hidden: int = 5):
+    return models.mlp(hidden)
+
+def number():
+    return 3
+""")
+    try:
+        given = {"use": "own_net.py:net", "hidden": 7}
+        assert architecture("own_net.py:net", ("model",), own_files=True) == models.mlp(5)
+        assert architecture(given, ("model",), own_files=True) == models.mlp(7)
+        for use, message in (
+            ("own_net.py:number", "gives 3; it must give an architecture"),
+            ("own_net.py:nett", r"own_net\.py has no function 'nett'"),
+            ("no_such.py:net", r"there is no file no_such\.py"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                architecture(use, ("model",), own_files=True)
+        with pytest.raises(ValueError, match=r"there is no model 'own_net\.py:net'"):
+            architecture("own_net.py:net", ("model",))
+    finally:
+        sys.modules.pop("own_net", None)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from fedtailor.client.pool import SPLITS, ClientAddress, Pool, model_input
+from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered, model_input
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.trace import Trace
 from fedtailor.models import Model
@@ -94,12 +94,16 @@ class ClientData:
             # from positions in the innermost part outwards, to positions in all of the client's samples
             for permutation in reversed(self._permutations):
                 positions = permutation(positions)
-        rows = self.pool.rows[self.address.start[SPLITS.index(split)] + positions]
-        batch = Batch(self.inputs(self.pool.x[rows]), self.pool.y[rows], weight.astype(self.model.dtype))
+        x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
+        batch = Batch(x, y, weight.astype(self.model.dtype))
         # Batch normalisation asks the step later which of its inputs only pad the batch.
         if self.trace.step is not None:
             self.trace.step.batches.append(batch)
         return batch
+
+    def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+        """Inputs and targets at some places of the pool's rows."""
+        return gathered(self.pool, places)
 
     def draw(
         self, purpose: str, step: ArrayLike, batch_size: int, *, split: str = "train", drop_last: bool = False

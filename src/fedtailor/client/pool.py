@@ -107,6 +107,12 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     return rows, start
 
 
+def gathered(pool: Pool, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+    """The examples at some places of `Pool.rows`: inputs as the model takes them, and targets."""
+    rows = pool.rows[places]
+    return model_input(pool, pool.x[rows]), pool.y[rows]
+
+
 def model_input(pool: Pool, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
     """Stored examples as the model takes them: bytes and floats become normalised floats, token ids stay integers."""
     is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)

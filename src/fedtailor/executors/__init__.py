@@ -4,9 +4,19 @@ from fedtailor._runtime import configure_jax
 from fedtailor.executors.debug import DebugExecutor
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.guest import guest_executor
+from fedtailor.executors.kinds import executor_kind
 from fedtailor.executors.lockstep import LockstepGroup
+from fedtailor.executors.pytorch import TorchExecutor
 from fedtailor.executors.settings import Settings
 
 configure_jax()
 
-__all__ = ["DebugExecutor", "DeviceExecutor", "LockstepGroup", "Settings", "guest_executor"]
+__all__ = [
+    "DebugExecutor",
+    "DeviceExecutor",
+    "LockstepGroup",
+    "Settings",
+    "TorchExecutor",
+    "executor_kind",
+    "guest_executor",
+]

@@ -27,10 +27,13 @@ class DebugTrainer(DeviceTrainer):
     def repeat(self, times: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         for step in range(int(times)):
             carry = body(jnp.int32(step), carry)
-            # After every step, so that the first NaN is reported and not its consequences.
-            if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
-                raise Diverged(self.name, int(self.round), step=step)
+            self._check(carry, step)
         return carry
+
+    def _check(self, carry: Any, step: int) -> None:
+        """After every step, so that the first NaN is reported and not its consequences."""
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
+            raise Diverged(self.name, int(self.round), step=step)
 
 
 class DebugExecutor(DeviceExecutor):
@@ -39,13 +42,17 @@ class DebugExecutor(DeviceExecutor):
     def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.arange(len(clients))
 
+    def _trainer(self, name: str) -> Callable[..., DeviceTrainer]:
+        """What makes a client's trainer."""
+        return partial(DebugTrainer, name=name)
+
     def _run(self, request: ExchangeRequest) -> Outputs:
         exchange = request.exchange
         values, (rows,) = self.devices.inputs([request])
         outputs = []
         for number, client in enumerate(request.clients):
             row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows)
-            trainer = partial(DebugTrainer, name=self.federation.names[client])
+            trainer = self._trainer(self.federation.names[client])
             with jax.disable_jit():
                 outputs.append(
                     run_one(

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.executors.device_executor import DeviceExecutor
+from fedtailor.executors.kinds import executor_kind
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models import Model
@@ -54,7 +55,7 @@ def guest_executor(
         scale=federation.scale,
         name=federation.name,
     )
-    executor = DeviceExecutor(guest, model, replace(settings, devices=1))
+    executor = executor_kind(model, settings)(guest, model, replace(settings, devices=1))
     # a federation must have a client that trains; to the server this one is a newcomer
     executor.seen, executor.unseen = executor.unseen, executor.seen
     return executor

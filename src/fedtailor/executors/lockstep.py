@@ -14,6 +14,7 @@ import numpy as np
 from fedtailor.executors.debug import DebugExecutor
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.devices import Devices, ExchangeRequest
+from fedtailor.executors.kinds import executor_kind
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
@@ -63,8 +64,9 @@ class LockstepGroup:
             devices = Devices([federations[number] for number in numbers], dtype, settings)
             for position, number in enumerate(numbers):
                 federation, model, directory = members[number]
-                if settings.debug:
-                    self.executors[number] = DebugExecutor(federation, model, settings, directory=directory)
+                kind = executor_kind(model, settings)
+                if issubclass(kind, DebugExecutor):
+                    self.executors[number] = kind(federation, model, settings, directory=directory)
                 else:
                     self.executors[number] = LockstepExecutor(
                         self, federation, model, settings, directory=directory, devices=devices, number=position

@@ -244,7 +244,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
             raise ConfigError((*place, key), str(error)) from None
     scenario = scenario.sized(**arguments)
     if table.model is not None:
-        scenario = replace(scenario, model=architecture(table.model, (*place, "model")))
+        scenario = replace(scenario, model=architecture(table.model, (*place, "model"), own_files=True))
     participation = next(
         share for share in (table.participation, file.participation, scenario.participation) if share is not None
     )

@@ -5,8 +5,9 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
@@ -14,7 +15,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import check_choice, is_hyperparameters
+from fedtailor.protocol import check_choice, is_hyperparameters, module_of, named_in_file
 
 T = TypeVar("T")
 
@@ -69,8 +70,14 @@ def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
         raise ConfigError(place, f"{place[-1]} can be set in Python only, not in a file") from None
 
 
-def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture:
+def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: bool = False) -> Architecture:
     """A model of the zoo: its name, or a table `{use = "mlp", hidden = 128}`.
+
+    Args:
+        given: what the file says.
+        place: where it says so.
+        own_files: whether `use = "FILE.py:FUNCTION"`, a function that makes an architecture, may be given, too. Python
+            files of experiments are the user's own; a job's would be somebody else's.
 
     Raises:
         ConfigError: there is no such model or argument, or a value has the wrong type.
@@ -80,16 +87,32 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath) -> Architecture
     known = models.builders()
     if name is None:
         raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
-    allow(name, list(known), place, "model")
-    build = known[name]
+    own = named_in_file(name) if own_files and isinstance(name, str) else None
+    if own is None:
+        allow(name, list(known), place, "model")
+    build = known[name] if own is None else _own_function(*own, place)
     hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
     for key in arguments:
         allow(key, names, (*place, key), f"argument of {name}")
-    coerced = {key: coerce(value, hints[key], (*place, key)) for key, value in arguments.items()}
+    coerced = {key: coerce(value, hints.get(key, Any), (*place, key)) for key, value in arguments.items()}
     try:
-        return build(**coerced)
+        built = build(**coerced)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
+    if not isinstance(built, Architecture):
+        raise ConfigError(place, f"{name} gives {built!r}; it must give an architecture, such as from_torch(...)")
+    return built
+
+
+def _own_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
+    """A function of a Python file."""
+    try:
+        function = getattr(module_of(path), name, None)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
+    if not callable(function):
+        raise ConfigError(place, f"{path} has no function {name!r}")
+    return function
 
 
 def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:

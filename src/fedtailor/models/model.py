@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -26,9 +26,11 @@ class Architecture(ABC):
     Attributes:
         micro_batch: how many examples to differentiate at a time where a whole batch would outgrow the cache (the
             gradients add up to the batch's), or None.
+        in_python: whether the network runs step by step in Python, which compiled programs cannot hold.
     """
 
     micro_batch: int | None = None
+    in_python: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
@@ -285,6 +287,11 @@ class Model:
         return self.part(",".join(layout_of(self).statistics) or "nothing")
 
     @property
+    def in_python(self) -> bool:
+        """Whether the network runs step by step in Python, which compiled programs cannot hold (PyTorch's engine)."""
+        return self.architecture.in_python
+
+    @property
     def stochastic(self) -> bool:
         """Whether training needs a key (dropout)."""
         return layout_of(self).stochastic
@@ -315,12 +322,20 @@ class Model:
         """
         self._require_inputs(x)
         outputs = self.architecture.apply(self._network(params), x, key)
-        if self.classification and outputs.shape != (len(x), self.outputs):
+        self.require_outputs(outputs.shape, len(x))
+        return outputs
+
+    def require_outputs(self, shape: tuple[int, ...], examples: int) -> None:
+        """Refuse outputs of a classification that are not one score a class.
+
+        Raises:
+            ValueError: with the shape that there is.
+        """
+        if self.classification and tuple(shape) != (examples, self.outputs):
             raise ValueError(
-                f"the network gives {outputs.shape[1:]} outputs for one example, and the data have {self.outputs} "
+                f"the network gives {tuple(shape[1:])} outputs for one example, and the data have {self.outputs} "
                 "classes; make its last layer as wide as there are classes"
             )
-        return outputs
 
     def train_outputs(
         self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None

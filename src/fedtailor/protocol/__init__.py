@@ -4,7 +4,7 @@ from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
-from fedtailor.protocol.entry_points import find_registered, offered
+from fedtailor.protocol.entry_points import find_registered, module_of, named_in_file, offered
 from fedtailor.protocol.errors import Diverged
 from fedtailor.protocol.exchange import (
     Answers,
@@ -17,6 +17,7 @@ from fedtailor.protocol.exchange import (
     drive,
     on_host,
 )
+from fedtailor.protocol.hidden_rows import HiddenRows, Sums
 from fedtailor.protocol.hyperparameters import (
     TracedInt,
     ZeroIsStatic,
@@ -68,6 +69,7 @@ __all__ = [
     "Exchanges",
     "Executor",
     "GlobalModel",
+    "HiddenRows",
     "Inbox",
     "Init",
     "IntScalar",
@@ -85,6 +87,7 @@ __all__ = [
     "ServerState",
     "StepGradient",
     "Streams",
+    "Sums",
     "Task",
     "TracedInt",
     "Transform",
@@ -105,6 +108,8 @@ __all__ = [
     "init_pipeline",
     "is_hyperparameters",
     "is_off",
+    "module_of",
+    "named_in_file",
     "offered",
     "on_host",
     "receive",

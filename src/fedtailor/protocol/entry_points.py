@@ -1,6 +1,10 @@
-"""What installed packages offer by name: methods, scenarios, metrics, trackers."""
+"""What installed packages offer by name (methods, scenarios, metrics, trackers), and what files of one's own do."""
 
+import importlib.util
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedtailor.protocol.choice import check_choice
@@ -58,3 +62,34 @@ def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
         require(fits, f"the {what} {name!r} of {entry.value} is {found!r}; it must be a subclass of {wanted}")
         return found
     return None
+
+
+def named_in_file(name: str) -> tuple[Path, str] | None:
+    """The file and the name of `FILE.py:NAME`; None of any other name."""
+    file, colon, inner = name.rpartition(":")
+    return (Path(file), inner) if colon and file.endswith(".py") else None
+
+
+def module_of(path: Path) -> ModuleType:
+    """A Python file as a module, loaded once under the file's own name.
+
+    Raises:
+        ValueError: there is no such file, it cannot be loaded, or another module has its name.
+    """
+    name = path.stem
+    module = sys.modules.get(name)
+    if module is not None and Path(getattr(module, "__file__", None) or "").resolve() == path.resolve():
+        return module
+    require(module is None, f"{path}: a module is already called {name}; give the file another name")
+    spec = importlib.util.spec_from_file_location(name, path)
+    require(path.is_file() and spec is not None, f"there is no file {path}; name the file and what stands in it: "
+                                                 "FILE.py:NAME")  # fmt: skip
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module

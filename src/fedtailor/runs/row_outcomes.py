@@ -69,7 +69,8 @@ def _client_scores(
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
         pool = Pool(federation.x[block], y, block, shift, scale, normalize=True)
-        scored = _block_scores(model, predictor, pool)
+        with jax.disable_jit(model.in_python):
+            scored = _block_scores(model, predictor, pool)
         blocks.append({name: np.asarray(values)[: len(chosen)] for name, values in scored.items()})
     scores = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     if "squared_error" in scores:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.accounting import Ledger
-from fedtailor.executors import DebugExecutor, DeviceExecutor, Settings
+from fedtailor.executors import DeviceExecutor, Settings, executor_kind
 from fedtailor.federation import Federation
 from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
@@ -105,7 +105,7 @@ def executor_of(
     federation: Federation, model: Model, settings: Settings, directory: Path | str | None = None
 ) -> DeviceExecutor:
     """The executor that simulates a federation as `settings` say."""
-    kind = DebugExecutor if settings.debug else DeviceExecutor
+    kind = executor_kind(model, settings)
     return kind(federation, model, settings, directory=None if directory is None else Path(directory))
 
 

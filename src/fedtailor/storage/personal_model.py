@@ -69,7 +69,8 @@ class PersonalModel:
         self._require_finite(x)
         kind = self.model.dtype
         pool = Pool(x, x, x, np.asarray(self.shift, kind), np.asarray(self.scale, kind), normalize=True)
-        return np.asarray(_outputs(self.model, self.predictor, pool))
+        with jax.disable_jit(self.model.in_python):
+            return np.asarray(_outputs(self.model, self.predictor, pool))
 
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""

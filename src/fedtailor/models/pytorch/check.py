@@ -29,7 +29,7 @@ def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: 
     Raises:
         Unsupported: they differ; the message says by how much, and where.
     """
-    x = _random_like(example)
+    x = random_like(example)
     for mode, original, program in zip(("training", "evaluation"), both, programs, strict=True):
         theirs, network = _by_pytorch(original, x, program)
         with jax.enable_x64(True):
@@ -46,7 +46,8 @@ def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: 
                 raise Unsupported(f"its {what} in {mode} mode is {error:.0e} (relative) away from PyTorch's")
 
 
-def _random_like(example: Tensor) -> Tensor:
+def random_like(example: Tensor) -> Tensor:
+    """A batch of four random inputs in double precision, or of tokens between the example's least and largest."""
     torch = pytorch()
 
     generator = torch.Generator().manual_seed(0)

@@ -12,12 +12,11 @@ import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their oper
 from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Program
+from fedtailor.models.pytorch.start import COUNTER
 
 IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
            "sym_constrain_range_for_size")  # fmt: skip
 """Operations that only check."""
-COUNTER = "num_batches_tracked"
-"""BatchNorm's counter, which nothing reads unless its momentum is None."""
 
 
 def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from fedtailor.models.pytorch.layout import Value, plain
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, Operation, Ref
+from fedtailor.models.pytorch.start import digest
 
 
 class Constants(Mapping[str, np.ndarray]):
@@ -27,6 +28,10 @@ class Constants(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+    def __repr__(self) -> str:
+        """The same in every process, as a run's manifest needs it."""
+        return f"Constants({digest(self._arrays)})"
 
     def __hash__(self) -> int:
         return hash(self._content)

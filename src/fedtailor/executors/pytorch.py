@@ -1,0 +1,245 @@
+"""The executor of models that PyTorch itself trains: one client after another."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped, UInt32
+from numpy.typing import NDArray
+
+from fedtailor.client.client_data import batches_in_epoch, examples_in_steps
+from fedtailor.client.losses import outputs
+from fedtailor.client.passes import BLOCK
+from fedtailor.client.pool import gathered
+from fedtailor.client.shuffle import shuffled
+from fedtailor.client.tasks import Outputs
+from fedtailor.executors.debug import DebugExecutor, DebugTrainer
+from fedtailor.executors.devices import ExchangeRequest
+from fedtailor.executors.settings import Settings
+from fedtailor.federation import Federation
+from fedtailor.metrics import add_statistics
+from fedtailor.models import Model
+from fedtailor.models.pytorch import LiveModule, NotDifferentiable, TorchEngine
+from fedtailor.protocol import SGD, Batch, BatchMetric, Diverged, IntScalar, ModelPart, Predictor, StepGradient, is_off
+
+compiled = partial(jax.disable_jit, disable=False)
+"""For what has no part of the model in it: the executor runs all else without compilation."""
+
+
+class TorchTrainer(DebugTrainer):
+    """`DebugTrainer` whose plain SGD is a loop of PyTorch's, over the batches of all other executors.
+
+    Whatever else a method does with the model, JAX takes its losses and gradients through `TorchEngine`."""
+
+    def __init__(self, *arguments: Any, name: str, every_step: bool) -> None:
+        super().__init__(*arguments, name=name)
+        self._every_step = every_step
+
+    def key(self, purpose: str) -> Array:
+        with compiled():
+            return super().key(purpose)
+
+    def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
+        with compiled():
+            return super().examples(positions, weight, split)
+
+    def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+        return _gathered(self.pool, places)
+
+    def batch(self, *arguments: Any) -> Batch:
+        with compiled():
+            return super().batch(*arguments)
+
+    # local training -------------------------------------------------------------------------------------------------
+
+    def sgd(
+        self,
+        theta: Float[Array, " d"],
+        sgd: SGD,
+        *,
+        pull: tuple[Any, Float[Array, " d"]] | None = None,
+        drift: Float[Array, " d"] | None = None,
+        gradient: StepGradient | None = None,
+        steps: IntScalar | None = None,
+        split: str = "train",
+        train_only: ModelPart | None = None,
+    ) -> Float[Array, " d"]:
+        if gradient is not None or sgd.optimizer is not None or sgd.dp_noise is not None:
+            return super().sgd(
+                theta, sgd, pull=pull, drift=drift, gradient=gradient, steps=steps, split=split, train_only=train_only
+            )
+        n = int(self.count(split))
+        times = int(self.steps(sgd) if steps is None else steps) if n else 0
+        live = self._engine.live(self.model.dtype)
+        live.theta.copy_(live.inputs(np.asarray(theta)))
+        descent = Descent(live, sgd, sgd.rate(self.round), pull, drift, train_only)
+        mode = "training" if self.model.stochastic or self.model.has_statistics else "evaluation"
+        for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
+            found = live.forward(live.inputs(x), mode, words)
+            self.model.require_outputs(found.shape, len(x))
+            gradient = live.backward(found, slopes(self.model, found.detach().numpy(), y, sgd.batch_size))
+            descent.step(gradient)
+            if self._every_step and not bool(live.theta.isfinite().all()):
+                raise Diverged(self.name, int(self.round), step=step)
+        with compiled():
+            done = examples_in_steps(jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last)
+            self.trace.add_work(gradients=done)
+        return jnp.asarray(live.theta.numpy().copy())
+
+    def _host_batches(
+        self, n: int, times: int, sgd: SGD, split: str
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.uint32] | None]]:
+        """Inputs, targets and random words of each step: the batches that `loop` draws, without their padding."""
+        if not times:
+            return
+        # powers of two, lest each number of examples and steps compiles programs anew
+        positions = np.arange(_power_of_two(n), dtype=np.int32).clip(max=n - 1)
+        own = self.examples(jnp.asarray(positions), jnp.ones(len(positions)), split)
+        x, y = np.asarray(own.x)[:n], np.asarray(own.y)[:n]
+        with compiled():
+            order_words = jax.random.bits(self.key("batches"), (2,), jnp.uint32)
+            dropout = _step_words(self.key("dropout"), _power_of_two(times)) if self.model.stochastic else None
+            words = None if dropout is None else np.asarray(dropout)
+        batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
+        order = positions
+        for step in range(times):
+            epoch, number = divmod(step, batches)
+            if number == 0:
+                with compiled():
+                    order = np.asarray(shuffled(positions, jnp.int32(n), order_words, jnp.int32(epoch)))[:n]
+            chosen = order[number * sgd.batch_size : (number + 1) * sgd.batch_size]
+            yield x[chosen], y[chosen], None if words is None else words[step]
+
+    # measures -------------------------------------------------------------------------------------------------------
+
+    def statistics(
+        self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
+    ) -> dict[str, dict[str, Array]]:
+        count = int(self.count(split))
+        predict, total = outputs(self.model, predictor), None
+        # Without examples one block of padding is measured all the same, for the shapes of the sums.
+        block = min(_power_of_two(max(count, 1)), BLOCK)
+        for first in range(0, max(count, 1), block):
+            positions = first + np.arange(block, dtype=np.int32)
+            inside = jnp.asarray(positions < count)
+            batch = self.examples(jnp.asarray(positions.clip(0, max(count - 1, 0))), inside, split)
+            found = predict(batch.x)
+            with compiled():
+                total = _statistics(self.model, tuple(metrics), found, batch, total)
+        self.trace.add_work(forwards=count)
+        assert total is not None
+        return total
+
+    @property
+    def _engine(self) -> TorchEngine:
+        assert isinstance(self.model.architecture, TorchEngine)
+        return self.model.architecture
+
+    def _check(self, carry: Any, step: int) -> None:
+        if self._every_step:
+            super()._check(carry, step)
+
+
+class Descent:
+    """Steps of SGD on the parameters of a `LiveModule`, as `fedtailor.client.steps.train` takes them."""
+
+    def __init__(
+        self, live: LiveModule, sgd: SGD, rate: Any, pull: tuple[Any, Any] | None, drift: Any,
+        train_only: ModelPart | None,
+    ) -> None:  # fmt: skip
+        """Start at the present parameters; for the arguments see `LocalTrainer.sgd`."""
+        self._live, self._rate = live, float(rate)
+        self._decay = 0.0 if is_off(sgd.weight_decay) else float(sgd.weight_decay)
+        self._momentum = None if is_off(sgd.momentum) else float(sgd.momentum)
+        self._pull = None if pull is None else (float(pull[0]), live.inputs(np.asarray(pull[1])))
+        self._drift = None if drift is None else live.inputs(np.asarray(drift))
+        self._velocity = live.theta.new_zeros(live.theta.shape)
+        mask = np.zeros(len(live.theta), bool) if train_only is None else ~train_only.mask
+        self._frozen = live.inputs(np.flatnonzero(mask))
+        self._kept = live.theta[self._frozen]
+
+    def step(self, gradient: Any) -> None:
+        """w = w - rate v, where v collects the gradient [d] and all other terms; frozen entries keep their bits."""
+        live = self._live
+        if self._decay:
+            gradient = gradient + self._decay * live.theta
+        if self._pull is not None:
+            mu, anchor = self._pull
+            gradient = gradient + mu * (live.theta - anchor)
+        if self._drift is not None:
+            gradient = gradient + self._drift
+        # the terms must not move running statistics, which the pass itself has renewed
+        gradient[live.statistics] = 0
+        gradient[self._frozen] = 0
+        if self._momentum is not None:
+            gradient = self._velocity.mul_(self._momentum).add_(gradient)
+        live.theta.sub_(self._rate * gradient)
+        live.theta[self._frozen] = self._kept
+
+
+class TorchExecutor(DebugExecutor):
+    """`DeviceExecutor` for models that PyTorch itself trains; `Settings.debug` looks for NaN after every step."""
+
+    def __init__(self, federation: Federation, model: Model, settings: Settings = Settings(), **options: Any) -> None:  # noqa: B008 (frozen)
+        """As `DeviceExecutor`; there is one device, PyTorch's, and one client on it at a time."""
+        super().__init__(federation, model, replace(settings, devices=1, chunk=None), **options)
+
+    def _trainer(self, name: str) -> Any:
+        return partial(TorchTrainer, name=name, every_step=self.settings.debug)
+
+    def _run(self, request: ExchangeRequest) -> Outputs:
+        try:
+            return super()._run(request)
+        except TypeError as error:
+            # JAX says so itself of a Hessian times a vector: its `custom_vjp` has no forward mode
+            if not isinstance(error, NotDifferentiable) and "custom_vjp" not in str(error):
+                raise
+            method = request.exchange.algorithm.about.name
+            raise ValueError(
+                f"{method} needs derivatives of the model's gradients (jax.jvp), which a module that PyTorch itself "
+                "trains does not give; choose another variant or method, or a module that from_torch converts"
+            ) from None
+
+
+def slopes(model: Model, outputs: NDArray[Any], y: NDArray[Any], batch_size: int) -> NDArray[Any]:
+    """The derivatives of a batch's mean loss by its outputs [b, ...]; one program serves all b up to `batch_size`."""
+    missing = batch_size - len(outputs)
+    fill = [(0, missing)]
+    outputs_padded = np.pad(outputs, fill + [(0, 0)] * (outputs.ndim - 1))
+    y_padded = np.pad(y, fill + [(0, 0)] * (y.ndim - 1))
+    with compiled():
+        return np.asarray(_slopes(model, outputs_padded, y_padded, len(outputs)))[: len(outputs)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _slopes(model: Model, outputs: Array, y: Array, count: Any) -> Array:
+    weight = (jnp.arange(len(outputs)) < count).astype(outputs.dtype)
+
+    def loss(outputs: Array) -> Array:
+        return jnp.vdot(model.losses(outputs, y), weight) / jnp.asarray(count, outputs.dtype)
+
+    return jax.grad(loss)(outputs)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _statistics(model: Model, metrics: tuple[BatchMetric, ...], found: Array, batch: Batch, total: Any) -> Any:
+    """`total` (None = nothing yet) with the statistics of one more batch."""
+    new = {metric.name: metric.statistic(model, found, batch.y, batch.weight) for metric in metrics}
+    return new if total is None else add_statistics(total, new)
+
+
+@partial(jax.jit, static_argnums=1)
+def _step_words(key: Array, steps: int) -> UInt32[Array, "steps 2"]:
+    """What `loop` gives a model's dropout in each step."""
+    return jax.vmap(lambda step: jax.random.key_data(jax.random.fold_in(key, step)))(jnp.arange(steps))
+
+
+_gathered = jax.jit(gathered)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,134 @@
+"""PyTorch modules that PyTorch itself trains: for those that cannot be converted."""
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
+
+from fedtailor.models.model import Architecture
+from fedtailor.models.parts import Anatomy
+from fedtailor.models.pytorch.host_call import host_call
+from fedtailor.models.pytorch.inspection import Facts
+from fedtailor.models.pytorch.live import LiveModule, Mode, What
+from fedtailor.models.pytorch.start import Start, placed
+
+
+@dataclass(frozen=True)
+class TorchEngine(Architecture):
+    """A PyTorch module that PyTorch itself runs; see `from_torch(..., engine="torch")`.
+
+    Attributes:
+        layers: the module as it prints itself.
+        start: where training starts.
+        facts: what the module is made of.
+        constants: a fingerprint of what training leaves alone.
+    """
+
+    layers: str
+    start: Start
+    facts: Facts
+    constants: str
+
+    in_python = True
+
+    def live(self, dtype: str) -> LiveModule:
+        """The module at work in a precision, the same one in every call."""
+        return _live(self, dtype)
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> dict[str, Array]:
+        placed(jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), self.facts.example_shape)
+        return self.start.build(key)
+
+    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+        return self._run("outputs", "evaluation" if key is None else "training", network, x, key)[0]
+
+    def is_stochastic(self, network: Any) -> bool:
+        return self.facts.stochastic
+
+    def statistics(self, network: Any) -> tuple[str, ...]:
+        return self.facts.statistics
+
+    def train(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Float[Array, "b ..."], Any]:
+        outputs, *renewed = self._run("outputs", self.mode(key), network, x, key, weight)
+        return outputs, {**network, **dict(zip(self.facts.statistics, renewed, strict=True))}
+
+    def mode(self, key: Any) -> Mode:
+        """The mode of a training step; a module with dropout needs a key for it."""
+        return "statistics" if key is None and self.facts.stochastic else "training"
+
+    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        facts = self.facts
+        return Anatomy(facts.head, facts.norms, facts.order, "int32" if facts.integers else "float32")
+
+    def features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return self._run("features", "evaluation" if key is None else "training", network, x, key)[0]
+
+    def train_features(
+        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+    ) -> Float[Array, "b ..."]:
+        return self._run("features", self.mode(key), network, x, key, weight)[0]
+
+    def head_outputs(
+        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+    ) -> Float[Array, "b ..."]:
+        return self._run("head", "evaluation", network, features, None)[0]
+
+    def _run(
+        self, what: What, mode: Mode, network: Any, x: Any, key: Array | None, weight: Array | None = None
+    ) -> list[Array]:
+        words = None if key is None else jax.random.key_data(key)
+        return _run(self, what, mode, network, x, words, weight)
+
+
+@lru_cache(maxsize=8)
+def _live(engine: TorchEngine, dtype: str) -> LiveModule:
+    return LiveModule(engine.start.module, engine.facts, dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, words: Any, weight: Any) -> list[Array]:
+    """Outputs (or features) [b, ...], and the running statistics after the pass, with PyTorch's gradients."""
+    facts = engine.facts
+    shape = facts.feature_shape if what == "features" else facts.output_shape
+    assert shape is not None
+    kind = jnp.result_type(*network.values())
+    sizes = [(len(x), *shape), *(network[path].shape for path in facts.statistics)]
+    arrays, structure = jax.tree.flatten((network, x, words, weight))
+
+    def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        network, x, words, weight = jax.tree.unflatten(structure, arrays)
+        return engine.live(kind.name).evaluate(network, x, words, weight, what, mode)
+
+    return host_call(call, [jax.ShapeDtypeStruct(size, kind) for size in sizes], arrays)
+
+
+def _forward(engine: TorchEngine, what: What, mode: Mode, *arguments: Any) -> tuple[list[Array], Any]:
+    return _run(engine, what, mode, *arguments), arguments
+
+
+def _backward(engine: TorchEngine, what: What, mode: Mode, arguments: Any, slopes: list[Array]) -> Any:
+    network, x, _, _ = arguments
+    kind = jnp.result_type(*network.values())
+    by_inputs = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (*jax.tree.leaves(network), *by_inputs)]
+    arrays, structure = jax.tree.flatten((*arguments, slopes[0]))
+
+    def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        network, x, words, weight, slopes = jax.tree.unflatten(structure, arrays)
+        return engine.live(kind.name).pull_back(network, x, words, weight, slopes, what, mode)
+
+    found = host_call(call, shapes, arrays)
+    gradient = jax.tree.unflatten(jax.tree.structure(network), found[: len(network)])
+    return gradient, (found[-1] if by_inputs else np.zeros(x.shape, jax.dtypes.float0)), None, None
+
+
+_run.defvjp(_forward, _backward)

@@ -1,0 +1,205 @@
+"""What a PyTorch module is made of, found by running it: for modules that PyTorch itself trains."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedtailor.models.pytorch.check import BATCH, random_like
+from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
+from fedtailor.models.pytorch.start import COUNTER
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a module.
+
+    Attributes:
+        shapes: (path, shape) of trained parameters and running statistics, sorted by path, as they stand in theta.
+        statistics: paths of the running statistics: what a pass in training mode changes.
+        head: path of the last dense layer that is called, and called once; None where there is none.
+        norms: paths of normalisation layers.
+        order: layers with parameters, in the order in which they are last called.
+        stochastic: whether training differs from evaluation otherwise than by statistics (dropout).
+        example_shape: shape of one input.
+        integers: whether inputs are integers (tokens).
+        output_shape: shape of one example's outputs.
+        feature_shape: shape of what the head is given, for one example; None without a head.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    statistics: tuple[str, ...]
+    head: str | None
+    norms: tuple[str, ...]
+    order: tuple[str, ...]
+    stochastic: bool
+    example_shape: tuple[int, ...]
+    integers: bool
+    output_shape: tuple[int, ...]
+    feature_shape: tuple[int, ...] | None
+
+
+def inspected(module: TorchModuleType, example: Tensor) -> Facts:
+    """Run a copy of a module in both modes and look.
+
+    Raises:
+        ValueError: it cannot be trained here; the message says why, in one line.
+    """
+    torch, name = pytorch(), type(module).__name__
+    trained = [path for path, parameter in module.named_parameters() if parameter.requires_grad]
+    _require_separate(module, trained, name)
+    try:
+        module = copy.deepcopy(module)
+    except Exception as error:  # PyTorch does not copy tensors that were computed from others
+        raise ValueError(f"{name} cannot be copied: {first_line(error)}") from None
+    x = random_like(example).to(example.dtype)
+
+    calls = _Calls(module)
+    before = _buffers(module)
+    evaluation, drew = _tried(module, x, training=False, name=name)
+    _refuse(drew, f"{name} draws random numbers in evaluation mode, where outputs must be fixed; use nn.Dropout, or "
+                  "pass training=self.training to the function")  # fmt: skip
+    changed = _changed(before, module)
+    _refuse(changed, f"{name} changes its buffer {next(iter(changed), '')!r} in evaluation mode, where it must stay")
+    calls.remove()
+    outputs, stochastic = _tried(module, x, training=True, name=name)
+    statistics = tuple(sorted(path for path in _changed(before, module) if not path.endswith(COUNTER)))
+    for path in statistics:
+        usable = before[path].is_floating_point() and path in module.state_dict()
+        _refuse(not usable, f"{name} changes its buffer {path!r} in training, which is no floating-point entry of its "
+                            "state dict")  # fmt: skip
+    if not statistics:
+        stochastic = stochastic or not torch.equal(outputs, evaluation)
+    shapes = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    head = calls.head(trained)
+    return Facts(
+        shapes=tuple((path, tuple(shapes[path].shape)) for path in sorted([*trained, *statistics])),
+        statistics=statistics,
+        head=head,
+        norms=_norms(module),
+        order=calls.order([*trained, *statistics]),
+        stochastic=stochastic,
+        example_shape=tuple(example.shape[1:]),
+        integers=not example.is_floating_point(),
+        output_shape=tuple(evaluation.shape[1:]),
+        feature_shape=None if head is None else tuple(calls.inputs[head].shape[1:]),
+    )
+
+
+def require_trainable(module: TorchModuleType) -> None:
+    """Refuse a module whose parameters are not real numbers of 32 or 64 bits on the CPU.
+
+    Raises:
+        ValueError: with the first such parameter.
+    """
+    torch, name = pytorch(), type(module).__name__
+    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+        _refuse(lazy, f"{name} has no shape for {path} yet; run it once on an example")
+        _refuse(tensor.device.type != "cpu", f"{name} has {path} on {tensor.device}; move it to the CPU: module.cpu()")
+        usable = tensor.dtype in (torch.float32, torch.float64) or not tensor.requires_grad
+        kind = str(tensor.dtype).removeprefix("torch.")
+        _refuse(not usable, f"{name} has {path} as {kind}; parameters must be float32: module.float()")
+    for layer in module.modules():
+        averages = getattr(layer, COUNTER, None) is not None and getattr(layer, "momentum", 0) is None
+        _refuse(averages, f"{name} has a {type(layer).__name__} with momentum=None, whose average counts all batches "
+                          "ever seen; give it a momentum")  # fmt: skip
+
+
+class _Calls:
+    """Which layers a pass calls, in which order."""
+
+    def __init__(self, module: TorchModuleType) -> None:
+        self._modules = {id(layer): path for path, layer in module.named_modules()}
+        self._dense: list[str] = []
+        self._linear = pytorch().nn.Linear
+        self._called: list[str] = []
+        self.inputs: dict[str, Tensor] = {}
+        self._hooks = [layer.register_forward_hook(self._note) for layer in module.modules()]
+
+    def _note(self, layer: TorchModuleType, arguments: Sequence[Any], outputs: Any) -> None:
+        path = self._modules[id(layer)]
+        self._called.append(path)
+        if isinstance(layer, self._linear):
+            self._dense.append(path)
+            self.inputs[path] = arguments[0]
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def head(self, trained: Sequence[str]) -> str | None:
+        """The last dense layer with a weight that is trained, if it is called once."""
+        own = [path for path in self._dense if f"{path}.weight".removeprefix(".") in trained]
+        return own[-1] if own and own.count(own[-1]) == 1 and len(self.inputs[own[-1]]) == BATCH else None
+
+    def order(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """The layers that own these paths, by their last call; those never called where the layer around them is."""
+        last = {path: place for place, path in enumerate(self._called)}
+
+        def place(owner: str) -> int:
+            while owner and owner not in last:
+                owner = owner.rpartition(".")[0]
+            return last[owner]
+
+        owners = dict.fromkeys(path.rpartition(".")[0] for path in sorted(paths))
+        return tuple(sorted(owners, key=place))
+
+
+def _tried(module: TorchModuleType, x: Tensor, training: bool, name: str) -> tuple[Tensor, bool]:
+    """Outputs for a batch, and whether random numbers were drawn."""
+    torch = pytorch()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
+        before = torch.random.get_rng_state()
+        try:
+            outputs = module.train(training)(x)
+        except Exception as error:  # whatever the module's own code raises
+            raise ValueError(f"PyTorch fails in {name}: {first_line(error)}") from None
+        drew = not torch.equal(before, torch.random.get_rng_state())
+    if not isinstance(outputs, torch.Tensor):
+        raise ValueError(f"{name} gives a {type(outputs).__name__}; wrap it in a module that gives one tensor [b, ...]")
+    fits = outputs.ndim >= 1 and len(outputs) == len(x) and outputs.is_floating_point()
+    _refuse(not fits, f"{name} gives {outputs.dtype} {list(outputs.shape)} for a batch of {len(x)}; it must give "
+                      "floating-point numbers [b, ...]")  # fmt: skip
+    reached = outputs.requires_grad
+    _refuse(not reached, f"{name} gives outputs that do not depend on its parameters: no gradient reaches them")
+    return outputs.detach(), drew
+
+
+def _buffers(module: TorchModuleType) -> dict[str, Tensor]:
+    return {path: tensor.clone() for path, tensor in module.named_buffers()}
+
+
+def _changed(before: dict[str, Tensor], module: TorchModuleType) -> list[str]:
+    torch = pytorch()
+    now = dict(module.named_buffers())
+    return [path for path, tensor in before.items() if not torch.equal(tensor, now[path])]
+
+
+def _norms(module: TorchModuleType) -> tuple[str, ...]:
+    nn = pytorch().nn
+    kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    return tuple(path for path, layer in module.named_modules() if isinstance(layer, kinds))
+
+
+def _require_separate(module: TorchModuleType, trained: Sequence[str], name: str) -> None:
+    """Refuse parameters that share memory and are not one (tied layers have one parameter, which is fine)."""
+    parameters = dict(module.named_parameters())
+    seen: dict[int, str] = {}
+    for path in trained:
+        parameter = parameters[path]
+        other = seen.setdefault(parameter.untyped_storage().data_ptr(), path) if parameter.numel() else path
+        _refuse(other != path, f"{name} has {other} and {path} in one piece of memory; let both layers have the same "
+                               "nn.Parameter, or give each its own")  # fmt: skip
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _refuse(wrong: Any, message: str) -> None:
+    if wrong:
+        raise ValueError(message)

@@ -1,0 +1,183 @@
+"""A PyTorch module at work: its parameters lie in one vector theta, and PyTorch computes outputs and gradients."""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.models.pytorch.inspection import Facts, first_line
+from fedtailor.models.pytorch.layout import Images
+from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
+from fedtailor.models.pytorch.start import placed, seed_of
+
+What = Literal["outputs", "features", "head"]
+"""What is computed: outputs from inputs, features (what the head is given) from inputs, or outputs from features."""
+Mode = Literal["training", "statistics", "evaluation"]
+"""The mode of the module; "statistics" is evaluation but for the layers that keep running statistics (no dropout)."""
+
+
+class LiveModule:
+    """A copy of a module whose trained parameters and running statistics are pieces of one vector.
+
+    It is for one thread: every call works on the same parameters.
+
+    Attributes:
+        theta: all parameters and statistics [d], one path after another; write here to set them.
+        statistics: the positions [s] of running statistics in theta.
+    """
+
+    def __init__(self, module: TorchModuleType, facts: Facts, dtype: str) -> None:
+        """Copy a module, which stays as it is; `dtype` is the precision of parameters and computation."""
+        torch = pytorch()
+        self._torch, self._facts, self._name = torch, facts, type(module).__name__
+        self._dtype = getattr(torch, dtype)
+        self._module = copy.deepcopy(module).to(self._dtype)
+        ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for _, shape in facts.shapes)])
+        self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
+        self._gradient = torch.zeros_like(self.theta)
+        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        self._pieces = {path: slice(int(start), int(end))
+                        for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False)}  # fmt: skip
+        for path, shape in facts.shapes:
+            tensors[path].data = self.theta[self._pieces[path]].view(shape)
+            if path not in facts.statistics:
+                tensors[path].grad = self._gradient[self._pieces[path]].view(shape)
+        places = [np.arange(self._pieces[path].start, self._pieces[path].stop) for path in facts.statistics]
+        self.statistics = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places]))
+        modules = dict(self._module.named_modules())
+        self._head = None if facts.head is None else modules[facts.head]
+        owners = dict.fromkeys(path.rpartition(".")[0] for path in facts.statistics)
+        self._owners = [modules[path] for path in owners]
+
+    # on theta -------------------------------------------------------------------------------------------------------
+
+    def inputs(self, x: NDArray[Any]) -> Tensor:
+        """Examples [b, ...] as stored, for `forward`."""
+        x = np.array(x)  # PyTorch takes no read-only arrays
+        return self._torch.from_numpy(x).to(self._dtype if x.dtype.kind == "f" else self._torch.long)
+
+    def forward(self, x: Tensor, mode: Mode, words: NDArray[np.uint32] | None, what: What = "outputs") -> Tensor:
+        """What is asked for [b, ...], at the present theta, whose statistics are renewed outside of evaluation.
+
+        Args:
+            x: what `inputs` made of inputs, or of features for "head".
+            mode: see `Mode`.
+            words: two random words for dropout.
+            what: see `What`.
+
+        Raises:
+            ValueError: the module's own code failed.
+        """
+        self._module.train(mode == "training")
+        for owner in self._owners:
+            owner.train(mode != "evaluation")
+        with self._seeded(words), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
+            try:
+                outputs = self._computed(x, what)
+            except Exception as error:  # whatever the module's own code raises
+                advice = " (drop_last=True, or another batch_size, avoids batches of one example)"
+                one = advice if len(x) == 1 and self._owners and mode != "evaluation" else ""
+                raise ValueError(f"PyTorch fails in {self._name}: {first_line(error)}{one}") from None
+        self._keep_statistics()
+        return outputs
+
+    def backward(self, outputs: Tensor, slopes: NDArray[Any]) -> Tensor:
+        """The gradient [d], zero at the statistics, of a function of `forward`'s outputs with these derivatives.
+
+        Returns:
+            The same tensor in every call.
+        """
+        self._gradient.zero_()
+        outputs.backward(self._torch.from_numpy(np.array(slopes)))
+        return self._gradient
+
+    # on networks: parameters and statistics by path -----------------------------------------------------------------
+
+    def evaluate(
+        self, network: Mapping[str, NDArray[Any]], x: NDArray[Any], words: NDArray[np.uint32] | None,
+        weight: NDArray[Any] | None, what: What, mode: Mode,
+    ) -> list[NDArray[Any]]:  # fmt: skip
+        """What is asked for, zero for examples of weight 0, and then the statistics in the order of their paths."""
+        self._load(network)
+        real = slice(None) if weight is None else np.asarray(weight) > 0
+        with self._torch.no_grad():
+            found = self.forward(self.inputs(np.asarray(x)[real]), mode, words, what).numpy()
+        outputs = np.zeros((len(x), *found.shape[1:]), found.dtype)
+        outputs[real] = found
+        return [outputs, *(self._piece(self.theta, path) for path in self._facts.statistics)]
+
+    def pull_back(
+        self, network: Mapping[str, NDArray[Any]], x: NDArray[Any], words: NDArray[np.uint32] | None,
+        weight: NDArray[Any] | None, slopes: NDArray[Any], what: What, mode: Mode,
+    ) -> list[NDArray[Any]]:  # fmt: skip
+        """Derivatives by the network, path by path, and by floating-point inputs, from derivatives by the outputs."""
+        self._load(network)
+        real = slice(None) if weight is None else np.asarray(weight) > 0
+        inputs = self.inputs(np.asarray(x)[real])
+        if inputs.is_floating_point():
+            inputs.requires_grad_(True)
+        gradient = self.backward(self.forward(inputs, mode, words, what), np.asarray(slopes)[real])
+        found = [self._piece(gradient, path) for path, _ in self._facts.shapes]
+        if inputs.is_floating_point():
+            by_inputs = np.zeros(x.shape, x.dtype)
+            by_inputs[real] = 0 if inputs.grad is None else inputs.grad.numpy()
+            found.append(by_inputs)
+        return found
+
+    def _load(self, network: Mapping[str, NDArray[Any]]) -> None:
+        theta = self.theta.numpy()
+        for path, piece in self._pieces.items():
+            theta[piece] = np.asarray(network[path]).reshape(-1)
+
+    def _piece(self, vector: Tensor, path: str) -> NDArray[Any]:
+        shape = dict(self._facts.shapes)[path]
+        return vector.numpy()[self._pieces[path]].reshape(shape).copy()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _computed(self, x: Tensor, what: What) -> Tensor:
+        if what == "outputs":
+            return self._module(self._placed(x))
+        assert self._head is not None
+        given: list[Tensor] = []
+        if what == "features":
+            hook = self._head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+            arguments = self._placed(x)
+        else:
+            # the body runs on zeros, which nothing reads
+            kind = self._torch.long if self._facts.integers else self._dtype
+            arguments = self._torch.zeros(len(x), *self._facts.example_shape, dtype=kind)
+            hook = self._head.register_forward_pre_hook(lambda *_: (x,))
+        try:
+            outputs = self._module(arguments)
+        finally:
+            hook.remove()
+        return given[0] if what == "features" else outputs
+
+    def _placed(self, x: Tensor) -> Tensor:
+        found = placed(x, self._facts.example_shape)
+        return found.array.permute(0, 3, 1, 2) if isinstance(found, Images) else found
+
+    def _keep_statistics(self) -> None:
+        """Statistics that the module has put new tensors in the place of, in theta again."""
+        for path in self._facts.statistics:
+            owner, _, name = path.rpartition(".")
+            tensor = getattr(self._module.get_submodule(owner), name)
+            home = self.theta[self._pieces[path]].view(tensor.shape)
+            if tensor.data_ptr() != home.data_ptr():
+                home.copy_(tensor.detach())
+                tensor.data = home
+
+    @contextmanager
+    def _seeded(self, words: NDArray[np.uint32] | None) -> Iterator[None]:
+        if words is None:
+            yield
+            return
+        with self._torch.random.fork_rng(devices=[]):
+            self._torch.manual_seed(seed_of(np.asarray(words)))
+            yield

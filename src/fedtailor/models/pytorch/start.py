@@ -1,0 +1,133 @@
+"""What PyTorch modules have in common, whichever way they are trained: where they start, and how they take inputs."""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+from fedtailor.models.pytorch.layout import Images
+from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
+
+COUNTER = "num_batches_tracked"
+"""BatchNorm's counter, which nothing reads unless its momentum is None."""
+
+
+class Start:
+    """Where training starts: the module's present values, or new ones as the module's own layers draw them.
+
+    Attributes:
+        shapes: of parameters and running statistics, by path.
+        names: every name in the module's state dict, with the path of the parameter it is stored under.
+        present: the module's present values, by name.
+    """
+
+    def __init__(self, make: Callable[[], TorchModuleType] | None, module: TorchModuleType, paths: list[str]) -> None:
+        self._make, self._module = make, module
+        state = module.state_dict(keep_vars=True)
+        self.present = {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
+        self.shapes = {path: self.present[path].shape for path in paths}
+        stored = {state[path].data_ptr(): path for path in paths if state[path].numel()}
+        self.names = {
+            name: name if name in paths else stored.get(tensor.data_ptr(), "") for name, tensor in state.items()
+        }
+        self._identity = id(self) if make is None else (id(make), repr(module))
+
+    @property
+    def module(self) -> TorchModuleType:
+        """The module as it was given."""
+        return self._module
+
+    def constants(self) -> str:
+        """A fingerprint of what stands in the state dict and is not trained, but for counters."""
+        return digest(
+            {name: self.present[name] for name, path in self.names.items() if not path and COUNTER not in name}
+        )
+
+    def build(self, key: Array) -> dict[str, Array]:
+        """`draw` in JAX's compiled programs, from a key."""
+        kinds = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes.items()}
+        return jax.pure_callback(self.draw, kinds, jax.random.key_data(key), vmap_method="sequential")
+
+    def draw(self, words: NDArray[np.uint32]) -> dict[str, NDArray[np.float32]]:
+        """Parameters and running statistics, by path, from two random words."""
+        torch = pytorch()
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(words))
+            module = self._module if self._make is None else self._make()
+        state = module.state_dict()
+        return {path: state[path].detach().numpy().astype(np.float32) for path in self.shapes}
+
+    def __repr__(self) -> str:
+        """The same in every process, as a run's manifest needs it: new values, or which present ones."""
+        if self._make is not None:
+            return "Start(new values)"
+        return f"Start(present values {digest(self.present)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Start) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+def seed_of(words: NDArray[np.uint32]) -> int:
+    """Two random words as a seed that PyTorch takes."""
+    return int.from_bytes(np.asarray(words, np.uint32).tobytes()[:8], "little") >> 1
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """A fingerprint of arrays and their names."""
+    sha256 = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        sha256.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return sha256.hexdigest()[:16]
+
+
+def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
+    """A function that makes the module with new parameters."""
+    if module is not made:
+        return module
+
+    def make() -> TorchModuleType:
+        copied = copy.deepcopy(made)
+        for layer in copied.modules():
+            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+            if reset is not None:
+                reset()
+            elif any(True for _ in layer.parameters(recurse=False)):
+                raise ValueError(
+                    f"{type(layer).__name__} has parameters of its own and no reset_parameters; pass a function that "
+                    "makes the module, or pretrained=True to start from its present values"
+                )
+        return copied
+
+    make()  # says at once what cannot be drawn anew
+    return make
+
+
+def placed(x: Any, example_shape: tuple[int, ...]) -> Any:
+    """Inputs as stored, as the module takes them: images may have their channels last, gray ones none.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    shape = x.shape[1:]
+    if shape == example_shape:
+        return x
+    if len(example_shape) == 3 and math.prod(shape) == math.prod(example_shape):
+        channels, height, width = example_shape
+        if shape == (height, width, channels) or channels == 1:
+            return Images(x.reshape(len(x), height, width, channels)) if hasattr(x, "reshape") else x
+    if len(example_shape) == 1 and math.prod(shape) == example_shape[0]:
+        return x.reshape(len(x), -1) if hasattr(x, "reshape") else x
+    raise ValueError(f"the module's example has shape {example_shape}, and inputs have shape {shape}; "
+                     "images may be [channels, height, width] or [height, width, channels]")  # fmt: skip

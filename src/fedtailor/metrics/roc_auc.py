@@ -88,7 +88,7 @@ def _log_odds(log_probabilities: Float[Array, "b classes"]) -> Float[Array, "b c
     is_top = jnp.argmax(log_probabilities, axis=-1)[:, None] == jnp.arange(classes)
     # 1 - p loses all digits for a p near 1, which only the largest one can be: the others' sum has them.
     rest_of_top = jax.nn.logsumexp(jnp.where(is_top, -jnp.inf, log_probabilities), axis=-1)
-    # Where the largest stands, any number below 0 does: the result there is not used, and must be no NaN.
+    # Where the largest stands any number below 0 does: what is computed from it is not used.
     below_top = jnp.where(is_top, -1.0, log_probabilities)
     rest = jnp.where(is_top, rest_of_top[:, None], jnp.log1p(-jnp.exp(below_top)))
     return log_probabilities - rest

@@ -168,7 +168,7 @@ class RemoteExecutor:
         work = np.zeros(2, np.int64)
         for answer in arrays:
             work += 0 if answer is None else answer[WORK]
-        added: dict[str, ClientRows] = {}
+        added: Mapping[str, ClientRows] = {}
         beside = np.zeros(2, np.int64)
         if self.plan.sums is not None and hidden:
             updates = HiddenUpdates(

@@ -82,6 +82,7 @@ def measure(name: str, cut: Cut, federation: Federation, seed: int) -> dict[str,
     run = ft.run(method(name, cut), federation, cut.model, cut.rounds, seed=seed,
                  evaluate_every=cut.rounds)  # fmt: skip
     totals, server = run.ledger.totals(), run.training.server
+    server = getattr(server, "leader", server)  # of a trial that has not ended
     found: dict[str, Any] = {
         "val": 100 * float(run.metrics.values(split="val").mean()),
         "test": 100 * float(run.metrics.values(split="test").mean()),

@@ -26,7 +26,7 @@ from scipy.stats import t as student
 ROOT = Path(__file__).parents[1]
 CLAIMS, RESULTS, PAGE = ROOT / "benchmarks" / "orderings.toml", ROOT / "results", ROOT / "docs" / "reproduction.md"
 VERDICTS = ("yes", "open", "no")
-BLOCK = re.compile(r"(<!-- orderings (?P<paper>S\d+) -->\n).*?(<!-- end of orderings -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- orderings (?P<paper>[\w-]+) -->\n).*?(<!-- end of orderings -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ def written(page: str) -> str:
 def block(paper: str) -> str:
     """Verdicts on one paper: quotes, a row for each claim and column, and what is not judged."""
     found = [ordering for ordering in orderings() if ordering.paper == paper]
+    if not found:
+        return "\n".join([*_not_run(paper), *_not_judged(paper)]).lstrip() + "\n"
     rows: dict[tuple[str, str, str], list[Ordering]] = {}
     for ordering in found:
         rows.setdefault((ordering.where, ordering.quote, ordering.above), []).append(ordering)
@@ -114,18 +116,37 @@ def block(paper: str) -> str:
         for verdict in VERDICTS:
             cells.append("; ".join(_opponent(one) for one in members if one.verdict == verdict))
         lines.append(f"| {' | '.join(cells)} |".replace("  ", " "))
-    lines += ["", "Not judged, because results/ cannot carry it:", ""]
-    lines += [f'* {one["where"]}, "{_cell(one["quote"])}": {one["why"]}.' for one in unjudged(paper)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_not_run(paper), *_not_judged(paper)]) + "\n"
+
+
+def _not_run(paper: str) -> list[str]:
+    """What is published to be better, in experiments that results/ do not have."""
+    claims = [claim for claim in _claims()["claim"] if claim["paper"] == paper and not _is_run(claim)]
+    if not claims:
+        return []
+    lines = ["", "Not judged, because it has not been run:", ""]
+    for where, quote, experiment in dict.fromkeys((one["where"], one["quote"], one["experiment"]) for one in claims):
+        name = experiment.removesuffix("-quick")
+        lines.append(f'* {where}, "{_cell(quote)}": `fedtailor compare experiments/{name}.toml --quick`.')
+    return lines
+
+
+def _not_judged(paper: str) -> list[str]:
+    lines = ["", "Not judged, because results/ cannot carry it:", ""]
+    return lines + [f'* {one["where"]}, "{_cell(one["quote"])}": {one["why"]}.' for one in unjudged(paper)]
+
+
+def _is_run(claim: dict[str, Any]) -> bool:
+    return (RESULTS / claim["experiment"]).exists()
 
 
 def orderings() -> Iterator[Ordering]:
-    """All of them, in the order of the file.
+    """All of them whose experiments have been run, in the order of the file.
 
     Raises:
         ValueError: results/ lack a number, or the paper's own numbers are in another order than the claim.
     """
-    for claim in _claims()["claim"]:
+    for claim in filter(_is_run, _claims()["claim"]):
         for column in claim["columns"]:
             for below in claim["below"]:
                 yield _ordering(claim, column, below)
@@ -139,10 +160,10 @@ def unjudged(paper: str) -> list[dict[str, str]]:
 def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
     experiment, table = RESULTS / claim["experiment"], claim.get("table", "mean")
     rows, others = (_table(experiment / "tables" / f"{name}.csv") for name in (table, claim.get("below_table", table)))
-    name = f"{column}, published" if f"{column}, published" in rows[claim["above"]] else "published"
-    stated = rows[claim["above"]].get(name, "-"), others[below].get(name, "-")
+    scenario = column.removesuffix(", max over rounds on test")
+    stated = _published(rows[claim["above"]], scenario), _published(others[below], scenario)
     lower, where = claim.get("lower", False), claim["where"]
-    place = f"{where}, {column.removesuffix(', max over rounds on test')}" if len(rows[claim["above"]]) > 2 else where
+    place = f"{where}, {scenario}" if len(rows[claim["above"]]) > 2 else where
     ordering = Ordering(
         paper=claim["paper"],
         where=place,
@@ -151,7 +172,7 @@ def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
         below=below if "below_table" not in claim else f"{below} ({claim['below_table']})",
         ours=_measured(rows[claim["above"]], column),
         theirs=_measured(others[below], column),
-        published=None if "-" in stated else stated,
+        published=None if stated[0] is None or stated[1] is None else (stated[0], stated[1]),
         seeds=_seeds(experiment / "report.md"),
         lower=lower,
     )
@@ -162,13 +183,20 @@ def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
     return ordering
 
 
+def _published(row: dict[str, str], scenario: str) -> str | None:
+    """The paper's figure for a row, as the table of one or of several scenarios has it."""
+    name = f"{scenario}, published" if f"{scenario}, published" in row else "published"
+    figure, deviation = row.get(name) or "-", row.get(f"{name} std")
+    return None if figure == "-" else f"{figure} ± {deviation}" if deviation else figure
+
+
 def _opponent(ordering: Ordering) -> str:
     return str(ordering).replace(":", f" ({ordering.published[1]}):", 1) if ordering.published else str(ordering)
 
 
 def _measured(row: dict[str, str], column: str) -> Measured:
-    """A cell "mean ± deviation", as reports of 0.1.0 wrote it, or two columns of numbers, as later ones do."""
-    text = row[column] if " ± " in row[column] else f"{row[column]} ± {row[f'{column} std']}"
+    """A cell "mean ± deviation", as reports of 0.1.0 wrote it, or two columns of numbers, rounded as the page shows."""
+    text = row[column] if " ± " in row[column] else f"{float(row[column]):.1f} ± {float(row[f'{column} std']):.1f}"
     mean, deviation = text.split(" ± ")
     return Measured(float(mean), float(deviation), 10.0 ** -min(len(mean.partition(".")[2]), 3), text)
 

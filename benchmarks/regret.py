@@ -1,21 +1,24 @@
 """Is it enough to train the three methods that `diagnose` recommends, and let validation data choose?
 
-Trains all methods that the recommendation knows on small tables of known truth and on digits, each with the settings
-that the diagnosis starts it with. For each scenario and seed it notes the mean test accuracy over clients of
+Trains every method of fedtailor that fits (see `field`) on small tables of known truth and on digits: all with the same
+local training, those that the diagnosis has something to say about with what it starts them with, the others with their
+defaults. For each scenario and seed it notes the mean test accuracy over clients of
 
-    chosen      the one of the three recommended methods with the best validation accuracy
-    chosen all  the one of all methods with the best validation accuracy
+    chosen      the one of the three recommended methods with the best validation accuracy (of equal ones, loss)
+    chosen all  the one of all methods with the best validation accuracy, likewise
     best        the one of all methods with the best test accuracy (which nobody can know)
 
 and prints the regret of the first against the other two, and what the three cost in gradients of examples (of the
-probe, too) compared with all; then how any three methods do that are the same everywhere. Runs that the file of
-results holds are not repeated.
+probe, too) compared with all; then how some three methods do that are the same everywhere. Runs that the file of
+results holds are not repeated; all scenarios and seeds of a method are trained as one cohort.
 """
 
 import argparse
 import json
-from collections.abc import Callable
-from itertools import combinations
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import combinations, product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,15 +28,21 @@ from measuring import machine
 
 import fedtailor as ft
 from fedtailor.diagnosis.recommend import METHODS, starting_point
+from fedtailor.executors import LockstepGroup, Settings
 from fedtailor.experiments.diagnose import Advice, diagnose
+from fedtailor.experiments.scenario import defaults_with
 from fedtailor.federation import Federation, from_arrays
 from fedtailor.models import Architecture
-from fedtailor.protocol import SGD, Algorithm, Diverged
+from fedtailor.protocol import SGD, Algorithm, Diverged, Exchanges
+from fedtailor.runs import Run, run_exchanges
+from fedtailor.runs.run import bind
 
 CLIENTS, ROWS, FEATURES = 8, 200, 6
 LOCAL = SGD(lr=0.1, epochs=2, batch_size=16)
 ROUNDS = 25
 SPLITS: dict[str, Any] = {"test": 0.6, "val": 0.1}
+WITH_A_BODY = {"fedala", "fedbabu", "fedper", "fedrep", "lg-fedavg"}
+"""Methods that share a part of the model and keep the other."""
 
 
 def linear(
@@ -121,8 +130,19 @@ def scenario(name: str, seed: int) -> tuple[Federation, Architecture]:
     return DIGITS[name](seed=seed, clients=CLIENTS, **SPLITS), ft.models.mlp(32)
 
 
+def field(model: Architecture) -> list[str]:
+    """The methods that are trained: all but those that do not fit.
+
+    The oracle is told the true groups; FedBN is FedAvg where no layer normalises; and a linear model has no body.
+    """
+    left_out = {"oracle", "fedbn"} | (WITH_A_BODY if model == ft.models.logistic() else set())
+    return sorted(set(Algorithm.registry) - left_out)
+
+
 def method(name: str, advice: Advice) -> Algorithm:
     """A method that trains as all others do, with what the diagnosis starts it with."""
+    if name not in METHODS:
+        return defaults_with(LOCAL)(name)
     kind: Any = Algorithm.registry[name]
     given = starting_point(name, advice.diagnosis)
     if name == "finetune":
@@ -130,36 +150,49 @@ def method(name: str, advice: Advice) -> Algorithm:
     return kind(sgd=LOCAL, **given)
 
 
-def measure(name: str, seed: int) -> dict[str, Any]:
-    """All methods on one scenario and seed: the recommendation, accuracies and gradients."""
-    federation, model = scenario(name, seed)
-    started = perf_counter()
-    advice = diagnose(federation, model, seed=seed)
-    found: dict[str, Any] = {
+def look(advice: Advice, federation: Federation) -> dict[str, Any]:
+    """What the diagnosis says of one scenario and seed, and what it costs."""
+    return {
         "race": [entry.method for entry in advice.race.entries],
-        "doubt": bool(advice.race.doubt),
-        "seconds": perf_counter() - started,
         "probe": 2 * int(federation.train.sizes.sum()),  # a pass for the gradient and one for its variance
         "methods": {},
     }
-    for other in METHODS:
-        try:
-            run = ft.run(method(other, advice), federation, model, ROUNDS, seed=seed, evaluate_every=ROUNDS)
-        except Diverged:
-            continue
-        found["methods"][other] = {
-            "val": float(run.metrics.values(split="val").mean()),
-            "test": float(run.metrics.values(split="test").mean()),
-            "gradients": run.ledger.totals().gradients,
-        }
-    return found
+
+
+def train(name: str, cells: Sequence[tuple[Federation, Architecture, Advice, int]]) -> Iterable[dict[str, Any] | None]:
+    """A method on some scenarios and seeds, as one cohort: accuracies and gradients; None where it diverged."""
+    models = [bind(model, federation) for federation, model, _, _ in cells]
+    group = LockstepGroup([cell[0] for cell in cells], models, Settings(), [None] * len(cells))
+
+    def one(executor: Any, advice: Advice, seed: int) -> Exchanges[Run | None]:
+        with suppress(Diverged):
+            return (yield from run_exchanges(method(name, advice), executor, ROUNDS, seed=seed, evaluate_every=ROUNDS))
+        return None
+
+    runs = [one(executor, advice, seed) for executor, (_, _, advice, seed) in zip(group.executors, cells, strict=True)]
+    for run in group.drive(runs, threading.Event()):
+        yield (
+            None
+            if run is None
+            else {
+                "val": float(run.metrics.values(split="val").mean()),
+                "val loss": float(run.metrics.values("loss", "val").mean()),
+                "test": float(run.metrics.values(split="test").mean()),
+                "gradients": run.ledger.totals().gradients,
+            }
+        )
+
+
+def choose(methods: dict[str, dict[str, Any]], among: Iterable[str]) -> str:
+    """The one that validation data choose: by accuracy, and of equally accurate ones by loss."""
+    return max(among, key=lambda name: (round(methods[name]["val"], 9), -methods[name]["val loss"]))
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     """The regrets of one scenario and seed, in points of accuracy, and the cost as a share."""
-    methods, race = found["methods"], [name for name in found["race"] if name in found["methods"]]
-    by_val = {name: entry["val"] for name, entry in methods.items()}
-    chosen, chosen_all = max(race, key=by_val.__getitem__), max(by_val, key=by_val.__getitem__)
+    methods = {name: entry for name, entry in found["methods"].items() if entry is not None}
+    race = [name for name in found["race"] if name in methods]
+    chosen, chosen_all = choose(methods, race), choose(methods, methods)
     best = max(methods, key=lambda name: methods[name]["test"])
     cost = found["probe"] + sum(methods[name]["gradients"] for name in race)
     return {
@@ -175,8 +208,8 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: a line for each scenario, its seeds averaged."""
-    lines = ["| scenario | seeds | recommended | chosen | best | regret | to the best | cost |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| scenario | seeds | recommended | chosen | chosen of all | best | regret | to the best | cost |"]
+    lines.append("|" + 9 * "---|")
     everything = []
     for name in [*TABLES, *DIGITS]:
         cells = [found for key, found in results.items() if key.rpartition(" ")[0] == name]
@@ -185,7 +218,9 @@ def table(results: dict[str, Any]) -> str:
         summaries = [summary(found) for found in cells]
         everything += summaries
         words = [" / ".join(dict.fromkeys(" ".join(found["race"]) for found in cells))]
-        words += [" / ".join(dict.fromkeys(one[what] for one in summaries)) for what in ("chosen", "best")]
+        words += [
+            " / ".join(dict.fromkeys(one[what] for one in summaries)) for what in ("chosen", "chosen all", "best")
+        ]
         mean = [np.mean([one[what] for one in summaries]) for what in ("regret", "regret to best", "cost")]
         lines.append(f"| {name} | {len(cells)} | {' | '.join(words)} | {mean[0]:.2f} | {mean[1]:.2f} | {mean[2]:.0%} |")
     if everything:
@@ -194,7 +229,7 @@ def table(results: dict[str, Any]) -> str:
         )
         error = regrets.std(ddof=1) / np.sqrt(len(regrets)) if len(regrets) > 1 else np.nan
         lines.append(
-            f"| all (standard error) | {len(everything)} | | | | {regrets.mean():.2f} ({error:.2f}) | "
+            f"| all (standard error) | {len(everything)} | | | | | {regrets.mean():.2f} ({error:.2f}) | "
             f"{to_best.mean():.2f} | {cost.mean():.0%} |"
         )
     return "\n".join(lines)
@@ -202,7 +237,7 @@ def table(results: dict[str, Any]) -> str:
 
 def control(results: dict[str, Any]) -> str:
     """How three methods do that are the same everywhere, without any diagnosis: all threes, in one line."""
-    cells = [found for found in results.values() if len(found["methods"]) == len(METHODS)]
+    cells = [found for found in results.values() if all(found["methods"].get(name) for name in METHODS)]
     if not cells:
         return "no cell has all methods"
     regrets = {
@@ -224,19 +259,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("regret.json"), help="results so far")
     parser.add_argument("--only", nargs="+", choices=[*TABLES, *DIGITS], default=[*TABLES, *DIGITS])
     given = parser.parse_args()
-    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
-    results = kept.get("results", {})
-    for seed in given.seeds:
-        for name in given.only:
-            if f"{name} {seed}" in results:
+    results = json.loads(given.out.read_text())["results"] if given.out.exists() else {}
+
+    cells = {}
+    for name, seed in product(given.only, given.seeds):
+        federation, model = scenario(name, seed)
+        advice = diagnose(federation, model, seed=seed)
+        cells[f"{name} {seed}"] = federation, model, advice, seed
+        trained = results.get(f"{name} {seed}", {}).get("methods", {})
+        results[f"{name} {seed}"] = {**look(advice, federation), "methods": trained}
+    for names in (TABLES, DIGITS):
+        keys = [key for key in cells if key.rpartition(" ")[0] in names]
+        for other in field(cells[keys[0]][1]) if keys else []:
+            missing = [key for key in keys if other not in results[key]["methods"]]
+            if not missing:
                 continue
             started = perf_counter()
-            results[f"{name} {seed}"] = measure(name, seed)
+            for key, found in zip(missing, train(other, [cells[key] for key in missing]), strict=True):
+                results[key]["methods"][other] = found
             given.out.write_text(json.dumps({"machine": machine("jax", "numpy"), "results": results}, indent=1))
-            print(f"{name}, seed {seed}: {perf_counter() - started:.1f} s", flush=True)
+            print(f"{other}, {len(missing)} times: {perf_counter() - started:.1f} s", flush=True)
+    shown = {key: results[key] for key in cells}
     print(machine("jax", "numpy"))
-    print(table(results))
-    print(control(results))
+    print(table(shown))
+    print(control(shown))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ FedAvg, Local, and UCFL with a stream for each client and
 
     n_k = 1 % ... 50 %     of a client's samples, given
     bound                  `kernel="bound"`: no n_k at all
-    auto                   `sigma_batch="auto"`: five n_k from FedAvg to Local, and "bound", compete for ten rounds, and
-                           validation data choose
+    auto                   `sigma_batch="auto"`: five n_k from FedAvg to Local, and "bound", compete for ten to thirty
+                           rounds, and validation data choose
 
 The table holds the mean test accuracy over clients, in %, and the deviation over seeds. The best n_k is the one with
 the best mean test accuracy, which nobody can know; differences are paired over seeds. Runs that the file of results

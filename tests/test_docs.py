@@ -179,7 +179,13 @@ def test_links_to_files_lead_somewhere(page):
 
 def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
-        r"^\| method \| from each client.*?\n\n", PAGES["federation.md"].read_text(), re.DOTALL | re.MULTILINE
+        r"^\| method \| from each client.*?\n\n", PAGES["federation-details.md"].read_text(), re.DOTALL | re.MULTILINE
     )
     said = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert sorted(said) == sorted(Algorithm.registry)
+
+
+@pytest.mark.parametrize("side", ["coordinator", "client"])
+def test_how_to_run_a_federation_is_a_page_for_each_side(side):
+    lines = PAGES[f"federation-{side}.md"].read_text().splitlines()
+    assert 20 < len(lines) <= 60 and max(map(len, lines)) <= 160

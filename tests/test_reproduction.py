@@ -41,7 +41,8 @@ def verdicts(found, paper, where, above, below):
 def test_the_page_has_the_verdicts_of_the_script(script):
     page = script.PAGE.read_text()
     assert page == script.written(page), "run benchmarks/orderings.py --write"
-    assert [block["paper"] for block in script.BLOCK.finditer(page)] == ["S000", "S001", "S003", "S004"]
+    papers = ["S000", "S001", "S003", "S004", "PFLlib", "FedRep", "FedEM", "kNN-Per", "pFL-Bench"]
+    assert [block["paper"] for block in script.BLOCK.finditer(page)] == papers
 
 
 def test_another_verdict_on_the_page_is_noticed(script):
@@ -107,7 +108,23 @@ def test_a_claim_that_the_papers_numbers_contradict_is_refused(script, monkeypat
 
 
 def test_tables_of_later_reports_are_read(script):
-    assert script._measured({"a": "72.8", "a std": "0.6"}, "a") == script._measured({"a": "72.8 ± 0.6"}, "a")
+    old = script._measured({"a": "72.8 ± 0.6"}, "a")
+    assert script._measured({"a": "72.77328", "a std": "0.6123"}, "a") == old, "rounded as reports show it"
+    of_two = {"a, published": "76.7", "a, published std": "4", "b, published": "", "b, published std": ""}
+    assert script._published(of_two, "a") == "76.7 ± 4" and script._published(of_two, "b") is None
+    assert script._published({"published": "76.7"}, "a") == "76.7"
+    assert script._published({"published": "-"}, "a") is None and script._published({}, "a") is None
+
+
+def test_what_has_not_been_run_is_named_with_its_command_and_not_judged(script, monkeypatch, found):
+    claims = script._claims()
+    absent = [{**claim, "experiment": "not-there-quick"} for claim in claims["claim"] if claim["paper"] == "S003"]
+    others = [claim for claim in claims["claim"] if claim["paper"] != "S003"]
+    monkeypatch.setattr(script, "_claims", lambda: {**claims, "claim": [*others, *absent]})
+    assert len(list(script.orderings())) == len(found) - sum(one.paper == "S003" for one in found)
+    block = script.block("S003")
+    assert "published orderings" not in block and "`fedtailor compare experiments/not-there.toml --quick`" in block
+    assert "Eq. 3 as printed" in block, "what results/ cannot carry stands there all the same"
 
 
 def test_what_was_run_again_replaces_what_was_there(script, tmp_path):

@@ -5,7 +5,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
-from fedtailor.protocol import ClientRows, Clients, Cohort
+from fedtailor.protocol import ClientRows, Clients, Cohort, HiddenRows
+from fedtailor.testing.problems import EXACT, float64
 
 STREAMS, CLIENTS, SIZE = 3, 5, 7
 
@@ -109,3 +110,29 @@ def test_reporter_weights():
 def test_cluster_averages_are_scaled_shares_of_members():
     weights = cluster_averages(np.array([0, 2, 0, 2]), 3, np.array([0.1, 0.4, 0.3, 0.0]))
     np.testing.assert_allclose(weights, [[0.25, 0, 0.75, 0], [0, 0, 0, 0], [0, 1, 0, 0]], rtol=0, atol=1e-15)
+
+
+def hidden(x, lost=()):
+    """Rows of which only sums can be had; streams of `lost` have no client left."""
+
+    def add_up(weights, number):
+        part = x if number is None else x[:, number]
+        return weights @ part, np.array([stream not in lost for stream in range(len(weights))])
+
+    return HiddenRows(x.shape, x.dtype, add_up, lambda: (0, 0))
+
+
+def test_of_hidden_rows_the_sums_are_mixed():
+    rng = np.random.default_rng(0)
+    theta, x = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
+    weights = np.array([[0.2] * 5, [0.0] * 5, [0.1, 0.4, 0, 0, 0]])
+    with float64():
+        np.testing.assert_allclose(mix(theta, hidden(x), weights), mix(theta, x, weights), **EXACT)
+        # a stream of which nobody is left stays as it is, and one without weight is not asked for
+        np.testing.assert_array_equal(mix(theta, hidden(x, lost=(1,)), weights)[1:], theta[1:])
+        several = np.stack([x, 2 * x], axis=1)
+        np.testing.assert_allclose(mix(theta, hidden(several).item(1), weights), mix(theta, 2 * x, weights), **EXACT)
+        np.testing.assert_array_equal(mix(theta, hidden(x, lost=(0, 1, 2)), 0 * weights), theta)
+        for look in (lambda: hidden(x).host(), lambda: hidden(x).take(0), lambda: np.asarray(hidden(x).values)):
+            with pytest.raises(ValueError, match="shows it sums only"):
+                look()

@@ -1,5 +1,6 @@
 """FedALA: its limits, a step of the weights by hand, when learning begins and ends."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -139,6 +140,25 @@ def test_the_weights_are_learned_on_a_share_of_the_data():
         )
         assert whole - 2 * sizes.sum() == 10 * sizes.sum()  # ten passes until there are ten losses
         assert part - 2 * sizes.sum() == 7 * sizes.sum()
+
+
+class Samples:
+    """A client of 10 samples in some round."""
+
+    def __init__(self, round):
+        self.round, self.size = round, 10
+
+    def key(self, purpose):
+        return jax.random.fold_in(jax.random.key(0), self.round)
+
+    def part(self, first, end, purpose):
+        return int(first), int(end)
+
+
+def test_the_share_begins_elsewhere_in_every_round():
+    windows = {FedALA(share=0.7)._share(Samples(round)) for round in range(30)}
+    assert windows == {(first, first + 7) for first in range(4)}, "every start, and never past the end"
+    assert {FedALA(share=1.0)._share(Samples(round)) for round in range(3)} == {(0, 10)}
 
 
 def test_a_newcomer_is_served_the_global_model():

@@ -120,7 +120,7 @@ def test_the_ledger_counts_what_the_choice_costs():
     """Six models each way in the rounds of the trial and in the one that chooses, but the first, which starts from the
     probe's; then one."""
     with float64():
-        run = train(AUTO, classification(), softmax_model(), 4)
+        run = train(AUTO, classification(val=40), softmax_model(), 4)
         d = run.server.initial.shape[0]
     frame, k = run.ledger.frame(), len(CANDIDATES)
     models = frame.filter((pl.col("phase") == "round") & (pl.col("kind") == "model"))
@@ -185,3 +185,15 @@ def test_what_cannot_be_chosen_is_refused():
             UCFL(**wrong)
     with pytest.raises(ValueError, match="have ucfl choose it"):
         UCFLParallel(sigma_batch="auto")
+
+
+def test_the_trial_goes_on_until_a_candidate_has_learned():
+    """Errors of models that are as wrong as the initial one say nothing: three times the rounds, then no longer."""
+    with float64():
+        federation, model = classification(val=40), softmax_model()
+        slow = replace(AUTO, trial=1, sgd=SGD(lr=1e-9, batch_size=8))
+        waiting, over = train(slow, federation, model, 3), train(slow, federation, model, 4)
+        quick = train(AUTO, federation, model, 3)
+    assert isinstance(waiting.server, Trial) and len(waiting.server.errors) == 3
+    assert not isinstance(over.server, Trial)
+    assert not isinstance(quick.server, Trial) and quick.server.tried[:, 1].min() <= waiting.server.errors[0, 0] / 2

@@ -28,9 +28,9 @@ def methods(race):
 def test_one_population_gets_one_model():
     found = population(np.random.default_rng(0), np.zeros((6, 200)))
     race = recommend(found, SIZE)
-    assert methods(race) == ["fedavg", "finetune", "ditto"] and race.doubt == ""
-    assert streams_of(found) is None
-    assert all((entry.bytes_down, entry.bytes_up) == (SIZE, 6 * SIZE) for entry in race.entries)
+    assert methods(race) == ["fedavg", "ditto", "local"] and race.doubt == ""
+    assert streams_of(found) is None and race.entries[0].because == "no pair of clients is told apart"
+    assert [(entry.bytes_down, entry.bytes_up) for entry in race.entries] == [(SIZE, 6 * SIZE)] * 2 + [(0, 0)]
 
 
 def test_groups_get_a_model_each():
@@ -49,7 +49,7 @@ def test_clients_that_have_nothing_in_common_are_no_groups():
     found = population(np.random.default_rng(2), 4 * np.eye(10)[:6])
     assert len(np.unique(found.groups)) == 6 and streams_of(found) is None
     race = recommend(found, SIZE)
-    assert methods(race) == ["local", "ditto", "finetune"]
+    assert methods(race) == ["fedavg", "ditto", "local"] and race.entries[0].because == "one model for all"
     assert race.doubt == ""
 
 
@@ -58,7 +58,7 @@ def test_too_few_samples_are_said_to_be_too_few():
     centres = np.eye(200)[:6]  # traces are 200, and so is n: expected distances are 2, and these 2 more
     race = recommend(population(np.random.default_rng(3), centres), SIZE)
     assert race.doubt.startswith("These samples cannot tell whether clients differ")
-    assert methods(race) == ["local", "ditto", "finetune"]
+    assert methods(race) == ["fedavg", "ditto", "local"]
 
 
 def test_the_pull_grows_with_the_noise_within_what_is_usual():

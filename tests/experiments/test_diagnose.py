@@ -100,7 +100,7 @@ def test_what_a_method_is_said_to_send_is_what_it_sends(groups):
     assert race.entries[0].method == ("ucfl" if groups else "fedavg")
     for entry in race.entries:
         method = {"ucfl": ft.UCFL, "ifca": ft.IFCA, "local": ft.Local}.get(entry.method)
-        method = method or {"fedavg": ft.FedAvg, "finetune": ft.FineTune, "ditto": ft.Ditto}[entry.method]
+        method = method or {"fedavg": ft.FedAvg, "ditto": ft.Ditto}[entry.method]
         run = ft.run(method(sgd=SGD, **entry.settings), federation, model, 4, evaluate_every=4)
         last = run.ledger.frame()
         last = last.filter((last["round"] == 3) & (last["phase"] == "round"))

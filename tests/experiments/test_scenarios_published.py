@@ -122,6 +122,7 @@ def share(federation, split):
         ("pfllib-mnist", 20, 70_000, 0.25, 2),
         ("pfllib-fashion", 20, 70_000, 0.25, 2),
         ("pfllib-cifar", 20, 60_000, 0.25, 2),
+        ("fedrep-cifar", 100, 60_000, 1 / 6, 2),
     ],
 )
 def test_clients_sizes_and_classes_are_as_published(build, name, clients, examples, test, classes):
@@ -204,6 +205,8 @@ def test_pfllibs_splits(build):
     held = [frozenset(labels_of(blocks, client)) for client in range(20)]
     assert sorted(map(held.count, set(held))) == [4] * 5, "all classes in common, or none"
     assert sizes_of(drawn).sum() == 70_000 and drawn.test.sizes.min() >= 1
+    assert sizes_of(drawn).min() >= 40
+    assert sizes_of(build("pfllib-mnist", split="dirichlet", points=400, alpha=0.5)).min() >= 10, "of few, half a share"
     kinds = [len(labels_of(drawn, client)) for client in range(20)]
     assert len(set(kinds)) > 1 and min(kinds) < 5
 
@@ -216,7 +219,10 @@ def test_the_tasks_without_files():
     assert len(scalars) == 20 and scalars.train.sizes.min() >= 10 and scalars.train.sizes.max() <= 100
     assert (len(linear), linear.x.shape[1], linear.classes) == (100, 60, 10) and sizes_of(linear).min() >= 250
     assert share(linear, "test") == pytest.approx(0.1, abs=0.01)
-    assert not any(map(leaks, (density, scalars, linear)))
+    mixed = find("fedem-synthetic").sized(test=50).build(0)
+    assert (len(mixed), mixed.x.shape[1], mixed.classes) == (300, 150, 2) and {*mixed.test.sizes} == {50}
+    assert mixed.train.sizes.min() >= 50 and mixed.train.sizes.max() == 1000, "as the released code draws them"
+    assert not any(map(leaks, (density, scalars, linear, mixed)))
 
 
 SMALL = {"points": 800, "low": 20, "high": 60, "val": 0.2}
@@ -263,6 +269,8 @@ def test_who_reports_is_as_published():
     seen = {"emnist-writers": 214, "mnist-writers": 539}
     assert {name: int(shares.pop(name) * clients) for name, clients in seen.items()} == dict.fromkeys(seen, 20)
     assert shares == {
-        **dict.fromkeys(("mnist-two-digits", "femnist-letters", "sent140", "sent140-words", "pfedme-synthetic"), 0.1),
+        **dict.fromkeys(
+            ("mnist-two-digits", "femnist-letters", "sent140", "sent140-words", "pfedme-synthetic", "fedrep-cifar"), 0.1
+        ),
         **dict.fromkeys(("cifar-three-classes", "pfedme-mnist"), 0.25),
     }

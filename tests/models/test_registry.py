@@ -10,7 +10,7 @@ from fedtailor.experiments.parsing import architecture
 
 def test_every_registered_model_is_one_a_file_can_name():
     names = set(models.builders())
-    assert names == {"logistic", "mlp", "lenet5", "cnn", "tutorial_cnn", "density", "lstm", "resnet"}
+    assert names == {"logistic", "mlp", "lenet5", "cnn", "cnn_5x5", "tutorial_cnn", "density", "lstm", "resnet"}
     assert architecture("resnet", ("model",)) == models.resnet()
     given = {"use": "lenet5", "pool": "max", "norm": "group"}
     assert architecture(given, ("model",)) == models.tutorial_cnn(norm="group")

@@ -23,6 +23,9 @@ KEY = jax.random.key(0)
         (models.lenet5(), (784,), 10, 44_426),
         (models.tutorial_cnn(), (32, 32, 3), 10, 62_006),
         (models.cnn(), (28, 28), 62, 1_206_590),
+        (models.cnn_5x5(), (28, 28), 10, 582_026),
+        (models.cnn_5x5(2048), (28, 28), 62, 2_278_334),
+        (models.cnn_5x5((120, 64), (64, 64)), (32, 32, 3), 10, 307_842),
         (models.density(), (0,), 100, 100),
     ],
 )
@@ -66,6 +69,7 @@ def unpacked(network, pooled):
         (models.lenet5(), (16, 16), "average", (True, True)),
         (models.tutorial_cnn(), (20, 16, 3), "max", (True, True)),
         (models.cnn(), (8, 8), "max", (False, True)),
+        (models.cnn_5x5((6, 5), (2, 3)), (16, 20, 3), "max", (True, True)),
     ],
 )
 def test_convolutional_models_equal_their_textbook_form(architecture, input_shape, pool, pooled):
@@ -167,6 +171,8 @@ def test_lstm_step_is_the_published_cell():
         (lambda: models.cnn().bind((5, 5), 10), "6x6 or more"),
         (lambda: models.lenet5().bind((3072,), 10), "give image_shape"),
         (lambda: models.lenet5(image_shape=(32, 32)).bind((3072,), 10), "give image_shape"),
+        (lambda: models.cnn_5x5((8, 0)), "hidden layer of the 5x5 CNN is 0 wide"),
+        (lambda: models.cnn_5x5(channels=(8,)), "give two numbers"),
         (lambda: models.lstm(1), "vocabulary is 1"),
         (lambda: models.lstm(10, layers=0), "layers is 0"),
         (lambda: models.lstm(10).bind((28, 28), 2), "token ids of shape"),

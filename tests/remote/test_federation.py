@@ -15,7 +15,7 @@ from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB
 from fedtailor.remote.plan import plan_of
-from fedtailor.storage.run_directory import METRICS
+from fedtailor.storage.run_directory import LEDGER, METRICS
 
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
@@ -49,6 +49,23 @@ def assert_same_models(directory, simulated, exact):
             np.testing.assert_array_equal(models[name], wanted)
         else:
             np.testing.assert_allclose(models[name], wanted, rtol=1e-5, atol=1e-5)
+
+
+SECURE = '[privacy]\nsecure_aggregation = true\nprobe = "open"\n'
+STREAMS = f'[method]\nuse = "ucfl"\nstreams = 2\nsigma_batch = 0.1\n{SGD}\n'
+
+
+@pytest.mark.parametrize(("method", "sums"), [(METHODS["fedavg"], 1), (STREAMS, 2)])
+def test_processes_whose_coordinator_sees_sums_only_give_the_models_of_the_simulation(method, sums, tmp_path):
+    directory = tmp_path / "digits"
+    files = demo.prepare(directory, method, rounds=2, privacy=SECURE)
+    simulated = demo.simulate(directory, files)
+    demo.deploy(directory, files, killed=None)
+    assert_same_models(directory, simulated, exact=False)
+    entries = pl.read_parquet(directory / "run" / LEDGER).filter(pl.col("phase") == "round")
+    sent = entries.filter((pl.col("direction") == "up") & (pl.col("kind") == "model"))
+    assert sent["unicasts"].to_list() == [len(demo.NAMES) * sums] * 2  # a masked vector for each sum
+    assert "sharing" in entries["kind"].to_list()
 
 
 @pytest.mark.parametrize("name", METHODS)

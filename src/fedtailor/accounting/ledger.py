@@ -17,6 +17,10 @@ Phase = Literal["probe", "round", "delivery", "unseen"]
 """When: before training, in a round, when the final models are handed out, or in the service of unseen clients."""
 
 
+SHARING = "sharing"
+"""The kind of message under which keys and shares of secure sums are charged."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One row of the ledger: one kind of message in one direction of one exchange, or the computation of the clients.
@@ -94,6 +98,7 @@ class Ledger:
         reporting: NDArray[np.bool_],
         gradients: int,
         forwards: int,
+        beside: tuple[int, int] = (0, 0),
     ) -> None:
         """Append one exchange with a cohort of c clients.
 
@@ -105,6 +110,7 @@ class Ledger:
             reporting: [c] who reports.
             gradients: gradients of single examples that the cohort computed.
             forwards: its forward passes of single examples without a gradient.
+            beside: bytes down and up beside these messages: keys and shares of secure sums.
 
         Raises:
             ValueError: the phase is unknown.
@@ -119,6 +125,11 @@ class Ledger:
             self.entries.append(Entry(round, phase, "down", kind, clients, scalars=clients))
         if reporters:
             self.entries.extend(_answered(round, phase, kind, value, reporters) for kind, value in update.items())
+        for direction, size in zip(("down", "up"), beside, strict=True):
+            if size:
+                self.entries.append(
+                    Entry(round, phase, direction, SHARING, reporters, bytes_multicast=size, bytes_unicast=size)
+                )
         # A round without messages and without work gets an entry all the same: time over a network counts rounds.
         if gradients or forwards or phase in ("probe", "round"):
             work = Entry(round, phase, "compute", "work", clients, gradients=int(gradients), forwards=int(forwards))

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.protocol import ClientRows, Cohort, require
+from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require
 
 _ROUNDING = 1e-12
 """A row of weights that sums to 1 up to this replaces its stream."""
@@ -30,7 +30,7 @@ def mix(
     Args:
         theta: the streams' models, on the host or any device.
         x: what the clients sent: models [c, d], or the rows of an answer, wherever they are. Where these are sharded
-            over a mesh of devices the result is on all of them.
+            over a mesh of devices the result is on all of them. Of hidden rows the clients add up what is needed.
         weights: W [s, c], on the host in double precision.
 
     Returns:
@@ -51,6 +51,8 @@ def mix(
     # The part of the old model that stays. Rows that should sum to 1 do so up to rounding, and keep nothing.
     keep = 1.0 - w.sum(axis=1)
     keep[np.abs(keep) < _ROUNDING] = 0.0
+    if isinstance(x, HiddenRows):
+        return _mix_hidden(theta, x, w, keep)
     # The models stay in the executor's rows; instead the weights get a column for each of these, 0 for padding.
     padded = np.zeros((len(w), len(rows.values)), theta.dtype)
     padded[:, rows.row] = w
@@ -67,6 +69,24 @@ def mix(
         used=None if used.all() else used,
         sharding=everywhere,
     )
+
+
+def _mix_hidden(
+    theta: Float[Array | np.ndarray, "s d"],
+    x: HiddenRows,
+    w: Float[np.ndarray, "s c"],
+    keep: Float[np.ndarray, " s"],
+) -> Float[Array, "s d"]:
+    """`mix` of vectors of which only sums can be had; a stream whose clients are all lost stays as it is."""
+    mixed, moved = np.array(theta), np.flatnonzero(w.any(axis=1))
+    if len(moved):
+        sums, there = x.sums(w[moved])
+        for place, stream in enumerate(moved):
+            if there[place]:
+                # nothing of an old model that is replaced is read, as it may be NaN
+                kept = keep[stream] * mixed[stream].astype(np.float64) if keep[stream] else 0.0
+                mixed[stream] = kept + sums[place]
+    return jnp.asarray(mixed)
 
 
 def reporter_weights(cohort: Cohort, weights: Literal["samples", "uniform"]) -> NDArray[np.float64]:

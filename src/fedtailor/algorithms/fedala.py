@@ -43,6 +43,10 @@ class FedALA(FedAvg):
     The first time that the two models differ, W is learned until the standard deviation of the mean losses of the last
     10 passes falls below `threshold`; from then on in one pass a round. `start` for the final global model is what a
     client predicts with; one that never took part has no model of its own and is served the global one.
+
+    The released code looks at the loss of each pass's last mini-batch instead of the pass's mean, makes at least 11
+    passes and has no limit, and gives clients that do not take part in a round a new `start` as their own model, too.
+    It trains at rate 0.005 in batches of 10, without the last partial one, always in the same order.
     """
 
     about: ClassVar[About] = About(
@@ -60,7 +64,8 @@ class FedALA(FedAvg):
     eta: ZeroIsStatic = 1.0
     """Rate of the weights; 0 leaves them at 1, which is FedAvg."""
     share: float = 0.8
-    """Share of the training samples that the weights are learned on, the same ones in every round, in (0, 1]."""
+    """Share of the training samples that the weights are learned on, in (0, 1]: in every round consecutive ones of a
+    fixed order, from a random start (as the released code takes them)."""
     threshold: float = 0.1
     """Deviation of the last 10 passes' mean losses that ends the first learning (released code: 0.1)."""
     max_passes: TracedInt = 50
@@ -110,7 +115,7 @@ class FedALA(FedAvg):
         differs = (away != 0).any()
         if is_off(self.eta):
             return state["weights"], state["began"] | differs
-        few = local.part(0, jnp.maximum(jnp.round(self.share * local.size), 1), "fedala")
+        few = self._share(local)
         pass_steps = few.steps(SGD(batch_size=self.sgd.batch_size))
 
         def step(carry: tuple[Array, Array], batch: Batch, index: Int[Array, ""]) -> tuple[Array, Array]:
@@ -134,3 +139,9 @@ class FedALA(FedAvg):
         recent = jnp.zeros(RECENT, theta.dtype)
         weights, _, _ = local.fori_loop(self.max_passes, one_pass, (state["weights"], recent, ~differs))
         return weights, state["began"] | differs
+
+    def _share(self, local: LocalTrainer) -> LocalTrainer:
+        """The client with those samples only that the weights are learned on in this round."""
+        count = jnp.maximum(jnp.round(self.share * local.size), 1).astype(jnp.int32)
+        first = jax.random.randint(local.key("fedala start"), (), 0, local.size - count + 1)
+        return local.part(first, first + count, "fedala")

@@ -18,6 +18,9 @@ class FedBN(FedPer):
 
     The layers are found by their type, not by their name. A model without any is trained by FedAvg. A client that
     never took part keeps the initial scales and offsets and takes running statistics from one pass over its data.
+
+    The released code finds the layers by "bn" in their names, and gives all clients equal weights
+    (`weights="uniform"`); rate, epochs, batches and what stays on the client are the same.
     """
 
     about: ClassVar[About] = About(

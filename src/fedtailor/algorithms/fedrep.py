@@ -19,6 +19,11 @@ class FedRep(FedPer):
     with what is not trained frozen to the bit. Both pass over the same batches. The released code's `local_ep` counts
     the epochs of both together; here each has its own number. A client that never took part trains a head for tau_h
     epochs.
+
+    The released code also decays weights (not biases) by 0.0001, and gives clients of CIFAR and MNIST equal weights. It
+    prints the mean accuracy of the last ten rounds, of clients that predict with the head that they trained last, as
+    here, and that after all heads were trained for 10 epochs more on the final body. With PyTorch before 2.0 its
+    momentum goes on to move the head while the body trains.
     """
 
     about: ClassVar[About] = About(

@@ -41,6 +41,10 @@ class FedRoD(FedAvg):
 
     Heads are linear, so a client predicts with the generic model whose head is h + p_i. p starts at 0, where a client
     that never took part stays unless it is to train (`newcomer_epochs`).
+
+    The authors have released no training code. PFLlib's takes the same two steps on each batch, but starts p_i as a
+    copy of the initial head. The paper's other personal head, which a hypernetwork makes of the class counts, is not
+    offered.
     """
 
     about: ClassVar[About] = About(

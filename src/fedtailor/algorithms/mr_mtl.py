@@ -33,6 +33,10 @@ class MRMTL(FedAvg):
     F_i = |v - z_i|^2 / 2 the models end at v_i = (z_i + lam zbar) / (1 + lam). Unlike in Ditto no global model is
     trained beside the personal ones, so that a round is one training and one upload. A client that never took part
     starts from v = vbar and trains once.
+
+    In the released code all clients take part, the mean is by training samples unless it is told otherwise, linear
+    models start at zero, and private steps clip the gradient of loss and pull together; here the pull, which does not
+    look at data, is added to the private gradient.
     """
 
     about: ClassVar[About] = About(
@@ -48,9 +52,9 @@ class MRMTL(FedAvg):
     sgd: SGD = SGD(lr=0.01)
     """Local training (released code: rate 0.01, an epoch a round)."""
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weights of the mean over reporters: equal (the paper), or by training samples n_i."""
+    """Weights of the mean over reporters: equal (the paper), or by training samples n_i (the released code)."""
     lam: ZeroIsStatic = 1.0
-    """Pull of the personal models towards their mean (released code: chosen on a grid of 0.1 to 3)."""
+    """Pull of the personal models towards their mean (released code: 1 on School, else a grid of 0.1 to 3)."""
 
     def __post_init__(self) -> None:
         require_stable("lam", self.lam, self.sgd)

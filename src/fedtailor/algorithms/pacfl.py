@@ -71,6 +71,12 @@ class PACFL(Algorithm):
     name the same inputs differently are not told apart. The bases are seen by the server and say much of the data.
 
     A client that never took part sends its bases and gets the model of the nearest client's cluster.
+
+    The released code takes singular vectors of raw pixels, here of the model's inputs; its distance is the smallest
+    angle between any two vectors of two clients, of whatever classes and with whatever signs the decomposition gave
+    them, which is no principal angle; and average linkage counts two clusters that merge alike, however large. So
+    thresholds of its scripts (4.9 degrees on CIFAR-10) do not carry over. It measures a client with the model that the
+    client trained last, here with its cluster's.
     """
 
     about: ClassVar[About] = About(

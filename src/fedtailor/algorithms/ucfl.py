@@ -79,8 +79,8 @@ class UCFL(Algorithm):
     sixth candidate, those of `kernel="bound"`, which need no n_k: they minimise a bound on the error of the mixed
     gradient, with distances from which the noise of both ends is taken off. All six train side by side for `trial`
     rounds and one more (a client receives, trains and sends six models, and says how often each is wrong on its
-    validation data); then the one with the least error, mean over clients and over the later half of these rounds,
-    goes on alone.
+    validation data), up to three times as long where the best is still wrong more than half as often as the initial
+    model; then the one with the least error, mean over clients and over the later half of these rounds, goes on alone.
     """
 
     about: ClassVar[About] = About(
@@ -105,8 +105,8 @@ class UCFL(Algorithm):
     100 and n_i/3), never more than half of them, so that there are two batches; "auto" chooses it on validation
     data."""
     trial: int = 10
-    """Rounds that the candidates of "auto" have trained when it chooses among them; runs that end sooner use the
-    leader."""
+    """Rounds that the candidates of "auto" have trained when it chooses among them, at most three times as many where
+    they learn slowly (see `Trial.is_over`); runs that end sooner use the leader."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm 2); default s_k itself."""
     rows: Float[np.ndarray, "m m"] | None = None
@@ -265,7 +265,7 @@ class UCFL(Algorithm):
         models = answers["model"]
         mixed = [self._mixed(candidate, models.item(k), cohort) for k, candidate in enumerate(server.candidates)]
         server = server.after(mixed, answers, cohort)
-        return server.chosen() if len(server.errors) > self.trial else server
+        return server.chosen() if server.is_over(self.trial) else server
 
     def _mixed(self, server: UCFLState, models: ClientRows, cohort: Cohort) -> UCFLState:
         """The server after a round in which the cohort sent these models [c, d]."""

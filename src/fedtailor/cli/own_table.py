@@ -9,7 +9,9 @@ from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
-CLASSIFICATION_RATES = (0.01, 0.1)
+CLASSIFICATION_RATES = (0.1, 0.01)
+"""The larger one first: of rates that validation data do not tell apart the first is chosen, and training with the
+larger one has come farther."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class OwnTable(TableOptions):
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a regression rmse, mae, r2); the
     first is what methods are judged by."""
     lr: tuple[float, ...] | None = None
-    """Learning rates to choose from, on validation data, for each method (default: 0.01 and 0.1 for classes; for a
-    regression the largest rate at which no client should diverge, computed from the training inputs, and a fifth)."""
+    """Learning rates to choose from, on validation data, for each method (default: 0.1 and 0.01 for classes; for a
+    regression half of the largest rate at which no client diverges with all of its rows, computed from the training
+    inputs, and a quarter of that)."""
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds, the default ones filled in."""
@@ -52,8 +55,8 @@ def default_rates(table: Table) -> tuple[float, ...]:
     """The learning rates to choose from where the user names none, to two digits."""
     if table.classes is not None:
         return CLASSIFICATION_RATES
-    largest = stable_rate(table)
-    return tuple(float(f"{rate:.1e}") for rate in (largest / 5, largest))
+    middle = stable_rate(table)
+    return tuple(float(f"{rate:.1e}") for rate in (2 * middle, middle / 2))
 
 
 def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:

@@ -91,16 +91,10 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
-    """Three methods, by the first of these rules that fits.
+    """Three methods, one of them training alone: tests that tell nobody apart are no evidence that clients are alike.
 
-    * No pair of clients is told apart by gradients, and on average these lie no farther apart than sampling explains
-      (`UNSURE`): one model for all (fedavg), the same tuned on each client's data (finetune), and models of their own
-      held near it (ditto).
-    * Clients fall into groups (`streams_of`): one model for each group by weights (ucfl) or by choice (ifca), and,
-      in case that the groups are none, training alone (local).
-    * Otherwise most clients are told apart from most others, or nobody is, and yet gradients lie farther apart than
-      sampling explains, so that the samples cannot tell: training alone (local), models of clients' own held near the
-      common one (ditto), and the common one tuned (finetune).
+    * Clients fall into groups (`streams_of`): one model for each group by weights (ucfl) or by choice (ifca).
+    * Otherwise: one model for all (fedavg), and models of clients' own held near a common one (ditto).
 
     Args:
         diagnosis: of the population.
@@ -108,19 +102,19 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
     """
     apart = diagnosis.told_apart("gradients") < ALPHA
     streams = streams_of(diagnosis)
-    near = "models of clients' own, held near the common one"
-    tuned = "the common model, tuned on each client's data"
     doubt = "" if apart.any() else _doubt(diagnosis)
-    if not apart.any() and not doubt:
-        why = {"fedavg": "no pair of clients is told apart", "finetune": tuned, "ditto": near}
-    elif streams is not None:
+    if streams is not None:
         why = {
             "ucfl": f"{streams} groups, weights from the probe",
             "ifca": f"{streams} groups, clients choose by their loss",
             "local": ALONE,
         }
     else:
-        why = {"local": ALONE, "ditto": near, "finetune": tuned}
+        why = {
+            "fedavg": "one model for all" if apart.any() else "no pair of clients is told apart",
+            "ditto": "models of clients' own, held near the common one",
+            "local": ALONE,
+        }
     clients = len(diagnosis.groups)
     entries = tuple(_entry(method, because, diagnosis, clients, model_bytes) for method, because in why.items())
     names = ", ".join(entry.method for entry in entries)

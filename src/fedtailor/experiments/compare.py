@@ -197,19 +197,18 @@ class Comparison:
             for refusal in entry.refused:
                 self._skip(entry, None, refusal.parameters, refusal.why)
         cuts = halving.cuts(column.rounds, self._runs.evaluate_every(column))
-        kept = halving.kept(len(going), len(cuts))
+        kept = halving.kept(len(entries), len(cuts))
+        in_the_end = halving.ON_ALL_SEEDS if other_seeds else halving.FINALISTS
         left: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
         done = 0
-        # After the last round nobody is cut (0 stands for all), but one setting of a method is chosen.
-        for rounds, keep in zip([*cuts, column.rounds], [*kept, 0], strict=True):
+        for rounds, keep in zip([*cuts, column.rounds], [*kept, in_the_end], strict=True):
             scores = [self._score_after(entry, candidate, seed, rounds) for entry, candidate in going]
             self._rounds += len(going) * (rounds - done)
             done = rounds
             is_last = rounds == column.rounds
             rows = [id(entry) for entry, _ in going]
             alone = [isinstance(candidate.algorithm, Local) for _, candidate in going]
-            one_a_row = is_last or rounds == cuts[-1]
-            surviving = halving.survivors(scores, rows, alone, keep or len(going), one_a_row=one_a_row)
+            surviving = halving.survivors(scores, rows, alone, keep)
             for position, ((entry, candidate), score) in enumerate(zip(going, scores, strict=True)):
                 survives = position in surviving
                 if is_last and survives:

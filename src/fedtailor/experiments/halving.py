@@ -1,16 +1,19 @@
 """Successive halving: candidates are compared on validation data early, and only the better ones go on.
 
 K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016.
-Here the candidates are all settings of all methods; the number of rounds doubles from cut to cut.
+Here the candidates are all settings of all methods. Settings of one method differ early, and methods late: the first
+cut leaves every method its best setting, and only the later ones leave methods out.
 """
 
 from collections.abc import Sequence
 from math import floor
 
-SHARES = (1 / 8, 1 / 4, 1 / 2)
+SHARES = (1 / 12, 1 / 8, 2 / 7)
 """Of the rounds, after which candidates are cut."""
-FINALISTS = 2
-"""How many methods are trained to the end."""
+FINALISTS = 3
+"""How many methods are trained to the end on the first seed."""
+ON_ALL_SEEDS = 2
+"""How many of them are trained on the other seeds."""
 
 
 def cuts(rounds: int, every: int) -> list[int]:
@@ -26,33 +29,29 @@ def cuts(rounds: int, every: int) -> list[int]:
     return sorted(after for after in found if after < rounds)
 
 
-def kept(candidates: int, cuts: int) -> list[int]:
-    """How many go on after each cut: in equal ratios from all candidates down to `FINALISTS` (12: 6, 3, 2)."""
-    least = min(FINALISTS, candidates)
-    ratio = least / candidates
+def kept(methods: int, cuts: int) -> list[int]:
+    """How many go on after each cut: one of each method, then in equal ratios down to `FINALISTS` (6: 6, 4, 3)."""
+    least = min(FINALISTS, methods)
+    powers = [cut / (cuts - 1) for cut in range(cuts)] if cuts > 1 else [1.0] * cuts
     # a little more than the quotient, which rounding may leave just below a whole number
-    return [max(floor(candidates * ratio ** (cut / cuts) + 1e-9), least) for cut in range(1, cuts + 1)]
+    return [max(floor(methods * (least / methods) ** power + 1e-9), least) for power in powers]
 
 
-def survivors(
-    scores: Sequence[float | None], rows: Sequence[int], alone: Sequence[bool], keep: int, *, one_a_row: bool = False
-) -> list[int]:
+def survivors(scores: Sequence[float | None], rows: Sequence[int], alone: Sequence[bool], keep: int) -> list[int]:
     """The places of the candidates that go on, ascending.
 
-    The best ones, and with them the best setting of the method that trains every client alone, which takes the last
-    place if need be: gains are measured against it.
+    The best setting of each of the best methods, and with them that of the method that trains every client alone, which
+    takes the last place if need be: gains are measured against it.
 
     Args:
         scores: on validation data, higher is better; None for a candidate that diverged or was refused.
         rows: which row of the tables (a method) each is a setting of.
         alone: whether it trains every client alone.
         keep: how many.
-        one_a_row: whether only the best setting of a row goes on.
     """
     ranked = sorted((place for place, score in enumerate(scores) if score is not None), key=lambda it: -_of(scores, it))
-    if one_a_row:
-        first = {rows[place]: place for place in reversed(ranked)}  # the best one is put down last
-        ranked = [place for place in ranked if first[rows[place]] == place]
+    first = {rows[place]: place for place in reversed(ranked)}  # the best one is put down last
+    ranked = [place for place in ranked if first[rows[place]] == place]
     going = ranked[:keep]
     base = next((place for place in ranked if alone[place]), None)
     if base is not None and base not in going:

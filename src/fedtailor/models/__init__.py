@@ -1,6 +1,7 @@
 """What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters."""
 
 from fedtailor.models.adapters import from_function
+from fedtailor.models.cnn_5x5 import cnn_5x5
 from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
 from fedtailor.models.losses import (
@@ -27,6 +28,7 @@ __all__ = [
     "TokenCrossEntropy",
     "builders",
     "cnn",
+    "cnn_5x5",
     "cross_entropy",
     "density",
     "from_equinox",

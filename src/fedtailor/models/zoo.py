@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.cnn_5x5 import CNN5x5 as CNN5x5  # where exported models look for their architecture
 from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,

@@ -17,6 +17,7 @@ from fedtailor.protocol.exchange import (
     drive,
     on_host,
 )
+from fedtailor.protocol.hidden_rows import HiddenRows, Sums
 from fedtailor.protocol.hyperparameters import (
     TracedInt,
     ZeroIsStatic,
@@ -68,6 +69,7 @@ __all__ = [
     "Exchanges",
     "Executor",
     "GlobalModel",
+    "HiddenRows",
     "Inbox",
     "Init",
     "IntScalar",
@@ -85,6 +87,7 @@ __all__ = [
     "ServerState",
     "StepGradient",
     "Streams",
+    "Sums",
     "Task",
     "TracedInt",
     "Transform",

@@ -96,6 +96,11 @@ class ClientRows:
     def dtype(self) -> np.dtype[Any]:
         return self.values.dtype
 
+    @property
+    def sent(self) -> Any:
+        """What travelled, as the ledger counts it: an array [c, ...], or the form of one."""
+        return self
+
     def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
         """What some clients sent, without moving it to the host.
 
@@ -147,6 +152,7 @@ class Answers(Mapping[str, ClientRows]):
         output: what else the task yields: "predictor" of `personal`, "scores" of `evaluate`; each leaf stacked by rows.
         states: the clients' new states, to be committed or named in a later exchange; only executors look inside.
         work: waits for the clients: gradients and forward passes of single examples that they computed.
+        beside: bytes down and up that travelled beside the method's messages (keys and shares of secure sums).
     """
 
     reporting: Bool[np.ndarray, " c"]
@@ -154,6 +160,7 @@ class Answers(Mapping[str, ClientRows]):
     output: Any = None
     states: ClientState = None
     wait: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    beside: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def __getitem__(self, kind: str) -> ClientRows:
         return self.update[kind]
@@ -163,6 +170,11 @@ class Answers(Mapping[str, ClientRows]):
 
     def __len__(self) -> int:
         return len(self.update)
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """What travelled of each kind, as the ledger counts it: arrays [c, ...], or their forms."""
+        return {kind: rows.sent for kind, rows in self.update.items()}
 
     def host(self, kind: str) -> Shaped[np.ndarray, "c ..."]:
         """What all clients of the cohort sent of one kind, on the host, in the order of the cohort."""

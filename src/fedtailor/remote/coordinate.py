@@ -69,6 +69,8 @@ def coordinate(
     seen_rows = dict(rows) if began is None else began
     seen = _table(seen_rows, 0)
     unseen = _table({name: own for name, own in rows.items() if name not in seen_rows}, len(seen))
+    if plan.sums is not None:
+        plan.sums.check_crowd(plan.algorithm, job.participation.reporters(len(seen)))
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:
         executor = RemoteExecutor(

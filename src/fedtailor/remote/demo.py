@@ -54,10 +54,16 @@ def main(arguments: list[str]) -> int:
         return compare(federation, simulated)
 
 
-def prepare(directory: Path, method: str = METHOD, rounds: int = ROUNDS) -> dict[str, Path]:
+def prepare(directory: Path, method: str = METHOD, rounds: int = ROUNDS, privacy: str = "") -> dict[str, Path]:
     """Make a federation's directory with its keys, and a file for each client; client -> file.
 
     Each client sees digits turned by another angle.
+
+    Args:
+        directory: to be made.
+        method: that table of the job.
+        rounds: of training.
+        privacy: that table of the job, if any.
     """
     images = scenarios.find("digits-rotated").build(0, clients=len(NAMES))
     x = ((images.x - images.shift) * images.scale).reshape(len(images.x), -1).astype(np.float32)
@@ -70,7 +76,7 @@ def prepare(directory: Path, method: str = METHOD, rounds: int = ROUNDS) -> dict
         f'[data]\ntarget = "digit"\nclasses = [{classes}]\nvalidation = 0.0\ntest = 0.2\n[data.columns]\n'
         + "".join(f'{column} = "number"\n' for column in columns)
         + f'[model]\nuse = "mlp"\nhidden = 32\n{method}'
-        f"[training]\nrounds = {rounds}\nminimum = {len(NAMES)}\ndeadline = {WAIT_S}\n"
+        f"[training]\nrounds = {rounds}\nminimum = {len(NAMES)}\ndeadline = {WAIT_S}\n{privacy}"
     )
     make_federation(directory, NAMES, job=job)
     files = {}

@@ -13,10 +13,23 @@ from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
 from fedtailor.federation import Federation
-from fedtailor.protocol import Algorithm, Answers, Clients, Exchange, Pipeline, client_ids, init_pipeline
+from fedtailor.protocol import (
+    Algorithm,
+    Answers,
+    ClientRows,
+    Clients,
+    Cohort,
+    Exchange,
+    Pipeline,
+    client_ids,
+    init_pipeline,
+)
 from fedtailor.remote.held import INITIAL, Holdings, digest
+from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
+from fedtailor.remote.secure_sums import SUM, hidden_kinds
+from fedtailor.remote.sum_server import Stage
 from fedtailor.remote.transport import PAUSE_S, Collected, Transport
 from fedtailor.remote.transport import exchange as ask
 from fedtailor.remote.wire import (
@@ -103,6 +116,9 @@ class RemoteExecutor:
             rules: when an exchange ends.
             remember: name vectors that clients hold instead of sending them.
             tell: is given a line for every answer that is refused, and for clients that are missing.
+
+        Raises:
+            ValueError: the method needs more than sums, where the plan shows it no more.
         """
         self.plan, self.seen, self.rules = plan, seen, rules
         self.unseen = client_table((), np.zeros(0), first=len(seen)) if unseen is None else unseen
@@ -112,6 +128,9 @@ class RemoteExecutor:
         self._shapes: dict[Any, Any] = {}
         self._holdings = Holdings(plan.common_vectors()) if remember else None
         self._last = (-1, -1)
+        if plan.sums is not None:
+            plan.sums.check(plan.algorithm, plan.uplink)
+            plan.sums.check_crowd(plan.algorithm, len(seen))
         self._newcomer: Any = ()  # the form of what `init_unseen` makes
         self._accepted = self._durable = self._pending = np.full(len(seen), -1, np.int64)
 
@@ -132,6 +151,10 @@ class RemoteExecutor:
         shapes = self._answer_shapes(exchange).get(prefix, {}) if prefix else {}
         if task == "init_unseen":
             self._newcomer = self._answer_shapes(exchange)["state"]
+        hidden: dict[str, Any] = {}
+        if self.plan.sums is not None and task == "client":
+            hidden = {kind: shapes[kind] for kind in hidden_kinds(shapes)}
+            shapes = {kind: form for kind, form in shapes.items() if kind not in hidden}
         specs = specs_of(shapes, prefix)
         asked = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         if task == "evaluate" and not self.plan.evaluate:  # the job lets nobody say how good its model is
@@ -145,13 +168,44 @@ class RemoteExecutor:
         work = np.zeros(2, np.int64)
         for answer in arrays:
             work += 0 if answer is None else answer[WORK]
+        added: dict[str, ClientRows] = {}
+        beside = np.zeros(2, np.int64)
+        if self.plan.sums is not None and hidden:
+            updates = HiddenUpdates(
+                self.plan.sums, cohort, asked & there, partial(self._ask_stage, cohort=cohort),
+                minimum=min(self.rules.minimum, int(asked.sum())), tell=self._tell,
+            )  # fmt: skip
+            added, beside = {kind: updates.rows(kind, form) for kind, form in hidden.items()}, updates.beside
         return Answers(
             reporting=asked & there,
-            update=stacked if prefix == "update" else {},
+            update={**stacked, **added} if prefix == "update" else {},
             output=stacked if prefix == "scores" else None,
             states=NEWCOMER if task == "init_unseen" else there,
             wait=partial(_numbers, work),
+            beside=partial(_numbers, beside),
         )
+
+    def _ask_stage(self, stage: Stage, asked: Mapping[str, Any], cohort: Cohort) -> dict[str, Mapping[str, np.ndarray]]:
+        """Ask clients to do a stage of a secure sum; the answers of those that did in time."""
+        number, until = self._next_number(cohort.round), time.time() + self.rules.deadline
+        described = self.plan.describe(self._phase)
+        requests = {
+            name: Request(
+                self.plan.experiment, cohort.round, number, stage.task, name, deadline=until,
+                algorithm=described | {SUM: {**asked, **stage.told(name)}}, arrays=arrays,
+            )
+            for name, arrays in stage.arrays.items()
+        }  # fmt: skip
+        found = ask(
+            self._transport, requests, lambda request: stage.expected[request.client], minimum=0, tell=self._tell,
+            pause=self.rules.pause,
+        )  # fmt: skip
+        return {name: reply.arrays for name, reply in found.replies.items()}
+
+    def _next_number(self, round: int) -> int:
+        """The number of the next exchange of a round."""
+        self._last = (round, self._last[1] + 1 if self._last[0] == round else 0)
+        return self._last[1]
 
     def _ask(self, exchange: Exchange, asked: NDArray[np.bool_], specs: Mapping[str, ArraySpec]) -> Collected:
         cohort, task = exchange.cohort, exchange.task
@@ -185,8 +239,7 @@ class RemoteExecutor:
     def _requests(self, exchange: Exchange, asked: NDArray[np.bool_]) -> dict[str, Request]:
         """One request for each client of the cohort, by name."""
         cohort, newcomer = exchange.cohort, exchange.states is not None
-        number = self._last[1] + 1 if self._last[0] == cohort.round else 0
-        self._last = (cohort.round, number)
+        number = self._next_number(cohort.round)
         described = self.plan.describe(self._phase) | ({NEWCOMER: True} if newcomer else {})
         keeps = bool(jax.tree.leaves(self._first))
         until = time.time() + self.rules.deadline

@@ -63,6 +63,8 @@ def serve(grid: Grid, context: Context) -> None:
     require("federation" in settings, 'name the federation\'s directory: federation = "DIR" in [tool.flwr.app.config]')
     directory = Path(str(settings["federation"]))
     job, wait = read_job(directory / JOB), float(settings.get("wait", WAIT_S))
+    require(job.sums is None, "secure_aggregation needs clients that last from message to message; a plain Flower app "
+            "starts a process for each: use fedtailor federation serve and join")  # fmt: skip
     keys = {name: registered_form(key) for name, key in read_public_keys(directory / COORDINATOR).items()}
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)

@@ -15,6 +15,7 @@ from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
 
@@ -61,6 +62,7 @@ sampling = "uniform"              # or "samples": by training rows; "poisson": e
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions
 uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
+secure_aggregation = false        # true: the coordinator sees sums over clients, and no client's own update
 """
 
 T = TypeVar("T", bound=BaseModel)
@@ -96,6 +98,10 @@ class _Training(_Table):
 class _Privacy(_Table):
     evaluate: bool = True
     uplink: list[dict[str, Any]] = []
+    secure_aggregation: bool = False
+    sum_threshold: float = SecureSums.threshold
+    sum_range: float = SecureSums.range
+    probe: Literal["refused", "open"] = "refused"
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,7 @@ class Job:
         participation: who reports in a round.
         evaluate: whether clients send sums of losses and of correct predictions.
         uplink: what happens to an update before it leaves a client, in this order.
+        sums: how updates are added where the coordinator sees sums only; None where it sees each.
         content: the file as plain values.
     """
 
@@ -157,6 +164,7 @@ class Job:
     participation: Participation
     evaluate: bool
     uplink: Pipeline
+    sums: SecureSums | None
     content: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -231,11 +239,26 @@ def _job(document: Document) -> Job:
         participation = as_participation(training.participation, training.sampling)
     except ValueError as error:
         raise ConfigError(("training", "participation"), str(error)) from None
+    algorithm, uplink = _algorithm(content["method"]), uplink_of_tables(privacy.uplink, ("privacy", "uplink"))
     return Job(
         title, host, port, _schema(_table(_Data, content, "data")), architecture(content["model"], ("model",)),
-        _algorithm(content["method"]), training.rounds, training.seed, training.minimum, training.deadline,
-        participation, privacy.evaluate, uplink_of_tables(privacy.uplink, ("privacy", "uplink")), content,
+        algorithm, training.rounds, training.seed, training.minimum, training.deadline, participation,
+        privacy.evaluate, uplink, _sums(privacy, algorithm, uplink, participation), content,
     )  # fmt: skip
+
+
+def _sums(privacy: _Privacy, algorithm: Algorithm, uplink: Pipeline, participation: Participation) -> SecureSums | None:
+    """How updates are added, if the job asks for it and its method needs no more."""
+    if not privacy.secure_aggregation:
+        return None
+    try:
+        sums = SecureSums(privacy.sum_threshold, privacy.sum_range, privacy.probe == "open")
+        sums.check(algorithm, uplink)
+        require(participation.sampling != "poisson", "secure_aggregation needs clients enough in every round, which "
+                'sampling = "poisson" does not promise')  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(("privacy", "secure_aggregation"), str(error)) from None
+    return sums
 
 
 def _schema(data: _Data) -> Schema:

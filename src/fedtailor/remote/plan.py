@@ -15,6 +15,7 @@ from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import Algorithm, Downlink, Pipeline, Streams, require, send
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
+from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.run import bind
 from fedtailor.storage.manifest import settings
@@ -33,6 +34,7 @@ class Plan:
         downlink: what the server applies to what it sends.
         evaluate: whether clients send sums of losses and of correct predictions.
         inputs: fingerprint of the preprocessing that the clients agreed on; empty where tables are taken as they stand.
+        sums: how clients' vectors are added where the server sees sums only; None where it sees each.
     """
 
     experiment: str
@@ -43,6 +45,7 @@ class Plan:
     downlink: Pipeline = ()
     evaluate: bool = True
     inputs: str = ""
+    sums: SecureSums | None = None
 
     @property
     def measured(self) -> tuple[Metric, ...]:
@@ -104,7 +107,8 @@ def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
     """
     model = bind(job.model, template_of(job, agreed))
     inputs = "" if agreed is None else agreed.fingerprint
-    plan = Plan(job.identity, job.algorithm, model, job.seed, job.uplink, evaluate=job.evaluate, inputs=inputs)
+    plan = Plan(job.identity, job.algorithm, model, job.seed, job.uplink, evaluate=job.evaluate, inputs=inputs,
+                sums=job.sums)  # fmt: skip
     by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in job.uplink)
     require(not (by_client and job.evaluate), "the clients' noise does not cover the sums that they send with "
             "evaluate = true; set evaluate = false")  # fmt: skip

@@ -17,6 +17,8 @@ from fedtailor.remote.held import INITIAL
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secret import secret_in
+from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
+from fedtailor.remote.sum_client import Summand
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
@@ -27,7 +29,7 @@ NEWCOMER = "newcomer"
 PERSONAL = "personal"
 """Directory, beside the client's states, with the personal model (`fedtailor.load_models` reads it)."""
 
-TASKS = ("probe", "client", "init_unseen", "personal", "evaluate")
+TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
 
 
 class ClientWork:
@@ -44,6 +46,7 @@ class ClientWork:
         self._plan, self._store = plan, store
         # noise that the coordinator could compute would hide nothing from it
         self._seed = secret_in(store.directory) if plan.clients_need_secrets else plan.seed
+        self._summand = None if plan.sums is None else Summand(federation.names[0], plan.sums)
         # what `init_unseen` made, for the requests that follow it at once; never on the disk
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
         # canonical: what is computed here does not depend on how many devices this machine has
@@ -57,12 +60,18 @@ class ClientWork:
                 NaN or infinite.
         """
         plan, task, phase = self._plan, request.task, request.algorithm.get("phase")
-        asked = {name: value for name, value in request.algorithm.items() if name != NEWCOMER}
+        asked = {name: value for name, value in request.algorithm.items() if name not in (NEWCOMER, SUM)}
         agreed = isinstance(phase, int) and asked == plan.describe(phase)
         require(agreed, "the coordinator asks for another method, hyper-parameter or seed than this job's")
         require(task in TASKS, f"this client does not know the task {task!r}; both sides need the same release")
         require(task != "evaluate" or plan.evaluate, "the job does not let clients send what they measure")
+        open_probe = plan.sums is None or plan.sums.open_probe
+        require(task != "probe" or open_probe, "the job does not let clients answer a probe openly")
         assert isinstance(phase, int)
+        if task in STAGES:
+            require(self._summand is not None, "the job does not add updates behind masks")
+            assert self._summand is not None
+            return self._summand(request)
         algorithm = plan.phase(phase)
         answers = self._run(request, algorithm)
         sent = {WORK: np.asarray(answers.work, np.int64)}
@@ -76,7 +85,10 @@ class ClientWork:
         elif task == "evaluate":
             return sent | {name: array[0] for name, array in named(on_host(answers.output), "scores").items()}
         if request.reply:  # who is not asked keeps its update to itself
-            sent |= {f"update/{kind}": rows.host()[0] for kind, rows in answers.update.items()}
+            update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
+            if self._summand is not None and task == "client":
+                self._summand.keep(request.round, {kind: update.pop(kind) for kind in hidden_kinds(update)})
+            sent |= {f"update/{kind}": array for kind, array in update.items()}
         return sent
 
     def _run(self, request: Request, algorithm: Algorithm) -> Any:

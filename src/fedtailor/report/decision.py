@@ -1,7 +1,7 @@
 """What a comparison decides: who gains from sharing, which method is best, and what to know before believing it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -38,7 +38,8 @@ class Decision:
     Attributes:
         scenario: its label.
         metric: what runs are judged by.
-        winner: of the paired test over clients and seeds; None where there is only one method.
+        winner: of the paired test over clients and seeds; None where there is only one method. Where methods were left
+            out it names nobody: being better than the few that were trained is not being better than all.
         choice: a method for each client by its validation data; None without such data.
         base: the row of the method that trains every client alone; None where there is none.
         gain_metric: what gains are measured in.
@@ -67,7 +68,7 @@ class Decision:
         if self.winner is not None:
             sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
         if self.left_out:
-            sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out early, by validation data.")
+            sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out by validation data.")
         if self.choice is not None:
             reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
             sentences.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
@@ -143,16 +144,20 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     several = len(runs) > 1
     base = next((label for label, seeds in runs.items() if seeds[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
+    left_out = _left_out(experiment, scenario)
+    winner = best_method(test, higher_is_better=higher) if several else None
+    if winner is not None and left_out:
+        winner = replace(winner, winner=None)
     return Decision(
         scenario,
         metric,
-        winner=best_method(test, higher_is_better=higher) if several else None,
+        winner=winner,
         choice=choose_by_validation(val, test, higher_is_better=higher) if several and _overlap(val, test) else None,
         base=base,
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
-        left_out=_left_out(experiment, scenario),
+        left_out=left_out,
         warnings=warnings,
     )
 

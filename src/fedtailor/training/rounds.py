@@ -313,9 +313,10 @@ class Rounds(Generic[ExecutorT]):
         """Record an exchange, or a downlink that nobody answers; where there is no ledger, do nothing."""
         if ledger is None:
             return
-        update = {} if answers is None else answers.update
+        update = {} if answers is None else answers.sent
         gradients, forwards = (0, 0) if answers is None else answers.work
-        ledger.record(self.round, phase, downlink, update, cohort.reporting, gradients, forwards)
+        beside = (0, 0) if answers is None else answers.beside()
+        ledger.record(self.round, phase, downlink, update, cohort.reporting, gradients, forwards, beside)
 
     def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
         """An exchange whose downlink has gone through the pipeline."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedtailor.federation import LogNormal, Uniform
-from fedtailor.federation.datasets import density, digits, gaussian, synthetic
+from fedtailor.federation.datasets import density, digits, gaussian, synthetic, synthetic_mixture
 
 
 def test_the_bundled_digits():
@@ -99,6 +99,39 @@ def test_the_data_of_a_client_do_not_depend_on_how_many_there_are():
         np.testing.assert_array_equal(np.sort(few.client(k).train.x[:, 0]), np.sort(many.client(k).train.x[:, 0]))
 
 
+def test_the_mixtures_labels_are_those_of_its_components():
+    """With alpha small a client has one component: its labels are linear; with one component so are those of all."""
+    recipe = {"clients": 6, "dimension": 8, "sizes": Uniform(400, 400), "test": 200, "noise": 0.0}
+    single = synthetic_mixture(components=1, **recipe)
+    design, labels = single.x.astype(np.float64), 2.0 * single.y - 1
+    weights, *_ = np.linalg.lstsq(design, labels, rcond=None)
+    assert ((design @ weights > 0) == (labels > 0)).mean() > 0.97
+    assert np.abs(design).max() <= 1 and design.std() == pytest.approx(1 / np.sqrt(3), rel=0.05)
+
+    def linearity(federation, client):
+        x, y = (getattr(federation.client(client).train, what) for what in "xy")
+        fitted, *_ = np.linalg.lstsq(x, 2.0 * y - 1, rcond=None)
+        test = federation.client(client).test
+        return ((test.x @ fitted > 0) == (test.y == 1)).mean()
+
+    apart, mixed = (synthetic_mixture(alpha=alpha, **recipe) for alpha in (1e-3, 1e3))
+    assert min(linearity(apart, client) for client in range(6)) > 0.9
+    assert max(linearity(mixed, client) for client in range(6)) < 0.85
+    noisy = synthetic_mixture(components=1, **{**recipe, "noise": 1.0})
+    np.testing.assert_array_equal(noisy.x, single.x)
+    assert 0.02 < (noisy.y != single.y).mean() < 0.4, "noise turns labels near the border"
+
+
+def test_the_mixtures_sizes_and_options():
+    federation = synthetic_mixture(clients=40, dimension=2, test=3, val=0.25, unseen=4, seed=1)
+    assert federation.test.sizes.tolist() == [3] * 40 and federation.unseen.sum() == 4
+    all_sizes = federation.train.sizes + federation.val.sizes
+    assert all_sizes.min() >= 50 and all_sizes.max() <= 1000 and len(set(all_sizes)) > 20
+    few = synthetic_mixture(clients=11, dimension=2, test=3, val=0.25, seed=1)
+    for client in range(3):
+        np.testing.assert_array_equal(few.client(client).train.x, federation.client(client).train.x)
+
+
 def test_sizes_have_the_published_law():
     sizes = synthetic(clients=300, sizes=LogNormal(2, 0.5, offset=20), test=0.1).train.sizes
     assert sizes.min() >= 0.9 * 20 - 1 and np.median(sizes) == pytest.approx(0.9 * (np.exp(2) + 20), rel=0.05)
@@ -127,6 +160,10 @@ def test_sizes_have_the_published_law():
         (lambda: gaussian(sizes=Uniform(1e12, 1e12)), r"2e\+13 samples needs .* GiB of memory"),
         (lambda: gaussian(seed=-1), "seed is -1"),
         (lambda: gaussian(clients=0), "clients is 0"),
+        (lambda: synthetic_mixture(components=0), "components is 0"),
+        (lambda: synthetic_mixture(alpha=0.0), "alpha is 0.0; it must be above 0"),
+        (lambda: synthetic_mixture(noise=-1.0), "noise is -1.0"),
+        (lambda: synthetic_mixture(clients=10**9), "GiB of memory"),
     ],
 )
 def test_impossible_tasks_are_refused(make, message):

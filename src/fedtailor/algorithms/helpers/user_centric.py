@@ -22,6 +22,9 @@ from fedtailor.protocol import (
     server_state,
 )
 
+LONGEST_TRIAL = 3
+"""How many times the rounds asked for a trial may last, where no candidate has learned enough before."""
+
 
 @server_state
 class BeforeProbe(ServerState):
@@ -86,6 +89,18 @@ class Trial(BeforeProbe):
     errors: Float[np.ndarray, "t k"]
     """The mean validation error over clients (see `validation_error`) with each candidate's models, before each
     round."""
+
+    def is_over(self, rounds: int) -> bool:
+        """Whether the candidates have trained long enough to be told apart.
+
+        That is after `rounds` rounds, if the leader is then wrong at most half as often as the initial model. Errors of
+        models that have hardly begun to learn do not tell where they lead (training alone often is ahead for a while),
+        so the trial goes on until then, at most `LONGEST_TRIAL` times as long.
+        """
+        trained = len(self.errors) - 1  # the first row is of the initial model
+        if trained < rounds:
+            return False
+        return trained >= LONGEST_TRIAL * rounds or bool(self.later_errors.min() <= self.errors[0].mean() / 2)
 
     def chosen(self) -> UCFLState:
         """The leader, from now on alone."""

@@ -41,7 +41,8 @@ GROUPS = {
 LEGEND = (
     "sees: sums = weighted sums over clients; sums, numbers = such sums, and a number or two of each client (its "
     "loss, which model it chose); models = each client's model or gradient; data = examples, or a summary of each "
-    "client's inputs.",
+    "client's inputs. Where sums suffice, and for ucfl with streams = NUMBER, a federation's secure_aggregation shows "
+    "the coordinator nothing else.",
     "`fedtailor algorithms --by FACT` groups by travels, keeps, sees or validation; `fedtailor algorithms NAME` says "
     "all about one. All of it is about default settings.",
 )

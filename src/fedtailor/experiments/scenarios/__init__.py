@@ -10,6 +10,8 @@ from pkgutil import iter_modules
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.scenarios.cgpfl import cgpfl_cifar, cgpfl_fashion, cgpfl_mnist
 from fedtailor.experiments.scenarios.digits import digits_label_shift, digits_permuted, digits_rotated
+from fedtailor.experiments.scenarios.fedem import fedem_synthetic
+from fedtailor.experiments.scenarios.fedrep import fedrep_cifar
 from fedtailor.experiments.scenarios.school import school
 from fedtailor.experiments.scenarios.self_fl import (
     cifar_three_classes,
@@ -59,6 +61,8 @@ __all__ = [
     "emnist_label_shift",
     "emnist_rotated",
     "emnist_writers",
+    "fedem_synthetic",
+    "fedrep_cifar",
     "femnist_letters",
     "find",
     "gaussian",

@@ -87,7 +87,8 @@ def pfllib(
         clients: how many.
         split: "pathological": clients share all their classes or none, with shares of a class between a tenth and the
             whole of the largest (PFLlib draws all but the last client's like this, and the last gets the rest);
-            "dirichlet": each class in Dirichlet(alpha) proportions, nothing more for a client above its equal share.
+            "dirichlet": each class in Dirichlet(alpha) proportions, nothing more for a client above its equal share,
+            drawn again until each has 40 images (of few points, half of an equal share).
         classes: of each client (pathological).
         alpha: concentration (dirichlet).
         points: images of all clients together; None = all.
@@ -100,7 +101,8 @@ def pfllib(
     if split == "pathological":
         partition = ClassesPerClient(clients, classes, Uniform(0.1, 1), each_class=True, use_all=True, stride=classes)
     else:
-        partition = DirichletByClass(clients, alpha, capped=True)
+        least = max(min(40, len(data) // clients // 2), 2)
+        partition = DirichletByClass(clients, alpha, capped=True, min_samples=least)
     return from_partition(data, partition, test=test, val=val, name=f"pfllib ({data.name}, {split})", seed=seed)
 
 

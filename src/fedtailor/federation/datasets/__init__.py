@@ -19,6 +19,7 @@ from fedtailor.federation.datasets.school import school
 from fedtailor.federation.datasets.sent140 import sent140
 from fedtailor.federation.datasets.store import MissingData, data_home
 from fedtailor.federation.datasets.synthetic import synthetic
+from fedtailor.federation.datasets.synthetic_mixture import synthetic_mixture
 
 discover(sys.modules[__name__])
 
@@ -41,4 +42,5 @@ __all__ = [
     "sent140",
     "set_offline",
     "synthetic",
+    "synthetic_mixture",
 ]

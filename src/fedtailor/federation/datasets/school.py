@@ -28,8 +28,9 @@ _FEATURES = [f"f{number:02d}" for number in range(1, 28)]
 def school(data_dir: DataDir = None) -> Dataset:
     """Exam scores of 15,362 pupils in 139 schools, from 27 numbers on the pupil and the school: a regression.
 
-    As prepared by Liu et al. (2022): inputs float32 [N, 27] standardised in each school (over all of its pupils;
-    inputs that are equal in a school become 0), scores of 1 to 70 as (score - 1) / 69. Schools are natural clients.
+    Prepared as by Liu et al. (2022): inputs float32 [N, 27] standardised in each school (over all of its pupils; the
+    released code: over those that train; inputs that are equal in a school become 0), scores of 1 to 70 as
+    (score - 1) / 69. Schools are natural clients.
 
     Raises:
         MissingData: the file is not at hand.

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 nn = torch.nn
 KEY = jax.random.key(0)
-TRAINED = SGD(lr=0.1, momentum=0.9, weight_decay=0.01, lr_decay=0.1, epochs=2, batch_size=8)
+TRAINED = SGD(lr=0.02, momentum=0.9, weight_decay=0.01, lr_decay=0.1, epochs=2, batch_size=8)
 
 
 @pytest.fixture(scope="module", autouse=True)

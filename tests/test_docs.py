@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -114,22 +115,21 @@ def test_methods_of_own_steps_are_those_that_take_them():
 
 @pytest.mark.slow
 def test_pytorch_modules(tmp_path, monkeypatch, capsys):
-    torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
+    pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
     monkeypatch.chdir(tmp_path)
     names = {"ft": fedtailor, "federation": fedtailor.scenarios.digits_rotated(seed=0)}
-    for block in blocks("models.md")[PARTS:]:
+    for number, block in enumerate(blocks("models.md")[PARTS:]):
         exec(compile(block, "models.md", "exec"), names)
+        if number == 1:  # the client's model that goes back
+            names["converted"] = names["own"].model, jnp.asarray(names["own"].predictor)
     assert capsys.readouterr().out == "".join(blocks("models.md", "text")[PARTS:])
-    module, client = names["module"], names["federation"].client(3)
-    with torch.no_grad():
-        scores = module(torch.from_numpy(client.test.x[:, None].astype(np.float32))).numpy()
-    assert scores.shape == (len(client.test.y), 10)
-    module = names["Reader"]()
-    state = names["load_file"]("reader-3.safetensors")
-    module.load_state_dict(state)
-    with torch.no_grad():
-        scores = module(torch.from_numpy(client.test.x.astype(np.float32))).numpy()
-    np.testing.assert_allclose(names["own"].outputs(client.test.x), scores, rtol=1e-4, atol=1e-5)
+    reader, images = names["Reader"](), names["images"]
+    reader.load_state_dict(names["load_file"]("reader-3.safetensors"))
+    theirs = reader(names["inputs"]).detach().numpy()
+    np.testing.assert_allclose(names["own"].outputs(images), theirs, rtol=1e-4, atol=1e-5)
+    model, theta = names["converted"]
+    ours = model.logits(model.params(theta), names["inputs"][:, None].numpy())
+    np.testing.assert_allclose(ours, names["scores"].detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

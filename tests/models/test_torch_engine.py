@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 nn = torch.nn
 KEY = jax.random.key(0)
-TRAINED = SGD(lr=0.1, momentum=0.9, weight_decay=0.01, lr_decay=0.1, epochs=2, batch_size=8)
+TRAINED = SGD(lr=0.02, momentum=0.9, weight_decay=0.01, lr_decay=0.1, epochs=2, batch_size=8)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,7 +204,8 @@ def test_models_go_back_to_plain_pytorch(halting, tmp_path):
     file = models.save_state_dict(own.model, own.predictor, tmp_path / "own.safetensors")
     module = Halting()
     module.load_state_dict(safetensors_torch.load_file(file))
-    expected = module.eval()(torch.from_numpy(client.test.x.astype(np.float32))).detach().numpy()
+    inputs = ((client.test.x - own.shift) * own.scale).astype(np.float32)
+    expected = module.eval()(torch.from_numpy(inputs)).detach().numpy()
     np.testing.assert_allclose(own.outputs(client.test.x), expected, rtol=1e-4, atol=1e-5)
     newcomer = done.enroll(client.train.x, client.train.y)
     assert newcomer.predict(client.test.x).shape == client.test.y.shape

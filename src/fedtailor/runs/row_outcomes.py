@@ -82,5 +82,6 @@ def _client_scores(
 
 @partial(jax.jit, static_argnums=0)
 def _block_scores(model: Model, predictor: Predictor, pool: Pool) -> dict[str, Array]:
+    predictor = jax.tree.map(jnp.asarray, predictor)
     out = outputs(model, predictor)(model_input(pool, jnp.asarray(pool.x)))
     return row_scores(model, out, jnp.asarray(pool.y))

@@ -165,4 +165,5 @@ class PersonalModel:
 
 @partial(jax.jit, static_argnums=0)
 def _outputs(model: Model, predictor: Predictor, pool: Pool) -> Array:
+    predictor = jax.tree.map(jnp.asarray, predictor)
     return outputs(model, predictor)(model_input(pool, jnp.asarray(pool.x)))

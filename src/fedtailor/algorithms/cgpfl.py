@@ -1,11 +1,11 @@
 """CGPFL: personal models pulled towards the model of a context, a cluster of clients that is found anew every round."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, ScalarLike
+from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
@@ -84,7 +84,8 @@ class Contextual(Algorithm):
         gamma = self._gamma(self.sgd.lr)
         require(0 <= gamma < 2, f"gamma is {gamma:g}; it must be 0 or more and below 2 (at most 1 is usual)")
 
-    def _gamma(self, rate: ScalarLike) -> ScalarLike:
+    def _gamma(self, rate: Any) -> Any:
+        """gamma at a learning rate: a number of a number, traced of a traced one."""
         return rate * self.lam if self.gamma is None else self.gamma
 
     def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:

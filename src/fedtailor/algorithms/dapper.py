@@ -213,11 +213,11 @@ class DAPPER(Algorithm):
             assert isinstance(server, WithMoments)
             moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
             return Downlink({**models.streams, "moments": moments})
-        server = chosen(models_of(server))
+        common = chosen(models_of(server))
         counts = self.r * cohort.sizes
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
-        clusters = server.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
-        samples = [self._draw(server, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
+        clusters = common.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
+        samples = [self._draw(common, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
         return Downlink({**models.streams, **example_streams(samples, counts)})
 
     def _draw(

@@ -1,9 +1,9 @@
 """L2GD: local steps and averaging steps, by the toss of a coin."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, ScalarLike
+from jaxtyping import Array, Float
 
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.protocol import (
@@ -89,7 +89,8 @@ class L2GD(Algorithm):
             "lower the learning rate or lam, or raise p, so that lr * lam * (1 - p) / p is at most 1",
         )
 
-    def _tau(self, rate: ScalarLike) -> ScalarLike:
+    def _tau(self, rate: Any) -> Any:
+        """How far an averaging step goes at a learning rate: a number of a number, traced of a traced one."""
         return rate * self.lam * (1 - self.p) / self.p
 
     def _averages(self, cohort: Cohort, ahead: int = 0) -> bool:

@@ -275,7 +275,7 @@ class SelfFL(Algorithm):
     def _steps(self, s: Array, inbox: Inbox, local: LocalTrainer) -> Array:
         """Eq. 8, solved for the number of steps."""
         x = s * self._precision_of_others(inbox.scalars["others"], inbox.scalars["inter"])  # rho = x / (1 + x)
-        rate = self.sgd.rate(local.round)
+        rate: Any = self.sgd.rate(local.round)
         contraction = jnp.log1p(-rate * self._curvature(s, inbox["model"][0], local))
         wanted = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -contraction
         rounding = 1e-3

@@ -50,9 +50,17 @@ class TorchTrainer(DebugTrainer):
     def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
         return _gathered(self.pool, places)
 
-    def batch(self, *arguments: Any) -> Batch:
+    def batch(
+        self,
+        words: UInt32[Array, " 2"],
+        step: Int[Array, ""],
+        batch_size: int,
+        n: Int[Array, ""],
+        drop_last: bool,
+        split: str,
+    ) -> Batch:
         with compiled():
-            return super().batch(*arguments)
+            return super().batch(words, step, batch_size, n, drop_last, split)
 
     # local training -------------------------------------------------------------------------------------------------
 
@@ -158,8 +166,8 @@ class Descent:
         self._pull = None if pull is None else (float(pull[0]), live.inputs(np.asarray(pull[1])))
         self._drift = None if drift is None else live.inputs(np.asarray(drift))
         self._velocity = live.theta.new_zeros(live.theta.shape)
-        mask = np.zeros(len(live.theta), bool) if train_only is None else ~train_only.mask
-        self._frozen = live.inputs(np.flatnonzero(mask))
+        frozen = np.zeros(0, np.int64) if train_only is None else train_only.complement.indices
+        self._frozen = live.inputs(frozen)
         self._kept = live.theta[self._frozen]
 
     def step(self, gradient: Any) -> None:

@@ -31,7 +31,7 @@ class Layout:
         statistics: the paths of the arrays that are running statistics.
     """
 
-    structure: jax.tree_util.PyTreeDef
+    structure: Any  # jax.tree_util.PyTreeDef, which is no class to type checkers
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]

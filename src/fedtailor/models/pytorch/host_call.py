@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ def _call(*arrays: Any, function: Function, shapes: Any) -> list[jax.Array]:
 
 @_primitive.def_abstract_eval
 def _shapes(*arrays: Any, function: Function, shapes: Any) -> list[Any]:
-    return [jax.core.ShapedArray(shape.shape, shape.dtype) for shape in shapes]
+    return [ShapedArray(shape.shape, shape.dtype) for shape in shapes]
 
 
 def _one_by_one(arrays: Sequence[Any], axes: Sequence[int | None], **parameters: Any) -> Any:

@@ -41,14 +41,14 @@ def _dropout(context: Context, x: Value, rate: float = 0.5, train: bool = True) 
     key = context.next_key()
     if not train or key is None or rate == 0:
         return x
-    shape = x.shape
-    x = plain(x)
+    array: Array = plain(x)
+    shape = array.shape
     if context.operation_name.startswith("feature"):
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2))
+        shape = (*shape[:2], *[1] * (array.ndim - 2))
     if rate >= 1:
-        return jnp.zeros_like(x)
+        return jnp.zeros_like(array)
     is_kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(is_kept, x / (1 - rate), 0)
+    return jnp.where(is_kept, array / (1 - rate), 0)
 
 
 # convolution and pooling --------------------------------------------------------------------------------------------
@@ -70,13 +70,13 @@ def _convolution(
         kernel = weight.transpose(2, 3, 1, 0)
         y = convolve(padded, kernel) if _all(stride) == 1 else convolve(*halve(padded, kernel))
         return Planes(y if bias is None else y + bias[:, None, None, None])
-    x = plain(x)
+    array: Array = plain(x)
     sides = weight.ndim - 2
     letters = "DHW"[3 - sides :]
     layout = (f"NC{letters}", f"OI{letters}", f"NC{letters}")
     edges = padding.upper() if isinstance(padding, str) else [(side, side) for side in _wide(padding, sides)]
     y = lax.conv_general_dilated(
-        x, weight, _wide(stride, sides), edges, rhs_dilation=_wide(dilation, sides), dimension_numbers=layout,
+        array, weight, _wide(stride, sides), edges, rhs_dilation=_wide(dilation, sides), dimension_numbers=layout,
         feature_group_count=groups,
     )  # fmt: skip
     return y if bias is None else y + bias.reshape(-1, *[1] * sides)
@@ -154,8 +154,8 @@ def _average_pool(
     if _is_two_by_two(x, size, stride, padding):
         b, c, h, w = x.shape
         return Planes(windows(as_planes(x)).mean(0).reshape(c, h // 2, w // 2, b))
-    x = plain(x)
-    return _windowed(x, lax.add, 0.0, size, stride, padding) / math.prod(_wide(size, x.ndim - 2))
+    array: Array = plain(x)
+    return _windowed(array, lax.add, 0.0, size, stride, padding) / math.prod(_wide(size, array.ndim - 2))
 
 
 def _is_two_by_two(x: Value, size: Any, stride: Any, padding: Any) -> bool:
@@ -178,10 +178,10 @@ def _adaptive_average_pool(context: Context, x: Value, size: Any) -> Value:
         return Planes(x.array.mean((1, 2), keepdims=True))
     if any(side % want for side, want in zip(sides, wanted, strict=True)):
         raise Unsupported(f"adaptive average pooling from {tuple(sides)} to {tuple(wanted)} (no equal windows)")
-    x = plain(x)
+    array: Array = plain(x)
     blocks = [part for side, want in zip(sides, wanted, strict=True) for part in (want, side // want)]
     axes = tuple(range(3, 3 + 2 * len(sides), 2))
-    return x.reshape(*x.shape[:2], *blocks).mean(axes)
+    return array.reshape(*array.shape[:2], *blocks).mean(axes)
 
 
 # normalisation ------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def _recurrent(
             last.append(after)
         x = jnp.concatenate(outputs, -1)
         if layer < layers - 1:
-            x = _dropout(context, x, dropout, train)
+            x = plain(_dropout(context, x, dropout, train))
     x = x.swapaxes(0, 1) if batch_first else x
     return x, *(jnp.stack(parts) for parts in zip(*last, strict=True))
 
@@ -301,4 +301,4 @@ def _attention(
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-    return _dropout(context, jax.nn.softmax(scores, -1), dropout) @ value
+    return plain(_dropout(context, jax.nn.softmax(scores, -1), dropout)) @ value

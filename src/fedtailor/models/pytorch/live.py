@@ -161,7 +161,10 @@ class LiveModule:
 
     def _placed(self, x: Tensor) -> Tensor:
         found = placed(x, self._facts.example_shape)
-        return found.array.permute(0, 3, 1, 2) if isinstance(found, Images) else found
+        if not isinstance(found, Images):
+            return found
+        images: Tensor = found.array  # here it holds a tensor
+        return images.permute(0, 3, 1, 2)
 
     def _keep_statistics(self) -> None:
         """Statistics that the module has put new tensors in the place of, in theta again."""

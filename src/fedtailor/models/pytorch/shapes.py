@@ -28,11 +28,11 @@ def _reshape(context: Context, x: Array, shape: Sequence[int]) -> Array:
 def _flatten(context: Context, x: Value, start: int = 0, end: int = -1) -> Array:
     if isinstance(x, Planes) and start == 1 and end in (-1, 3):
         return x.array.reshape(-1, x.array.shape[-1]).T
-    x = plain(x)
-    start = start % x.ndim
-    end = end % x.ndim
-    merged = math.prod(x.shape[start : end + 1])
-    return x.reshape(*x.shape[:start], merged, *x.shape[end + 1 :])
+    array: Array = plain(x)
+    start = start % array.ndim
+    end = end % array.ndim
+    merged = math.prod(array.shape[start : end + 1])
+    return array.reshape(*array.shape[:start], merged, *array.shape[end + 1 :])
 
 
 @operation("unflatten")

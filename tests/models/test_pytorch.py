@@ -66,12 +66,14 @@ def test_a_converted_module_computes_what_pytorch_computes(net):
     module = loaded(last, theta)
     x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
     expected = module.eval()(x).detach().numpy()
-    np.testing.assert_allclose(last.logits(last.params(theta), images), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(first.logits(first.params(theta), x.numpy()), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(last.logits(last.params(theta), jnp.asarray(images)), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        first.logits(first.params(theta), jnp.asarray(x.numpy())), expected, rtol=1e-5, atol=1e-6
+    )
     # training: batch statistics, padding left out, dropout off without a key
     module.dropout.p = 0.0
     expected = module.train()(x).detach().numpy()
-    padded = np.concatenate([images, 100 * np.ones((2, 8, 8, 2), np.float32)])
+    padded = jnp.concatenate([images, 100 * jnp.ones((2, 8, 8, 2), jnp.float32)])
     weight = jnp.asarray([1.0] * 5 + [0] * 2)
     outputs, renewed = last.train_outputs(last.params(theta), padded, weight)
     np.testing.assert_allclose(outputs[:5], expected, rtol=1e-4, atol=1e-5)
@@ -86,11 +88,11 @@ def test_parts_statistics_dropout_and_starts(net):
     assert model.part("norm").size == 16 and model.part("last2").size == 18 + 35
     theta, other = model.init(KEY), model.init(jax.random.key(1))
     assert theta.tobytes() == model.init(KEY).tobytes() and not np.allclose(theta, other)
-    x = np.random.default_rng(1).standard_normal((4, 8, 8, 2)).astype(np.float32)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8, 8, 2)), jnp.float32)
     features = model.features(theta, x)
     assert features.shape == (4, *model.feature_shape) == (4, 5)
     np.testing.assert_allclose(
-        model.head_outputs(theta, features), model.logits(model.params(theta), x), rtol=1e-5, atol=1e-6
+        model.head_outputs(theta, features), model.logits(model.params(theta), jnp.asarray(x)), rtol=1e-5, atol=1e-6
     )
     trained, again = (model.train_outputs(model.params(theta), x, jnp.ones(4), jax.random.key(k))[0] for k in (0, 1))
     assert not np.allclose(trained, again)
@@ -136,7 +138,9 @@ def test_training_is_pytorch_s_and_models_go_back(tmp_path):
             np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
     copied.load_state_dict(back)  # every name is there
     outputs = copied.eval()(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(model.logits(model.params(jnp.asarray(theta)), x), outputs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        model.logits(model.params(jnp.asarray(theta)), jnp.asarray(x)), outputs, rtol=1e-4, atol=1e-5
+    )
 
 
 class Scaled(nn.Linear):
@@ -173,7 +177,7 @@ def test_sequences():
     module = Words()
     module.load_state_dict({name: torch.tensor(values) for name, values in models.state_dict(model, theta).items()})
     expected = module(torch.from_numpy(tokens)).detach().numpy()
-    np.testing.assert_allclose(model.logits(model.params(theta), tokens), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.logits(model.params(theta), jnp.asarray(tokens)), expected, rtol=1e-5, atol=1e-6)
     assert model.part("norm").size == 8 and model.feature_shape == (4,) and not model.stochastic
 
 

@@ -128,7 +128,7 @@ def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     theirs = reader(names["inputs"]).detach().numpy()
     np.testing.assert_allclose(names["own"].outputs(images), theirs, rtol=1e-4, atol=1e-5)
     model, theta = names["converted"]
-    ours = model.logits(model.params(theta), names["inputs"][:, None].numpy())
+    ours = model.logits(model.params(theta), jnp.asarray(names["inputs"].numpy()))
     np.testing.assert_allclose(ours, names["scores"].detach().numpy(), rtol=1e-4, atol=1e-5)
 
 

@@ -29,8 +29,7 @@ class OwnTable(TableOptions):
     first is what methods are judged by."""
     lr: tuple[float, ...] | None = None
     """Learning rates to choose from, on validation data, for each method (default: 0.1 and 0.01 for classes; for a
-    regression half of the largest rate at which no client diverges with all of its rows, computed from the training
-    inputs, and a quarter of that)."""
+    regression the largest rate at which no client should diverge, computed from the training inputs, and a fifth)."""
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds, the default ones filled in."""
@@ -55,8 +54,8 @@ def default_rates(table: Table) -> tuple[float, ...]:
     """The learning rates to choose from where the user names none, to two digits."""
     if table.classes is not None:
         return CLASSIFICATION_RATES
-    middle = stable_rate(table)
-    return tuple(float(f"{rate:.1e}") for rate in (2 * middle, middle / 2))
+    largest = stable_rate(table)
+    return tuple(float(f"{rate:.1e}") for rate in (largest, largest / 5))
 
 
 def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:

@@ -1,6 +1,7 @@
 """Tables in Parquet files that carry their own digest: a bit that a disk lost is found before they are read."""
 
 import hashlib
+import io
 import mmap
 import os
 import sys
@@ -31,11 +32,12 @@ def write_parquet(frame: "pl.DataFrame", path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    frame.write_parquet(path, metadata={_KEY: _NO_DIGEST.decode()})
-    with path.open("r+b") as file:
-        data = file.read()
-        file.seek(_place_of_digest(data))
-        file.write(hashlib.sha256(data).hexdigest().encode())
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer, metadata={_KEY: _NO_DIGEST.decode()})
+    data = buffer.getvalue()
+    place = _place_of_digest(data)
+    digest = hashlib.sha256(data).hexdigest().encode()
+    path.write_bytes(data[:place] + digest + data[place + len(digest) :])
 
 
 def read_parquet(path: Path) -> "pl.DataFrame":

@@ -215,3 +215,9 @@ def test_an_empty_val_split_is_no_metric():
     training = simulate(FedAvg(), federation, softmax_model("float32"))
     training.evaluate()
     assert {e.split for e in training.metrics.evaluations} == {"test"}
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True], ids=str)
+def test_seeds_that_would_give_the_random_numbers_of_another_are_refused(seed):
+    with pytest.raises(ValueError, match=r"^seed is .*; it must be"):
+        simulate(FedAvg(), classification(clients=2), softmax_model(), seed=seed)

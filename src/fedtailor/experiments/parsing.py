@@ -15,7 +15,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import check_choice, is_hyperparameters, module_of, named_in_file
+from fedtailor.protocol import SGD, check_choice, is_hyperparameters, module_of, named_in_file, require
 
 T = TypeVar("T")
 
@@ -47,10 +47,23 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
         else:
             changes[name] = coerce(given, hints[name], here)
     try:
-        return dataclasses.replace(typing.cast(Any, value), **changes)
+        made = dataclasses.replace(typing.cast(Any, value), **changes)
+        check_trains(made)
+        return made
     except ValueError as error:
         culprit = next((name for name in settings if name in str(error)), None)
         raise RefusedSettings(place if culprit is None else (*place, culprit), str(error)) from None
+
+
+def check_trains(part: Any, prefix: str = "") -> None:
+    """Refuse local training that does nothing, which Python allows as the neutral element of its formulas.
+
+    Raises:
+        ValueError: with the setting's name, behind `prefix`.
+    """
+    if isinstance(part, SGD):
+        name = "epochs" if part.steps is None else "steps"
+        require(getattr(part, name) != 0, f"{prefix}{name} is 0; it must be 1 or more")
 
 
 def coerce(given: Any, hint: Any, place: KeyPath) -> Any:

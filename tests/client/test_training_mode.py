@@ -157,7 +157,7 @@ SMALL = SGD(lr=0.2, steps=3, batch_size=8)
         APFL(sgd=SMALL),
         APFL(sgd=SMALL, mix="logits"),
         PerFedAvg(sgd=SMALL),
-        CGPFL(sgd=SMALL, contexts=1),
+        CGPFL(sgd=SMALL, lam=1.0, contexts=1),
         MAPPER(sgd=SMALL),
         FedEM(sgd=SMALL),
         MOON(sgd=SMALL),

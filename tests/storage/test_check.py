@@ -15,7 +15,17 @@ from fedtailor.protocol import SGD
 from fedtailor.report import StoredRun
 from fedtailor.runs import run
 from fedtailor.storage import Unusable, check, load_models
-from fedtailor.storage.run_files import CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.storage.digests import sealed
+from fedtailor.storage.run_files import (
+    CHECKPOINT,
+    CHECKPOINT_BEFORE,
+    CLIENTS,
+    INDEX,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+)
 
 METHOD = Local(sgd=SGD(lr=0.1, epochs=2, batch_size=8))
 OLD = Path(__file__).with_name("of_0_1_0")
@@ -58,6 +68,31 @@ def test_any_damaged_file_of_a_run_is_found(everything, tmp_path, capsys, name):
     assert main(["check", str(tmp_path), "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert not found["whole"] and name in found["what"] and "\n" not in found["what"]
+
+
+def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(everything, tmp_path):
+    shutil.copytree(everything / "runs", tmp_path / "runs")
+    index = tmp_path / "two" / INDEX
+    index.parent.mkdir()
+    for cells, said in (
+        (["runs/a"], "a comparison of 1 runs"),
+        (["runs/a", "runs/gone"], "names the run runs/gone, which is not there"),
+    ):
+        content = sealed({"title": "Two", "cells": [{"run": run} for run in cells]})
+        index.write_text(json.dumps(content))
+        found = {finding.path: finding for finding in check(tmp_path)}
+        assert said in found[index].what and found[index].whole == (len(cells) == 1)
+    index.write_text(json.dumps(content).replace("Two", "Tow"))
+    assert "its digest is wrong" in check(index.parent)[0].what
+
+
+def test_a_damaged_proof_in_a_run_is_found(everything, tmp_path):
+    shutil.copytree(everything / "runs" / "a", tmp_path / "run")
+    proof = json.dumps(sealed({"format": "fedtailor proof of forgetting 1", "found": 0}))
+    for text, whole in ((proof, True), (proof.replace("found", "fuond"), False), (proof[:-3], False)):
+        (tmp_path / "run" / "forgotten.json").write_text(text)
+        (found,) = check(tmp_path)
+        assert found.whole == whole
 
 
 @pytest.mark.parametrize("name", [CLIENTS, LEDGER, METRICS])

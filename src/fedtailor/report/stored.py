@@ -18,7 +18,7 @@ from fedtailor.protocol import client_ids, require
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
-from fedtailor.storage.diagnostics import read_diagnostics
+from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
 from fedtailor.storage.digests import is_sealed
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
 
@@ -95,6 +95,8 @@ class StoredRun:
     @cached_property
     def diagnostics(self) -> dict[str, Diagnostic]:
         """What the method told about itself in the end, by name."""
+        for name in (DIAGNOSTICS, ARRAYS):
+            require_unchanged(self.path / name, self.summary)
         try:
             return {diagnostic.name: diagnostic for diagnostic in read_diagnostics(self.path)}
         except OSError as error:

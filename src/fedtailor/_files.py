@@ -59,7 +59,7 @@ def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
     Libraries have temporary files of their own beside what they write: here they are found again.
     """
     remove_leftovers(parent)
-    folder = parent / f".{purpose[:100]}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
+    folder = parent / f".{os.fsdecode(os.fsencode(purpose)[:100])}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
     folder.mkdir()
     try:
         yield folder

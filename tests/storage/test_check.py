@@ -1,6 +1,7 @@
 """`fedtailor check`, and what fedtailor 0.1.0 wrote: read, but not resumed."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Local
 from fedtailor.cli import main
+from fedtailor.deployment.listing import list_models
 from fedtailor.federation.storage import save
 from fedtailor.protocol import SGD
 from fedtailor.report import StoredRun
@@ -143,6 +145,27 @@ def test_runs_of_0_1_0_are_read():
     assert stored.ledger.totals().gradients > 0
     found = {finding.path.name: finding for finding in check(OLD)}
     assert all(finding.whole and "0.1" in finding.what for finding in found.values()) and len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [("[data]", "[dta]", "name and clients in [data]"), ("outputs = ", "out = ", "outputs in [model]")],
+)
+def test_manifests_without_digests_are_refused_where_they_lack_a_setting(tmp_path, old, new, said):
+    shutil.copytree(OLD / "run", tmp_path / "run")
+    path = tmp_path / "run" / MANIFEST
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=re.escape(f"{MANIFEST} has no {said}; repeat the run")):
+        list_models(tmp_path / "run")
+
+
+def test_an_export_of_nobody_is_refused(tmp_path):
+    shutil.copytree(OLD / "models", tmp_path / "models")
+    path = tmp_path / "models" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {}}))
+    with pytest.raises(ValueError, match="the export names no clients"):
+        load_models(tmp_path / "models")
 
 
 def test_runs_of_0_1_0_are_not_resumed(tmp_path):

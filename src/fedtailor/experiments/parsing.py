@@ -112,6 +112,10 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: b
         built = build(**coerced)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
+    except Exception as error:
+        if own is None:
+            raise
+        raise ConfigError(place, f"{name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(built, Architecture):
         raise ConfigError(place, f"{name} gives {built!r}; it must give an architecture, such as from_torch(...)")
     return built

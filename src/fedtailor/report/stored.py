@@ -22,6 +22,14 @@ from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
 from fedtailor.storage.digests import is_sealed
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
 
+_SETTINGS = {
+    "run": ("seed", "evaluate_every", "participation"),
+    "algorithm": ("name",),
+    "model": ("architecture", "loss", "input_shape", "outputs", "dtype"),
+    "data": ("name", "clients"),
+}
+"""What every manifest says."""
+
 
 @dataclass(frozen=True)
 class StoredRun:
@@ -63,9 +71,14 @@ class StoredRun:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
         try:
-            return tomllib.loads((self.path / MANIFEST).read_text())
+            manifest = tomllib.loads((self.path / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise _unreadable(self.path / MANIFEST, error) from None
+        for name, settings in _SETTINGS.items():  # of 0.1, which kept no digests
+            table = manifest.get(name)
+            missing = [key for key in settings if not isinstance(table, dict) or key not in table]
+            require(not missing, f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}]; repeat the run")
+        return manifest
 
     @property
     def seed(self) -> int:

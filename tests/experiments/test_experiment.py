@@ -168,3 +168,11 @@ def test_a_model_can_be_chosen(write):
 
 def test_reading_keeps_the_sources(write):
     assert read(write(FILE)).content["rounds"] == 3
+
+
+def test_a_grid_of_millions_of_combinations_is_refused_before_they_are_made(write):
+    values = [number / 1000 for number in range(400)]
+    names = ("lr", "momentum", "weight_decay")
+    grid = "\n".join(f"grid.sgd.{name} = {values}" for name in names)
+    with pytest.raises(ValueError, match="grid has 64,000,000 combinations; at most 10,000 are possible"):
+        load(write(FILE.replace("grid.sgd.lr = [0.01, 0.1]", grid)))

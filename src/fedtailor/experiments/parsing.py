@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,9 @@ from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, check_choice, is_hyperparameters, module_of, named_in_file, require
 
 T = TypeVar("T")
+
+MOST_COMBINATIONS = 10_000
+"""Each is a training: more are a mistake, and would fill the memory before the first begins."""
 
 NONE = "none"
 """How a file says None, for settings that may be None (TOML has no null)."""
@@ -136,9 +140,13 @@ def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any
     """Every combination of the values in a table of lists (nested tables for nested settings), as nested dicts.
 
     Raises:
-        ConfigError: a value is no list, or an empty one.
+        ConfigError: a value is no list, or an empty one; or there are more than anybody trains.
     """
     flat = list(_leaves(lists, place))
+    count = math.prod(len(values) for _, values in flat)
+    if count > MOST_COMBINATIONS:
+        advice = f"at most {MOST_COMBINATIONS:,} are possible: shorten its lists"
+        raise ConfigError(place, f"{place[-1]} has {count:,} combinations; {advice}")
     return [_nested(zip((path for path, _ in flat), values, strict=True)) for values in
             product(*(values for _, values in flat))]  # fmt: skip
 

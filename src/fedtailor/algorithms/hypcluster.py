@@ -97,12 +97,12 @@ class HypCluster(Algorithm):
 
     # on the server --------------------------------------------------------------------------------------------------
 
-    @property
     def check(self, population: Population) -> None:
         clients = len(population)
         few = f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many"
         require(self.clusters <= clients, few)
 
+    @property
     def _rounds_before_choices(self) -> int:
         return self.clusters if self.start == "farthest" else self.clusters * self.warm
 

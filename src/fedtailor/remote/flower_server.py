@@ -79,7 +79,7 @@ class GridTransport:
         self._sent: dict[str, _Sent] = {}
 
     def online(self) -> Mapping[str, str]:
-        """Clients that are there, with the time at which each connected and how many of its answers were lost."""
+        """Clients that are there, with the time at which each connected and how many of its messages were lost."""
         marks: dict[str, str] = {}
         for node in self._patiently(self._grid.get_nodes):
             name = self._names.get(node.public_key)
@@ -89,20 +89,38 @@ class GridTransport:
         return marks
 
     def send(self, client: str, body: bytes) -> None:
-        """Leave a message for a client at the SuperLink."""
+        """Leave a message for a client at the SuperLink.
+
+        Raises:
+            RuntimeError: the SuperLink takes no message of that size.
+        """
         from flwr.app import Message
 
         node_id = self._nodes[client]
         message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=TTL_S)
-        for message_id in self._patiently(lambda: self._grid.push_messages([message])):
-            if message_id is not None:
-                self._sent[message_id] = _Sent(client, node_id)
+        taken = list(self._patiently(lambda: self._grid.push_messages([message])))
+        if not taken:
+            raise RuntimeError(f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB")
+        if taken[0] is None:  # the client has left since it was seen
+            self._lost[client] += 1
+        else:
+            self._sent[taken[0]] = _Sent(client, node_id)
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
         """Answers that arrived. Flower's own error replies mean that one was lost: its client is to be asked again."""
+        import httpx
+
         if not self._sent:
             return
-        for reply in self._patiently(lambda: self._grid.pull_messages(list(self._sent))):
+        try:
+            replies = self._grid.pull_messages(list(self._sent))
+        except httpx.HTTPError:
+            # What the SuperLink has handed out it does not hand out again, and nobody knows what that was.
+            for sent in self._sent.values():
+                self._lost[sent.client] += 1
+            self.forget()
+            return
+        for reply in replies:
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:
                 continue

@@ -1,19 +1,22 @@
-"""`fedtailor federation`: train over machines that keep their own data."""
+"""`fedtailor federation`: train over machines that keep their own data.
+
+Each command imports what it needs when it runs: a client should hold little in memory.
+"""
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from fedtailor._memory import save_memory
 from fedtailor.cli.options import check_counts, parse
-from fedtailor.cli.progress import progress_of
 from fedtailor.protocol import require
-from fedtailor.storage import Interrupted
-from fedtailor.storage.run_files import MANIFEST
-from fedtailor.training import AfterRound, Training
+
+if TYPE_CHECKING:
+    from fedtailor.training import Training
 
 RUN = "run"
 """Where in a federation's directory its run is kept."""
@@ -110,6 +113,8 @@ def federation(arguments: list[str]) -> int:
     name, *rest = arguments
     require(name in COMMANDS, f"there is no command federation {name}; the commands are {', '.join(COMMANDS)}")
     options, run = COMMANDS[name]
+    # all commands alike, so that the simulation of a job and its machines run programs of one kind
+    save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
     except (RuntimeError, TimeoutError) as error:
@@ -135,11 +140,15 @@ def _init(options: Init) -> int:
 
 
 def _serve(options: Serve) -> int:
+    from fedtailor.cli.progress import progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import agree, connected, greet
     from fedtailor.remote.statistics import Statistics
     from fedtailor.remote.transport import TooFewClients
+    from fedtailor.storage import Interrupted
+    from fedtailor.storage.run_files import MANIFEST
+    from fedtailor.training import AfterRound
 
     run_there = (options.dir / RUN / MANIFEST).exists()
     require(
@@ -182,7 +191,7 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print_scores(training: Training, directory: Path | None) -> None:
+def _print_scores(training: "Training", directory: Path | None) -> None:
     """How good each client's personal model is on that client's test rows."""
     metric = training.metric.name
     for unseen in (False, True):
@@ -240,6 +249,7 @@ def _predict(options: Predict) -> int:
 
 
 def _simulate(options: Simulate) -> int:
+    from fedtailor.cli.progress import progress_of
     from fedtailor.executors import Settings
     from fedtailor.remote.examples import read_all
     from fedtailor.remote.job import read_job

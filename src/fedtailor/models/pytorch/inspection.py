@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fedtailor.models.pytorch.check import BATCH, random_like
@@ -185,14 +186,21 @@ def _norms(module: TorchModuleType) -> tuple[str, ...]:
 
 
 def _require_separate(module: TorchModuleType, trained: Sequence[str], name: str) -> None:
-    """Refuse parameters that share memory and are not one (tied layers have one parameter, which is fine)."""
+    """Refuse parameters that share memory and are not one (tied layers have one parameter, which is fine).
+
+    Pieces of one vector, as `torch.nn.utils.vector_to_parameters` leaves them, share nothing.
+    """
     parameters = dict(module.named_parameters())
-    seen: dict[int, str] = {}
-    for path in trained:
-        parameter = parameters[path]
-        other = seen.setdefault(parameter.untyped_storage().data_ptr(), path) if parameter.numel() else path
-        _refuse(other != path, f"{name} has {other} and {path} in one piece of memory; let both layers have the same "
-                               "nn.Parameter, or give each its own")  # fmt: skip
+    pieces = sorted((*_memory(parameters[path]), path) for path in trained if parameters[path].numel())
+    for (_, end, path), (start, _, other) in pairwise(pieces):
+        _refuse(start < end, f"{name} has {path} and {other} in one piece of memory; let both layers have the same "
+                             "nn.Parameter, or give each its own")  # fmt: skip
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first entry and past its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def first_line(error: Exception) -> str:

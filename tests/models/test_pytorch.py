@@ -100,7 +100,7 @@ def test_parts_statistics_dropout_and_starts(net):
 
 def test_a_module_starts_from_its_present_values_only_if_told_so():
     module = nn.Linear(4, 3)
-    pretrained, anew = (models.from_torch(module, torch.zeros(1, 4), pretrained=told).bind((2, 2), 3)
+    pretrained, anew = (models.from_torch(module, np.zeros((1, 4)), pretrained=told).bind((2, 2), 3)
                         for told in (True, False))  # fmt: skip
     for key in (KEY, jax.random.key(1)):
         np.testing.assert_array_equal(pretrained.params(pretrained.init(key))["weight"], module.weight.detach())
@@ -264,9 +264,19 @@ def test_layers_and_operations(make, shape, norm):
     assert model.part("head").size == head.weight.numel() + 3
 
 
-class Fixed(nn.Linear):
+class Holding(nn.Linear):
+    """Holds a tensor that was computed from another."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.doubled = self.weight * 2
+
+
+class Looping(nn.Linear):
+    """One example after another."""
+
     def forward(self, x):
-        return super().forward(x).reshape(3, -1)
+        return torch.stack([nn.functional.linear(row, self.weight, self.bias) for row in x])
 
 
 class Twisted(nn.Module):
@@ -295,11 +305,12 @@ def test_what_cannot_be_converted_is_named_and_can_be_registered(monkeypatch):
     [
         (lambda: models.from_torch(lambda: 3, torch.zeros(1, 3)), r"takes a torch\.nn\.Module"),
         (lambda: models.from_torch(nn.ReLU, torch.zeros(1, 3)), "nothing to train"),
-        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)), r"torch\.export cannot trace it"),
-        (
-            lambda: models.from_torch(lambda: Fixed(4, 3), torch.zeros(1, 4)),
-            r"its code fixes the number of",
-        ),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)), "^PyTorch fails in Linear: mat1 and mat2"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(4)), "^PyTorch fails in Linear: mat1 and mat2"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(0, 4)), r"with an input in it, not \[0, 4\]"),
+        (lambda: models.from_torch(nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))), "is one tensor"),
+        (lambda: models.from_torch(lambda: Holding(4, 3), torch.zeros(1, 4)), "Holding cannot be copied"),
+        (lambda: models.from_torch(lambda: Looping(4, 3), torch.zeros(1, 4)), "^Looping .* for one size of batch only"),
         (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 4), check=False).bind((5,), 3), "inputs have shape"),
         (lambda: models.state_dict(models.mlp().bind((4,), 3), np.zeros(3)), "does not come from from_torch"),
     ],

@@ -13,6 +13,7 @@ from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, pytorch
 from fedtailor.models.pytorch.program import Program
+from fedtailor.models.pytorch.start import first_line
 
 TOLERANCE = 1e-5
 """Largest difference, relative to the largest entry of PyTorch's."""
@@ -75,7 +76,7 @@ def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, N
     try:
         outputs = module(x)
     except RuntimeError as error:
-        raise Unsupported(f"PyTorch fails in double precision ({str(error).strip().splitlines()[0]})") from None
+        raise Unsupported(f"PyTorch fails in double precision ({first_line(error)})") from None
     outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
     loss = torch.square(outputs - 1).mean()
     loss.backward()
@@ -124,8 +125,7 @@ def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: Tensor) -> di
     except (TypeError, ValueError, NotImplementedError) as error:
         if isinstance(error, Unsupported):
             raise
-        reason = str(error).strip().splitlines()[0]
-        raise Unsupported(f"its operations do not fit together in JAX ({reason})") from None
+        raise Unsupported(f"its operations do not fit together in JAX ({first_line(error)})") from None
     found = {"output": outputs, "loss": value, **{f"gradient of {path}": slope for path, slope in slopes.items()}}
     found |= {path: renewed.get(path, network[path]) for path in network}
     return {what: np.asarray(values) for what, values in found.items()}

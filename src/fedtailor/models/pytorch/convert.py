@@ -1,6 +1,5 @@
 """From a PyTorch module to the two programs, of training and of evaluation, that `torch.export` finds in it."""
 
-import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Program
-from fedtailor.models.pytorch.start import COUNTER
+from fedtailor.models.pytorch.start import COUNTER, copied, first_line
 
 IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
            "sym_constrain_range_for_size")  # fmt: skip
@@ -28,7 +27,7 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """
     torch = pytorch()
 
-    module = copy.deepcopy(module).double().train(training)
+    module = copied(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
 
@@ -41,14 +40,13 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
         return export(strict=False)
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
         if "specialized" not in str(error):
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise Unsupported(f"torch.export cannot trace it ({reason})") from None
+            raise Unsupported(f"torch.export cannot trace it ({first_line(error)})") from None
     # In len(x) the size of the batch is a number; only the analysis of the module's Python code sees more in it.
     try:
         return export(strict=True)
     except Exception:
-        raise Unsupported("its code fixes the number of examples in a batch; there x.shape[0] is to be used, and not "
-                          "len(x) or a number") from None  # fmt: skip
+        raise Unsupported("its code works for one size of batch only: it loops over examples, say, or has a number in "
+                          "place of x.shape[0]") from None  # fmt: skip
 
 
 def converted(program: Any) -> Program:

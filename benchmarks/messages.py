@@ -5,6 +5,7 @@ each client is an executor of its own with its own rows. Batches, models and ran
 
 python benchmarks/messages.py                  LeNet-5 on 28x28 images
 python benchmarks/messages.py --model mlp
+python benchmarks/messages.py --model mlp --secure-aggregation   beside a round whose coordinator sees sums only
 """
 
 import argparse
@@ -24,6 +25,7 @@ from fedtailor.protocol import SGD
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
+from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.transport import LoopbackTransport, Responder
 from fedtailor.remote.work import ClientWork
 from fedtailor.runs import simulate
@@ -39,24 +41,33 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--model", choices=MODELS, default="lenet5")
     parser.add_argument("--turns", type=int, default=5, help="timed rounds of each")
+    parser.add_argument(
+        "--secure-aggregation", action="store_true", help="beside messages without it, and nothing else"
+    )
     options = parser.parse_args()
     federation = make_federation(options.clients)
     model = MODELS[options.model]().bind(federation.x.shape[1:], CLASSES)
     with tempfile.TemporaryDirectory() as folder:
-        trainings = {
-            "messages": over_messages(federation, model, Path(folder)),
-            "debug": simulate(METHOD, federation, model, settings=Settings(debug=True)),
-            "compiled": simulate(METHOD, federation, model, settings=Settings(devices=1, canonical=True)),
-        }
+        trainings = {"messages": over_messages(federation, model, Path(folder) / "open")}
+        if options.secure_aggregation:
+            trainings["secure"] = over_messages(federation, model, Path(folder) / "secure", SecureSums())
+        else:
+            trainings["debug"] = simulate(METHOD, federation, model, settings=Settings(debug=True))
+            trainings["compiled"] = simulate(METHOD, federation, model, settings=Settings(devices=1, canonical=True))
         times = take_turns({name: rounds_of(training) for name, training in trainings.items()}, options.turns)
         furthest = max(
-            float(np.abs(training.server.model - trainings["compiled"].server.model).max())
+            float(np.abs(training.server.model - trainings["messages"].server.model).max())
             for training in trainings.values()
         )
     print(machine("jax"))
     print(f"{options.clients} clients, {options.model} of {model.size} parameters, {ROWS} rows each; load {load()}")
     for name, found in times.items():
         print(f"{name:<9} {found} ms a round (minimum / median of {options.turns})")
+    if options.secure_aggregation:
+        print(
+            f"secure : messages = {ratio(times['secure'], times['messages'])}; models differ by {furthest:.0e} at most"
+        )
+        return
     print(f"messages : debug = {ratio(times['messages'], times['debug'])}, at most 3 allowed")
     each = Times(tuple(a - b for a, b in zip(times["messages"].seconds, times["compiled"].seconds, strict=True)))
     print(f"a client's messages and calls cost {each.per(options.clients)} ms; models differ by {furthest:.0e} at most")
@@ -76,9 +87,9 @@ def make_federation(clients: int) -> Federation:
     )
 
 
-def over_messages(federation: Federation, model: Model, folder: Path) -> Training:
-    """A training whose clients are behind messages, each with its own rows."""
-    plan = Plan("benchmark", METHOD, model)
+def over_messages(federation: Federation, model: Model, folder: Path, sums: SecureSums | None = None) -> Training:
+    """A training whose clients are behind messages, each with its own rows, and behind masks if `sums` are given."""
+    plan = Plan("benchmark", METHOD, model, sums=sums)
     responders = {}
     for place, name in enumerate(federation.names):
         rows = federation.train[place]

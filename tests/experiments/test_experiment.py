@@ -58,6 +58,21 @@ def test_a_file_becomes_rows_columns_and_candidates(write):
     assert experiment.runs == 2 * 3 + 1
 
 
+def test_parts_of_models_are_named_and_chosen(write):
+    rows = """[algorithms.FedPer]
+use = "fedper"
+part = "last2"
+
+[algorithms.FedRep]
+use = "fedrep"
+grid.part = ["head", "not layers.1"]
+
+[algorithms.Hyp]"""
+    _, fedper, fedrep, *_ = load(write(FILE.replace("[algorithms.Hyp]", rows))).entries
+    assert [candidate.algorithm.part for candidate in fedper.candidates] == ["last2"]
+    assert [candidate.algorithm.part for candidate in fedrep.candidates] == ["head", "not layers.1"]
+
+
 def test_the_quick_size_is_laid_over_the_published_one(write):
     experiment = load(write(FILE), quick=True)
     assert (experiment.name, experiment.size, experiment.rows) == ("e-quick", "quick", ["FedAvg"])

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from fedtailor._memory import save_memory
 from fedtailor.client.pool import split_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
@@ -43,6 +44,7 @@ COMMAND = "import sys; from fedtailor.cli import main; raise SystemExit(main(sys
 def main(arguments: list[str]) -> int:
     """Run the demonstration in a directory that is given, or in a temporary one; 0 if both results are equal."""
     require_flower()
+    save_memory()
     with ExitStack() as stack:
         directory = Path(arguments[0] if arguments else stack.enter_context(tempfile.TemporaryDirectory()))
         federation = directory / "digits"

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtailor._memory import save_memory
 from fedtailor.protocol import require
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
@@ -21,6 +22,7 @@ from fedtailor.remote.transport import Responder
 from fedtailor.storage.run_directory import MANIFEST
 
 require_flower()  # sets Flower's environment before its first import
+save_memory()
 
 from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402

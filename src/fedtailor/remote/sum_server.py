@@ -218,21 +218,30 @@ class SecureSum:
         if len(shares) < threshold:
             self._refuse(len(shares), len(among), threshold)
 
-        def fits(places: Sequence[int]) -> bool:
+        def secret_of(places: Sequence[int]) -> bytes | None:
+            """What follows from the shares at some places, if it is what the owner has shared."""
             secret = _joined(shares, places)
-            if secret is None or not arrived:
-                return secret is not None and KeyPair(secret).public == self._masking[owner]
-            return commitment(secret) == self._commitments[owner]
+            if secret is None:
+                return None
+            if arrived:
+                return secret if commitment(secret) == self._commitments[owner] else None
+            return secret if KeyPair(secret).public == self._masking[owner] else None
 
-        good = next((places for places in _choices(tuple(shares), threshold) if fits(places)), None)
-        if good is None:
+        for good in _choices(tuple(shares), threshold):
+            secret = secret_of(good)
+            if secret is not None:
+                break
+        else:
             raise TooFewClients(f"the shares that clients opened do not unmask the sum with client {owner}: some are "
                                 "wrong; the round does not count")  # fmt: skip
-        for place in shares:
-            if place not in good and not fits((*good[1:], place)):
-                self._tell(f"client {among[place]}: its share of a secret of client {owner} is wrong; it is not used")
-        secret = _joined(shares, good)
-        assert secret is not None
+        # fewer than `threshold` are left: where the secret follows from all of them, none need be looked at alone
+        others = tuple(place for place in shares if place not in good)
+        if others and secret_of((*others, *good)[:threshold]) is None:
+            for place in others:
+                if secret_of((*good[1:], place)) is None:
+                    self._tell(
+                        f"client {among[place]}: its share of a secret of client {owner} is wrong; it is not used"
+                    )
         return secret
 
     # who is there -----------------------------------------------------------------------------------------------------

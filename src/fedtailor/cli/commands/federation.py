@@ -1,4 +1,7 @@
-"""`fedtailor federation`: train over machines that keep their own data."""
+"""`fedtailor federation`: train over machines that keep their own data.
+
+Each command imports what it needs when it runs: a client should hold little in memory.
+"""
 
 import csv
 import io
@@ -6,17 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from fedtailor._files import reason, replacing
+from fedtailor._memory import save_memory
 from fedtailor.cli.options import check_counts, parse
-from fedtailor.cli.progress import progress_of
 from fedtailor.protocol import require
-from fedtailor.storage import Interrupted
-from fedtailor.storage.run_files import MANIFEST
-from fedtailor.training import AfterRound, Training
+
+if TYPE_CHECKING:
+    from fedtailor.training import Training
 
 RUN = "run"
 """Where in a federation's directory its run is kept."""
@@ -113,6 +116,8 @@ def federation(arguments: list[str]) -> int:
     name, *rest = arguments
     require(name in COMMANDS, f"there is no command federation {name}; the commands are {', '.join(COMMANDS)}")
     options, run = COMMANDS[name]
+    # all commands alike, so that the simulation of a job and its machines run programs of one kind
+    save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
     except (RuntimeError, TimeoutError) as error:
@@ -138,11 +143,15 @@ def _init(options: Init) -> int:
 
 
 def _serve(options: Serve) -> int:
+    from fedtailor.cli.progress import progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import agree, connected, greet
     from fedtailor.remote.statistics import Statistics
     from fedtailor.remote.transport import TooFewClients
+    from fedtailor.storage import Interrupted
+    from fedtailor.storage.run_files import MANIFEST
+    from fedtailor.training import AfterRound
 
     run_there = (options.dir / RUN / MANIFEST).exists()
     require(
@@ -185,7 +194,7 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print_scores(training: Training, directory: Path | None) -> None:
+def _print_scores(training: "Training", directory: Path | None) -> None:
     """How good each client's personal model is on that client's test rows."""
     metric = training.metric.name
     for unseen in (False, True):
@@ -251,6 +260,7 @@ def _as_csv(header: str, cells: Sequence[str | float]) -> str:
 
 
 def _simulate(options: Simulate) -> int:
+    from fedtailor.cli.progress import progress_of
     from fedtailor.executors import Settings
     from fedtailor.remote.examples import read_all
     from fedtailor.remote.job import read_job

@@ -158,7 +158,7 @@ SMALL = SGD(lr=0.2, steps=3, batch_size=8)
         APFL(sgd=SMALL, mix="logits"),
         PerFedAvg(sgd=SMALL),
         CGPFL(sgd=SMALL, lam=1.0, contexts=1),
-        MAPPER(sgd=SMALL),
+        MAPPER(sgd=SMALL, cover=(0.0, 0.5)),
         FedEM(sgd=SMALL),
         MOON(sgd=SMALL),
         FedDBE(sgd=SMALL),

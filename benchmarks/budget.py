@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from measuring import machine
-from regret import TABLES
+from regret import ROWS, TABLES
 
 import fedtailor as ft
 from fedtailor.cli.own_table import CLASSIFICATION_RATES, METHODS
@@ -39,16 +39,16 @@ SCENARIOS = [name for name in TABLES if name != "unequal sizes, near"]
 ROUNDS = 50
 
 
-def experiment(name: str, seed: int) -> Experiment:
-    """One scenario and seed with every method and rate."""
+def experiment(name: str, seed: int, rows: int) -> Experiment:
+    """One scenario, of so many rows a client, and one seed with every method and rate."""
 
     def build(data_seed: int) -> ft.Federation:
-        return TABLES[name](data_seed)
+        return TABLES[name](data_seed, rows)
 
     def default(method: str) -> Any:
         return ft.scenarios.find("table").algorithm(method)
 
-    label = name.replace(", ", "-").replace(" ", "-")
+    label = name.replace(", ", "-").replace(" ", "-") + ("" if rows == ROWS else f"-{rows}")
     scenarios.SCENARIOS[label] = Scenario(label, name, build, ft.models.logistic(), ROUNDS, default=default)
     content = {
         "title": name,
@@ -99,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[700], help="of data, splits and models")
     parser.add_argument("--scenarios", nargs="+", default=SCENARIOS, choices=SCENARIOS, help="which tables")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a client: 60 in 100 for tests, 10 for validation")
     parser.add_argument("--out", type=Path, default=Path("budget-results"), help="where runs go")
     options = parser.parse_args()
     print(f"{machine()}\n")
@@ -108,8 +109,9 @@ def main() -> None:
     found = []
     for seed in options.seeds:
         for name in options.scenarios:
+            tables = experiment(name, seed, options.rows)
             full, halved = (
-                outcome(Comparison(experiment(name, seed), options.out / kind, ft.Settings(), budget=kind == "halved"))
+                outcome(Comparison(tables, options.out / kind, ft.Settings(), budget=kind == "halved"))
                 for kind in ("full", "halved")
             )
             same = (full["method"], full["rate"]) == (halved["method"], halved["rate"])

@@ -88,8 +88,8 @@ def warn_few_validation_rows(rows: int) -> list[str]:
         return []
     error = 50 / math.sqrt(rows)
     return [
-        f"halving chose by {rows:,} validation rows in all, by which an accuracy is known to {error:.1f} points at worst "
-        "(one standard error): the full grid may well choose another method or rate"
+        f"halving chose by {rows:,} validation rows in all, by which an accuracy is known to {error:.1f} points at "
+        "worst (one standard error): the full grid may well choose another method or rate"
     ]
 
 

@@ -51,7 +51,7 @@ class Preprocessing:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the model's inputs, in order; decorrelated, each is that part of its column which others lack."""
+        """The names of the model's inputs, in order; a decorrelated one is what others do not say of its column."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property

@@ -231,13 +231,13 @@ def _decorrelation(content: Mapping[str, Any] | None, columns: Sequence[ColumnEn
     if content is None:
         return None
     width = sum(len(column.inputs) for column in columns)
+    strange = TypeError(f"the decorrelation is not of {width} inputs")
     try:
         mean, matrix = np.array(content["mean"], np.float64), np.array(content["matrix"], np.float64)
-        fits = mean.shape == (width,) and matrix.shape == (width, width) and bool(np.isfinite(mean @ matrix).all())
     except ValueError:
-        fits = False
-    if not fits:
-        raise TypeError(f"the decorrelation is not of {width} inputs")
+        raise strange from None
+    if mean.shape != (width,) or matrix.shape != (width, width) or not np.isfinite(mean @ matrix).all():
+        raise strange
     return Decorrelation(tuple(mean.tolist()), tuple(tuple(row) for row in matrix.tolist()))
 
 

@@ -11,9 +11,9 @@ compare the six methods and two learning rates that `fedtailor compare TABLE` st
     rounds        what halving took, in shares of the full grid's rounds
 
 and then for all comparisons how often the two agree. A halved comparison never names a winner over methods that it left
-out; where the full grid names one, it is counted whether halving leads with it. With --rows 200, the default, 160 rows
-of a table are for validation, and the full grid hardly ever names a winner; with --rows 2000 both have something to go
-by. Runs that --out holds are not repeated. The schedule of halving was made on seeds 300 to 302; take others.
+out; where the full grid names one, it is counted whether halving leads with it. With the default of --rows, 160
+rows of a table are for validation; larger tables tell whether it is they that are too few. Runs that --out holds are
+not repeated. The schedule of halving was made on seeds 300 to 302; take others.
 """
 
 import argparse

@@ -19,6 +19,7 @@ from fedtailor.protocol.exchange import (
 )
 from fedtailor.protocol.hidden_rows import HiddenRows, Sums
 from fedtailor.protocol.hyperparameters import (
+    MayBeInfinite,
     TracedInt,
     ZeroIsStatic,
     hyperparameters,
@@ -76,6 +77,7 @@ __all__ = [
     "LineDiagnostic",
     "LocalTrainer",
     "MatrixDiagnostic",
+    "MayBeInfinite",
     "Mixture",
     "ModelPart",
     "ModelParts",

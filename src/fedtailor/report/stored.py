@@ -18,9 +18,17 @@ from fedtailor.protocol import client_ids, require
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
-from fedtailor.storage.diagnostics import read_diagnostics
+from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
 from fedtailor.storage.digests import is_sealed
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
+
+_SETTINGS = {
+    "run": ("seed", "evaluate_every", "participation"),
+    "algorithm": ("name",),
+    "model": ("architecture", "loss", "input_shape", "outputs", "dtype"),
+    "data": ("name", "clients"),
+}
+"""What every manifest says."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +71,14 @@ class StoredRun:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
         try:
-            return tomllib.loads((self.path / MANIFEST).read_text())
+            manifest = tomllib.loads((self.path / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise _unreadable(self.path / MANIFEST, error) from None
+        for name, settings in _SETTINGS.items():  # of 0.1, which kept no digests
+            table = manifest.get(name)
+            missing = [key for key in settings if not isinstance(table, dict) or key not in table]
+            require(not missing, f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}]; repeat the run")
+        return manifest
 
     @property
     def seed(self) -> int:
@@ -95,6 +108,8 @@ class StoredRun:
     @cached_property
     def diagnostics(self) -> dict[str, Diagnostic]:
         """What the method told about itself in the end, by name."""
+        for name in (DIAGNOSTICS, ARRAYS):
+            require_unchanged(self.path / name, self.summary)
         try:
             return {diagnostic.name: diagnostic for diagnostic in read_diagnostics(self.path)}
         except OSError as error:

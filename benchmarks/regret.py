@@ -52,7 +52,7 @@ def linear(
     intercepts: float = 0.0,
     noise: float = 0.5,
     unequal: bool = False,
-) -> Callable[[int], Federation]:
+) -> Callable[..., Federation]:
     """A table with y = [slope x + intercept + noise > 0] at every client.
 
     Args:
@@ -61,15 +61,18 @@ def linear(
         intercepts: deviation of clients' intercepts.
         noise: deviation of the noise.
         unequal: whether sizes go from a third of the usual to about twice.
+
+    Returns:
+        The table of a seed; and of a number of rows a client, if it is to be another one.
     """
 
-    def build(seed: int) -> Federation:
+    def build(seed: int, rows: int = ROWS) -> Federation:
         rng = np.random.default_rng(seed)
         slope = slopes(rng)
-        sizes = np.full(CLIENTS, ROWS)
+        sizes = np.full(CLIENTS, rows)
         if unequal:
-            sizes = np.linspace(ROWS / 3, 5 * ROWS / 3, CLIENTS).astype(int)
-            sizes[-1] += CLIENTS * ROWS - sizes.sum()
+            sizes = np.linspace(rows / 3, 5 * rows / 3, CLIENTS).astype(int)
+            sizes[-1] += CLIENTS * rows - sizes.sum()
         owner = np.repeat(np.arange(CLIENTS), sizes)
         x = rng.normal(size=(len(owner), FEATURES)) + shift * rng.normal(size=(CLIENTS, FEATURES))[owner]
         score = np.einsum("nf,nf->n", x, slope[owner]) + (intercepts * rng.normal(size=CLIENTS))[owner]
@@ -103,7 +106,7 @@ def outlier(rng: np.random.Generator) -> np.ndarray:
     return common(rng) * np.where(np.arange(CLIENTS) == CLIENTS - 1, -1, 1)[:, None]
 
 
-TABLES: dict[str, Callable[[int], Federation]] = {
+TABLES: dict[str, Callable[..., Federation]] = {
     "one population": linear(common),
     "one population, noisy": linear(common, noise=4.0),
     "opposed groups": linear(opposed),

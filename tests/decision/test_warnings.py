@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from fedtailor.decision import still_falling, warn_grid_edges, warn_repeated_rows, warn_small_tests, warn_still_falling
+from fedtailor.decision import (
+    still_falling,
+    warn_few_validation_rows,
+    warn_grid_edges,
+    warn_repeated_rows,
+    warn_small_tests,
+    warn_still_falling,
+)
 
 
 def test_small_and_one_sided_test_splits():
@@ -23,6 +30,14 @@ def test_rows_that_repeat_or_leak():
     repeated, leaked = warn_repeated_rows({"a": x[:3], "b": x[2:4]}, {"c": x[3:5]})
     assert repeated.startswith("1 of 5 test rows repeat") and leaked.startswith("1 of 5 test rows occur in training")
     assert "(b)" in leaked
+
+
+def test_halving_by_few_rows():
+    assert warn_few_validation_rows(2500) == warn_few_validation_rows(0) == []
+    (warning,) = warn_few_validation_rows(160)
+    deviation = 100 * np.random.default_rng(0).binomial(160, 0.5, 100_000).std() / 160
+    assert "160 validation rows" in warning and "known to 4.0 points" in warning
+    assert deviation == pytest.approx(4.0, abs=0.1)
 
 
 def test_settings_at_the_edge_of_their_grid():

@@ -95,6 +95,7 @@ def test_the_report_says_what_was_left_out(halved):
     assert "Budget: 45 rounds instead of 88" in text and "Not run: Tuned on turned: left out after" in text
     assert "Nothing is said of Still, Tuned: left out by validation data." in text
     assert "sgd.lr 1e+30: diverged" in text and "| Still | - | as it is: " in text and " after 2 rounds" in text
+    assert any("halving chose by" in warning and "validation rows" in warning for warning in decision.warnings)
     # better than the other one that was trained is not better than all
     assert decision.winner.winner is None and decision.as_dict()["winner"] is None and decision.winner.leader
 

@@ -1,16 +1,20 @@
 """What is learned from a table's training rows, kept as JSON, and applied to raw rows by name."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
+from scipy.linalg import sqrtm
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedtailor.tables import Preprocessing, from_table
+from fedtailor.tables.decorrelation import fit_decorrelation
+from fedtailor.tables.notes import about_decorrelation
 
 ROLES = {"client": "site", "target": "y"}
 N = 400
@@ -33,6 +37,11 @@ def frame():
 
 @pytest.fixture(scope="module")
 def table(frame):
+    return from_table(frame, **ROLES, categories=["code"], unseen=["s3"], keep_correlated=True, seed=1)
+
+
+@pytest.fixture(scope="module")
+def decorrelated(frame):
     return from_table(frame, **ROLES, categories=["code"], unseen=["s3"], seed=1)
 
 
@@ -73,8 +82,44 @@ def test_it_is_what_scikit_learns_pipeline_learns_from_the_training_rows(frame, 
         np.testing.assert_array_equal(table.x[:, inputs.index(f"{name} is missing")], frame[name].is_null().to_numpy())
 
 
-def test_nothing_is_learned_from_other_rows(frame, table):
+def test_inputs_of_a_regression_are_decorrelated(frame, table, decorrelated):
+    train, learned = training_rows(table), decorrelated.preprocessing
+    x = table.x.astype(np.float64)
+    centred = x - x[train].mean(axis=0)
+    covariance = centred[train].T @ centred[train] / len(train)
+    floor = 3e-3 * np.trace(covariance) / len(covariance)
+    inverse_root = sqrtm(covariance).real @ np.linalg.inv(covariance + floor * np.eye(len(covariance)))
+    np.testing.assert_allclose(decorrelated.x, centred @ inverse_root, atol=1e-5)
+    # The categories of a column add up to one, so two directions are lost here; along the others the spread is one.
+    spread = np.linalg.eigvalsh(np.cov(decorrelated.x[train].T, bias=True))
+    assert (spread[:2] < 1e-6).all() and (spread[2:] > 0.8).all() and spread[-1] < 1
+    assert learned.inputs == table.preprocessing.inputs and any("decorrelated" in note for note in decorrelated.notes)
+    # One row is what it is among all, to the bit, also of what was read back; and what lacks it was never so.
+    again = Preprocessing.from_json(learned.to_json())
+    assert again == learned
+    np.testing.assert_array_equal(again.transform(frame.row(7, named=True)), decorrelated.x[7:8])
+    assert table.preprocessing.decorrelation is None and "decorrelation" not in table.preprocessing.to_json()
+    np.testing.assert_array_equal(replace(learned, decorrelation=None).transform(frame), table.x)
+    for damage in ([[1.0]], [[1.0], 2.0], None):
+        damaged = json.loads(learned.to_json())
+        damaged["decorrelation"]["matrix"] = damage
+        with pytest.raises(ValueError, match="decorrelation is not of 13 inputs"):
+            Preprocessing.from_json(json.dumps(damaged))
+
+
+def test_classes_single_inputs_and_wide_tables_stay_as_they_are(frame):
+    classes = from_table(frame.with_columns(y=pl.Series(["a", "b"] * (N // 2))), **ROLES)
+    single = from_table(frame, **ROLES, features=["born"])
+    assert classes.preprocessing.decorrelation is None and single.preprocessing.decorrelation is None
+    assert not any("correlated" in note for note in (*classes.notes, *single.notes))
+    wide = np.random.default_rng(0).normal(size=(40, 101)).astype(np.float32)
+    assert fit_decorrelation(wide) is None and fit_decorrelation(wide[:, 1:]) is not None
+    assert about_decorrelation(None, 101) == ["The inputs stay correlated: they are 101, more than 100."]
+
+
+def test_nothing_is_learned_from_other_rows(frame, decorrelated):
     """Other values in the rows for validation, test and unseen clients change no encoding, and no training input."""
+    table = decorrelated
     train = np.zeros(N, np.bool_)
     train[training_rows(table)] = True
     other = pl.Series(~train)

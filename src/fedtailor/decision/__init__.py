@@ -6,6 +6,7 @@ from fedtailor.decision.intervals import Interval, two_way_interval
 from fedtailor.decision.row_scores import SCORES, Score, bootstrap_gains, metric_interval
 from fedtailor.decision.warnings import (
     still_falling,
+    warn_few_validation_rows,
     warn_grid_edges,
     warn_repeated_rows,
     warn_small_tests,
@@ -28,6 +29,7 @@ __all__ = [
     "metric_interval",
     "still_falling",
     "two_way_interval",
+    "warn_few_validation_rows",
     "warn_grid_edges",
     "warn_repeated_rows",
     "warn_small_tests",

@@ -1,5 +1,6 @@
 """What a reader of a comparison must know before believing it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ FALLING = 0.02
 """A curve still falls if its last tenth brought more than this share of all it has fallen."""
 _NAMED = 3
 """Names that a warning lists; the others are counted."""
+FEW_TO_CHOOSE_BY = 2500
+"""Below so many validation rows an accuracy of one half has a standard error above one point."""
 
 
 def warn_small_tests(test_labels: Mapping[str, ArrayLike], *, classification: bool = True) -> list[str]:
@@ -73,6 +76,21 @@ def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDA
             "good by them"
         )
     return warnings
+
+
+def warn_few_validation_rows(rows: int) -> list[str]:
+    """Successive halving that chose by few rows: the standard error of an accuracy is above one point there.
+
+    Args:
+        rows: for validation, of all clients that train.
+    """
+    if not 0 < rows < FEW_TO_CHOOSE_BY:
+        return []
+    error = 50 / math.sqrt(rows)
+    return [
+        f"halving chose by {rows:,} validation rows in all, by which an accuracy is known to {error:.1f} points at "
+        "worst (one standard error): the full grid may well choose another method or rate"
+    ]
 
 
 def warn_grid_edges(chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:

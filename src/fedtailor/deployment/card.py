@@ -133,6 +133,12 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
     yield "| --- | --- | --- |"
     for column in preprocessing.columns:
         yield f"| {_text(column.name)} | {_text(_seen(column))} | {_text(_gap(column))} |"
+    if preprocessing.decorrelation is not None:
+        yield ""
+        yield (
+            "These inputs are then decorrelated: each is centred, and what the others say already is taken out of it "
+            "(a symmetric matrix in preprocessing.json)."
+        )
     if preprocessing.ignored:
         yield ""
         yield (

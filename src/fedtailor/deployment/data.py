@@ -11,8 +11,9 @@ from fedtailor.experiments import scenarios
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 from fedtailor.storage.digests import file_digest
+from fedtailor.storage.export import PREPROCESSING
 from fedtailor.storage.manifest import digest
-from fedtailor.tables import from_table
+from fedtailor.tables import Preprocessing, from_table
 
 CLIENTS = "clients"
 """In an origin: the clients that were taken, where a scenario has more."""
@@ -70,7 +71,18 @@ def _table(directory: Path, origin: Mapping[str, Any], parameters: Mapping[str, 
         "again on the new one",
     )
     options = {name: value for name, value in parameters.items() if name != "path"}
+    if _stayed_correlated(directory):
+        options["keep_correlated"] = True
     return from_table(path, seed=origin["seed"], **options)
+
+
+def _stayed_correlated(directory: Path) -> bool:
+    """Whether a run is a regression on inputs that were not decorrelated, as before there was an option for it."""
+    file = directory / PREPROCESSING
+    if not file.is_file():
+        return False
+    learned = Preprocessing.load(file)
+    return learned.target.task == "regression" and learned.decorrelation is None
 
 
 def table_path(directory: Path, origin: Mapping[str, Any]) -> Path:

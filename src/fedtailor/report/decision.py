@@ -13,6 +13,7 @@ from fedtailor.decision import (
     best_method,
     choose_by_validation,
     client_gains,
+    warn_few_validation_rows,
     warn_grid_edges,
     warn_still_falling,
 )
@@ -137,8 +138,10 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     if first is None:
         return None
     higher, metric = first.unit.higher_is_better, first.metric
-    test, val = _values(runs, "test"), _values(runs, "val")
     warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
+    if experiment.index.budget is not None:
+        warnings += warn_few_validation_rows(int(first.clients.filter(~pl.col("unseen"))["val"].sum()))
+    test, val = _values(runs, "test"), _values(runs, "val")
     if test.is_empty():
         return Decision(scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings)
     several = len(runs) > 1

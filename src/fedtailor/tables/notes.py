@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedtailor.tables.decorrelation import MOST_INPUTS, Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import Parsed
 from fedtailor.tables.options import TableOptions
@@ -45,6 +46,15 @@ def about_columns(encodings: tuple[ColumnEncoding, ...], columns: Mapping[str, P
         (dates, "Dates count in days"),
     )
     return [f"{sentence}: {listed(names, 20)}." for names, sentence in sentences if names]
+
+
+def about_decorrelation(decorrelation: Decorrelation | None, inputs: int) -> list[str]:
+    """A sentence on whether the inputs of a regression are decorrelated."""
+    if decorrelation is not None:
+        return ["The inputs are decorrelated, so that gradient steps fit them as least squares does."]
+    if inputs > MOST_INPUTS:
+        return [f"The inputs stay correlated: they are {inputs:,}, more than {MOST_INPUTS}."]
+    return []
 
 
 def about_splits(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:

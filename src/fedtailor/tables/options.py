@@ -47,6 +47,8 @@ class TableOptions:
     """Further words for a missing cell, besides the empty cell, ?, NA, N/A, NaN, null, #N/A, a dash and a dot."""
     skip_unlabelled: bool = False
     """Leave out rows without a target or without a client, instead of refusing them."""
+    keep_correlated: bool = False
+    """Leave the inputs of a regression correlated, as they are in the table."""
     separator: str | None = None
     """What stands between the cells of a line (default: recognised)."""
     decimal: Literal[".", ","] | None = None

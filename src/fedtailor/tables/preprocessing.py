@@ -16,6 +16,7 @@ import polars as pl
 from jaxtyping import Float32
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor.tables.decorrelation import Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.problems import Problems, listed, no_such_column, rows_of
@@ -37,6 +38,7 @@ class Preprocessing:
         ignored: column -> why rows may have it and models do not see it.
         missing: the user's own words for missing cells.
         decimal: the decimal sign of numbers that come as text.
+        decorrelation: what is done with the encoded columns of a regression; None = nothing.
     """
 
     columns: tuple[ColumnEncoding, ...]
@@ -45,10 +47,11 @@ class Preprocessing:
     ignored: Mapping[str, str]
     missing: tuple[str, ...] = ()
     decimal: str = "."
+    decorrelation: Decorrelation | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the model's inputs, in order."""
+        """The names of the model's inputs, in order; a decorrelated one is what others do not say of its column."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
@@ -112,6 +115,8 @@ class Preprocessing:
                 )
             start = end
         problems.raise_if_any()
+        if self.decorrelation is not None:
+            self.decorrelation.apply(out)
         return out
 
     def transform_labelled(
@@ -146,6 +151,8 @@ class Preprocessing:
     def to_json(self) -> str:
         """The preprocessing as JSON; `from_json` gives the same one, to the last bit."""
         content = {"format": _FORMAT, **dataclasses.asdict(self), "ignored": dict(self.ignored)}
+        if self.decorrelation is None:
+            del content["decorrelation"]  # so that other versions read it
         return json.dumps(content, indent=1, allow_nan=False)
 
     @classmethod
@@ -166,7 +173,9 @@ class Preprocessing:
             target = content.pop("target")
             sequences = {name: tuple(target.get(name, ())) for name in ("classes", "positive")}
             target = TargetEncoding(**{**target, **sequences})
-            return cls(columns, target, **{**content, "missing": tuple(content["missing"])})
+            decorrelation = _decorrelation(content.pop("decorrelation", None), columns)
+            rest = {**content, "missing": tuple(content["missing"])}
+            return cls(columns, target, decorrelation=decorrelation, **rest)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no preprocessing, or a damaged one ({error}); write it again") from None
 
@@ -218,6 +227,25 @@ class Preprocessing:
                 f"as in training; mend it, or leave the cell empty"
             )
         return values, bad
+
+
+def _decorrelation(content: Mapping[str, Any] | None, columns: Sequence[ColumnEncoding]) -> Decorrelation | None:
+    """What JSON holds of it.
+
+    Raises:
+        TypeError: it is not of these columns.
+    """
+    if content is None:
+        return None
+    width = sum(len(column.inputs) for column in columns)
+    strange = TypeError(f"the decorrelation is not of {width} inputs")
+    try:
+        mean, matrix = np.array(content["mean"], np.float64), np.array(content["matrix"], np.float64)
+    except ValueError:
+        raise strange from None
+    if mean.shape != (width,) or matrix.shape != (width, width) or not np.isfinite(mean @ matrix).all():
+        raise strange
+    return Decorrelation(tuple(mean.tolist()), tuple(tuple(row) for row in matrix.tolist()))
 
 
 def _is_dicts(rows: Any) -> bool:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from fedtailor.federation import Federation
 from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
+from fedtailor.tables.decorrelation import fit_decorrelation
 from fedtailor.tables.encoding import ColumnEncoding, fit_column
 from fedtailor.tables.kinds import Parsed, category_text, recognise
-from fedtailor.tables.notes import about_columns, about_dropped, about_splits
+from fedtailor.tables.notes import about_columns, about_decorrelation, about_dropped, about_splits
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
 from fedtailor.tables.problems import Problems, listed
@@ -51,7 +52,8 @@ class TableOrigin:
 class Table(Federation):
     """A federation that was read from a table.
 
-    Its inputs are standardised numbers and indicators, float32; the targets of a regression are standardised too
+    Its inputs are standardised numbers and indicators, float32, of a regression decorrelated; its targets are
+    standardised too
     (`preprocessing.target_shift` and `target_scale` lead back to their own unit).
 
     Attributes:
@@ -130,9 +132,15 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     encoding, y = _standardise_target(target, train)
     ignored = _ignored(raw.frame.columns, encodings, options, ignored)
     decimal = options.decimal or ("," if any("decimal comma" in note for note in raw.notes) else ".")
-    preprocessing = Preprocessing(encodings, encoding, options.client, ignored, options.missing, decimal)
+    x, decorrelation = _inputs(columns, encodings), None
+    if encoding.task == "regression" and not options.keep_correlated:
+        decorrelation = fit_decorrelation(x, train)
+        notes += about_decorrelation(decorrelation, x.shape[1])
+        if decorrelation is not None:
+            decorrelation.apply(x)
+    preprocessing = Preprocessing(encodings, encoding, options.client, ignored, options.missing, decimal, decorrelation)
     return Table(
-        _inputs(columns, encodings),
+        x,
         y,
         *splits,
         rows.names,

@@ -29,6 +29,7 @@ def table(
     clients: tuple[str, ...] | None = None,
     missing: tuple[str, ...] = (),
     skip_unlabelled: bool = False,
+    keep_correlated: bool = False,
     separator: str | None = None,
     decimal: Literal[".", ","] | None = None,
     encoding: str | None = None,
@@ -59,6 +60,7 @@ def table(
         clients: the clients to take; None = all of the table.
         missing: further words for a missing cell.
         skip_unlabelled: leave out rows without target or client, instead of refusing them.
+        keep_correlated: leave the inputs of a regression correlated, as they are in the table.
         separator: what stands between cells; None = recognised.
         decimal: the decimal sign; None = recognised.
         encoding: of the text; None = recognised.
@@ -88,6 +90,7 @@ def table(
         clients=clients,
         missing=missing,
         skip_unlabelled=skip_unlabelled,
+        keep_correlated=keep_correlated,
         separator=separator,
         decimal=decimal,
         encoding=encoding,

@@ -230,6 +230,8 @@ class DeviceExecutor:
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
         """Make the answers' states the clients' states."""
+        if not jax.tree.leaves(answers.states):
+            return
         cohort = exchange.cohort
         order = self._order(cohort.clients.listed[cohort.rows])
         self.states.write(cohort.rows[order], answers.states)

@@ -20,7 +20,17 @@ from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import read_diagnostics
 from fedtailor.storage.digests import is_sealed
-from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
+from fedtailor.storage.run_files import (
+    BASELINE,
+    CLIENTS,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    ROWS,
+    SUMMARY,
+    read_text,
+    require_unchanged,
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +52,7 @@ class StoredRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run in numbers, or why it diverged."""
-        try:
-            summary = json.loads((self.path / SUMMARY).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise _unreadable(self.path / SUMMARY, error) from None
+        summary: Any = read_text(self.path / SUMMARY, json.loads, "repeat the run")
         require(
             not isinstance(summary, dict) or is_sealed(summary), f"{self.path / SUMMARY} is damaged; repeat the run"
         )
@@ -62,10 +69,7 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
-        try:
-            return tomllib.loads((self.path / MANIFEST).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise _unreadable(self.path / MANIFEST, error) from None
+        return read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
 
     @property
     def seed(self) -> int:

@@ -42,10 +42,12 @@ def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> N
     Returns:
         64 random bits [m] for every client id [m].
     """
-    # Only arrays of unsigned integers overflow silently: to arithmetic modulo 2^64, which the hash is made of.
-    state = np.array([seed & UINT64_MAX], np.uint64)
-    for word in (zlib.crc32(purpose.encode()), round, np.asarray(ids, np.uint64)):
-        state = _splitmix64(state + word)
+    state = np.full(np.shape(ids), np.uint64(seed & UINT64_MAX))
+    words = (np.uint64(zlib.crc32(purpose.encode())), np.uint64(round), np.asarray(ids, np.uint64))
+    # Unsigned overflow is arithmetic modulo 2^64, which the hash is made of.
+    with np.errstate(over="ignore"):
+        for word in words:
+            state = _splitmix64(state + word)
     return state
 
 
@@ -79,7 +81,7 @@ def server_rng(seed: int, purpose: str, round: int) -> np.random.Generator:
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Steele, Lea and Flood's finaliser: a bijection whose output passes BigCrush on counters."""
-    x = x + 0x9E3779B97F4A7C15
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -177,7 +177,7 @@ def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     if any(isinstance(argument, str) for argument in one.args):  # padding="same"
         return False
     # after input, weight and bias; what is not given has its default
-    defaults = ((1, 1), (0, 0), (1, 1), 1)
+    defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
     given = one.args[3:7]
     stride, padding, dilation, groups = (*given, *defaults[len(given) :])
     return square and set(stride) == {1} and len(set(padding)) == 1 and set(dilation) == {1} and groups == 1

@@ -61,9 +61,9 @@ class TorchTrainer(DebugTrainer):
     def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
         return _gathered(self.pool, places)
 
-    def batch(self, *arguments: Any) -> Batch:
+    def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():
-            return super().batch(*arguments)
+            return super().batch(*arguments, **named)
 
     # local training -------------------------------------------------------------------------------------------------
 

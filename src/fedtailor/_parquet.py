@@ -4,15 +4,10 @@ import hashlib
 import io
 import mmap
 import os
+import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-
-from fedtailor._files import reason
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,7 +16,6 @@ _KEY = "fedtailor.sha256"
 # In the file, its metadata hold the key, two bytes of Thrift (the type, the length of the value: 64) and the value.
 _BEFORE_DIGEST = _KEY.encode() + b"\x18@"
 _NO_DIGEST = b"0" * 64
-_one_at_a_time = threading.Lock()
 
 
 def write_parquet(frame: "pl.DataFrame", path: Path) -> None:
@@ -43,57 +37,48 @@ def write_parquet(frame: "pl.DataFrame", path: Path) -> None:
 def read_parquet(path: Path) -> "pl.DataFrame":
     """A Parquet file, refused in an exception alone where it is damaged.
 
-    Polars panics at some damaged files: Rust prints several lines on the standard error before Python hears of it. At a
-    few it asks for more memory than there is, which ends the process: what `write_parquet` wrote is checked first.
+    At some damaged files polars panics (Rust prints several lines on the standard error before Python hears of it), at
+    a few it ends the process, as it asks for more memory than there is. So what `write_parquet` wrote is compared with
+    its digest first, and what another program wrote is first read in a process of its own.
 
     Raises:
-        OSError, polars.exceptions.PolarsError: it cannot be read, or is no Parquet; a panic, and a file that is not
-            what was written, is a `ComputeError`.
+        OSError, polars.exceptions.PolarsError: it cannot be read, or is no Parquet; a file that is not what was
+            written, or at which polars fails, is a `ComputeError`.
     """
     import polars as pl
 
     # Opened here, too: polars says of a file that may not be read that it is no Parquet.
     with path.open("rb") as file:
         unchanged = _is_what_was_written(file)
-    if not unchanged:
+    if unchanged is None and not _is_survived(path):
+        raise pl.exceptions.ComputeError("the reader breaks down at it: it is damaged, or larger than the memory")
+    if unchanged is False:
         raise pl.exceptions.ComputeError("it is not what was written")
-    try:
-        with _quiet_if_it_fails():
-            return pl.read_parquet(path)
-    except pl.exceptions.PanicException as error:
-        raise pl.exceptions.ComputeError(reason(error)) from None
+    return pl.read_parquet(path)
 
 
-@contextmanager
-def _quiet_if_it_fails() -> Iterator[None]:
-    """What libraries print on the standard error in the block: dropped where it raises, else printed after it."""
-    with _one_at_a_time, tempfile.TemporaryFile() as said:
-        try:
-            before = os.dup(2)
-        except OSError:  # there is no standard error
-            yield
-            return
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-        said.seek(0)
-        with suppress(OSError):
-            os.write(2, said.read())
+# An exception is left to the reading that follows, which raises it again.
+_READ = """
+import contextlib, sys
+import polars
+with contextlib.suppress(Exception):
+    polars.read_parquet(sys.argv[1])
+"""
 
 
-def _is_what_was_written(file: BinaryIO) -> bool:
-    """Whether the digest in a file is its own; True for a file without one, as other programs write them."""
+def _is_survived(path: Path) -> bool:
+    """Whether a process that reads the file goes on: there was no panic, and nothing ended it."""
+    return subprocess.run([sys.executable, "-P", "-c", _READ, str(path)], capture_output=True).returncode == 0
+
+
+def _is_what_was_written(file: BinaryIO) -> bool | None:
+    """Whether the digest in a file is its own; None for a file without one, as other programs write them."""
     if os.fstat(file.fileno()).st_size == 0:
-        return True  # an empty file cannot be mapped
+        return None  # an empty file cannot be mapped
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         place = _place_of_digest(mapped)
     if place < 0:
-        return True
+        return None
     data = file.read()
     end = place + len(_NO_DIGEST)
     digest = hashlib.sha256(data[:place] + _NO_DIGEST + data[end:]).hexdigest()

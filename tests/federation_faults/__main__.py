@@ -4,6 +4,7 @@ import argparse
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", action="store_true", help="real processes over TLS (needs the extra flower)")
+    parser.add_argument("--out", type=Path, help="a folder for the federation's files and logs, which stay")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with nullcontext(options.out) if options.out else tempfile.TemporaryDirectory() as name:
         if options.processes:
             tried, good = campaign(
                 Path(name) / "digits", options.kills, options.seed, lambda line: print(line, flush=True)

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor.accounting import WIRELESS_PRESETS
 from fedtailor.experiments.experiment import METRICS
 from fedtailor.report import overview
 from fedtailor.report.comparison import tables
@@ -132,6 +133,29 @@ def test_traffic_and_time(results, experiment):
         ]
         local = f"{np.mean([times[0] for times in reached]) * (1 + delay):.0f}" if all(reached) else "-"
         assert column(table, header)["Local"] == local
+
+
+def test_when_the_rounds_of_fedavg_are_over(results, experiment):
+    """Local sends nothing, so all its rounds are over by then; of UCFL, which sends more, fewer are."""
+    table = tables(experiment)["permuted-by-time"]
+    curves = [
+        [np.mean(list(accuracies(results / RUNS["permuted"] / f"{label}-s{seed}", t).values())) for seed in SEEDS]
+        for label in ("fedavg", "local")
+        for t in range(1, ROUNDS + 1)
+    ]
+    for header in ("rho=4, random", "rho=2", "rho=1"):
+        assert column(table, header)["FedAvg"].startswith(f"{100 * np.mean(curves[ROUNDS - 1]):.1f} ± ")
+        assert column(table, header)["Local"].startswith(f"{100 * np.mean(curves[-1]):.1f} ± ")
+
+    run = StoredRun(next((results / "runs").glob("digits-permuted/ucfl*-s0")))
+    first = StoredRun(results / RUNS["permuted"] / "fedavg-s0")
+    for header, system in zip(("rho=4, random", "rho=2", "rho=1"), WIRELESS_PRESETS.values(), strict=True):
+        over = system.times(first.ledger.frame(), ROUNDS, samples=first.mean_samples)
+        times = system.times(run.ledger.frame(), range(1, ROUNDS + 1), samples=run.mean_samples)
+        done = int((times <= over).sum())
+        assert done < ROUNDS
+        wanted = f"{100 * list(run.curve().values())[done - 1]:.1f}" if done else "-"
+        assert column(table, header)["UCFL, auto"] == wanted
 
 
 def test_without_fedavg_there_is_no_time_to_its_best(results, tmp_path):

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
+from fedtailor.remote.grid_answers import Arriving, Lost, announced
 from fedtailor.remote.keys import registered_form
 
 if TYPE_CHECKING:
+    from flwr.app import Message
     from flwr.superlink.grid.http_grid import HttpGrid
 
 T = TypeVar("T")
@@ -77,9 +79,10 @@ class GridTransport:
         self._names = {key: name for name, key in keys.items()}
         self._nodes: dict[str, int] = {}
         self._sent: dict[str, _Sent] = {}
+        self._arriving: list[Arriving] = []
 
     def online(self) -> Mapping[str, str]:
-        """Clients that are there, with the time at which each connected and how many of its answers were lost."""
+        """Clients that are there, with the time at which each connected and how many of its messages were lost."""
         marks: dict[str, str] = {}
         for node in self._patiently(self._grid.get_nodes):
             name = self._names.get(node.public_key)
@@ -89,33 +92,69 @@ class GridTransport:
         return marks
 
     def send(self, client: str, body: bytes) -> None:
-        """Leave a message for a client at the SuperLink."""
+        """Leave a message for a client at the SuperLink.
+
+        Raises:
+            RuntimeError: the SuperLink takes no message of that size.
+        """
         from flwr.app import Message
 
         node_id = self._nodes[client]
         message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=TTL_S)
-        for message_id in self._patiently(lambda: self._grid.push_messages([message])):
-            if message_id is not None:
-                self._sent[message_id] = _Sent(client, node_id)
+        taken = list(self._patiently(lambda: self._grid.push_messages([message])))
+        if not taken:
+            raise RuntimeError(f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB")
+        if taken[0] is None:  # the client has left since it was seen
+            self._lost[client] += 1
+        else:
+            self._sent[taken[0]] = _Sent(client, node_id)
+        # What the client was sending is not waited for: it answers again.
+        self._arriving = [answer for answer in self._arriving if answer.client != client]
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
-        """Answers that arrived. Flower's own error replies mean that one was lost: its client is to be asked again."""
-        if not self._sent:
+        """Answers that have arrived whole. Who sent one that is lost is asked again."""
+        import httpx
+
+        try:
+            self._take_announced()
+            whole = self._take_whole()
+        except httpx.HTTPError:
+            # What the SuperLink has handed out it does not hand out again, and nobody knows what that was.
+            for awaited in (*self._sent.values(), *self._arriving):
+                self._lost[awaited.client] += 1
+            self._sent.clear()
+            self._arriving.clear()
             return
-        for reply in self._patiently(lambda: self._grid.pull_messages(list(self._sent))):
-            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
-            if sent is None:
-                continue
-            if reply.has_error():
-                self._lost[sent.client] += 1
-                continue
-            if reply.metadata.src_node_id != sent.node_id:
-                self._tell(f"a message in the name of client {sent.client} came from another node; it is ignored")
-                continue
+        for answer, reply in whole:
+            if reply.has_error():  # of Flower's own: the client is gone
+                self._lost[answer.client] += 1
+            elif reply.metadata.src_node_id != answer.node_id:
+                self._tell(f"a message in the name of client {answer.client} came from another node; it is ignored")
+            else:
+                yield answer.client, _body(reply)
+
+    def _take_announced(self) -> None:
+        """Note which answers are under way."""
+        for asked, message_id, tree in announced(self._grid, list(self._sent)) if self._sent else ():
+            sent = self._sent.pop(asked, None)
+            if sent is not None:
+                self._arriving.append(Arriving(sent.client, sent.node_id, message_id, tree))
+
+    def _take_whole(self) -> list[tuple[Arriving, "Message"]]:
+        """The answers that have arrived since the last look, with what they were announced as."""
+        whole, under_way = [], []
+        for answer in self._arriving:
             try:
-                yield sent.client, unwrap(reply)
-            except ValueError:
-                yield sent.client, b""  # no message of ours: refused, with the client's name, where it is decoded
+                message = answer.look(self._grid)
+            except Lost:
+                self._lost[answer.client] += 1
+                continue
+            if message is None:
+                under_way.append(answer)
+            else:
+                whole.append((answer, message))
+        self._arriving = under_way
+        return whole
 
     def _patiently(self, action: Callable[[], T]) -> T:
         """Ask the SuperLink, again if it is busy; it is on this machine.
@@ -135,9 +174,13 @@ class GridTransport:
                     raise RuntimeError(f"the SuperLink does not answer as it should: {error}") from None
             time.sleep(0.5)
 
-    def forget(self) -> None:
-        """Stop waiting for the answers to all messages sent so far."""
-        self._sent.clear()
+
+def _body(reply: "Message") -> bytes:
+    """What an answer carries; one that is no message of ours is refused where it is decoded, with the client's name."""
+    try:
+        return unwrap(reply)
+    except ValueError:
+        return b""
 
 
 def register(address: str, authority: bytes, public_keys: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -40,6 +40,8 @@ def tables(experiment: Experiment) -> dict[str, Table]:
     for scenario in experiment.index.scenarios:
         _add(by_name, f"{slug(scenario)}-clients", over_clients(experiment, scenario))
         _add(by_name, f"{slug(scenario)}-costs", traffic_and_time(experiment, scenario))
+        if "accuracy-by-time" in experiment.index.figures and costs.reference(experiment.runs[scenario]) is not None:
+            _add(by_name, f"{slug(scenario)}-by-time", at_equal_time(experiment, scenario))
     if experiment.index.candidates:
         _add(by_name, "chosen", chosen(experiment))
     return by_name
@@ -106,6 +108,22 @@ def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
     time = "" if reference is None else f"; {costs.time_title(reference, references)}"
     title = f"{scenario}: traffic (down: multicast){time}"
     return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
+
+
+def at_equal_time(experiment: Experiment, scenario: str) -> Table:
+    """How good one scenario's methods are when FedAvg's rounds are over, over several wireless networks."""
+    runs, unit = experiment.runs[scenario], experiment.unit(scenario)
+    reference = costs.reference(runs)
+    assert reference is not None, "the table is asked for where there is FedAvg"
+    rows: list[list[Cell]] = [
+        [label, *costs.at_reference_time(runs[label], runs[reference])]
+        for label in _present(experiment, scenario)
+        if runs[label]
+    ]
+    better = dict.fromkeys(range(1, 1 + len(costs.TIME_HEADERS)), unit.higher_is_better)
+    title = f"{scenario}: test {unit.label}, when {reference}'s rounds are over"
+    headers = [header.removeprefix("time\n") for header in costs.TIME_HEADERS]
+    return Table(title, ["algorithm", *headers], rows, higher_is_better=better, note=costs.TIME_NOTE)
 
 
 def chosen(experiment: Experiment) -> Table:

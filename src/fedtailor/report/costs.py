@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedtailor.accounting import WIRELESS_PRESETS, time_to_reach
+from fedtailor.accounting import WIRELESS_PRESETS, Wireless, time_to_reach
 from fedtailor.report.measures import best_on_test
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, mean_of
@@ -53,9 +53,27 @@ def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Ce
     return [_time(runs, targets, name) for name in WIRELESS_PRESETS]
 
 
+def at_reference_time(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
+    """The test mean that is reached when the last round of the reference's run with the same seed is over, in each of
+    the `WIRELESS_PRESETS`; "-" where a run has nothing measured by then, or no reference."""
+    by_seed = {run.seed: run for run in references}
+    return [_at_time(runs, by_seed, system) for system in WIRELESS_PRESETS.values()]
+
+
 def average(values: Sequence[float], digits: int = 0) -> Number:
     """The mean."""
     return mean_of(values, digits, deviation=False)
+
+
+def _at_time(runs: Sequence[StoredRun], references: Mapping[int, StoredRun], system: Wireless) -> Cell:
+    reached = []
+    for run in runs:
+        over = max(references[run.seed].by_time(system), default=0.0) if run.seed in references else 0.0
+        values = [value for time, value in run.by_time(system).items() if time <= over]
+        if not values:
+            return "-"
+        reached.append(values[-1])
+    return runs[0].unit.number(reached)
 
 
 def _time(runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str) -> Cell:

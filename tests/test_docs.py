@@ -14,6 +14,7 @@ import pytest
 import fedtailor
 from conformance.examples import OPT_OUTS, OWN_STEPS, opt_outs_table
 from conformance.methods import methods_table
+from fedtailor.experiments.scenarios import SCENARIOS
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
@@ -60,6 +61,14 @@ def test_the_readme(tmp_path, monkeypatch, capsys):
     models = found["ft"].load_models("models")
     test = found["federation"].client(3).test.x
     np.testing.assert_array_equal(models[found["federation"].names[3]].predict(test), found["own"].predict(test))
+
+
+def test_the_readme_counts_methods_and_scenarios():
+    counted = re.findall(r"# (\d+) (methods|scenarios)\b", PAGES["README.md"].read_text())
+    assert {what: int(number) for number, what in counted} == {
+        "methods": len(Algorithm.registry),
+        "scenarios": len(SCENARIOS),
+    }
 
 
 @pytest.mark.slow

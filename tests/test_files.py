@@ -40,6 +40,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error
     assert names(tmp_path) == ["f"] and (tmp_path / "f").read_text() == "old"
 
 
+def test_names_of_many_bytes_are_written(tmp_path):
+    name = "あ" * 80 + ".csv"  # 244 bytes; a file's name has up to 255
+    with replacing(tmp_path / name) as temporary:
+        temporary.write_text("new")
+    assert names(tmp_path) == [name]
+
+
+def test_pipes_and_devices_stay_what_they_are(tmp_path):
+    """An answer to `--out /dev/null` that moves a file there would leave the machine without it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no regular file"), replacing(tmp_path / "pipe") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "pipe").is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_modes_follow_the_umask_whatever_the_writer_chose(tmp_path):
     before = os.umask(0o026)
     try:

@@ -1,5 +1,6 @@
 """Files and folders that are written whole or not at all, and what may go wrong when one is read."""
 
+import errno
 import os
 import shutil
 import socket
@@ -26,8 +27,10 @@ def replacing(path: Path) -> Iterator[Path]:
     When the block fails, or the process is killed, the old content stays. Modes follow the umask.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a pipe or a device, which a file must not take the place of.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     with private_folder(path.parent, path.name) as folder:
         temporary = folder / path.name
         yield temporary
@@ -56,7 +59,7 @@ def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
     Libraries have temporary files of their own beside what they write: here they are found again.
     """
     remove_leftovers(parent)
-    folder = parent / f".{purpose[:100]}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
+    folder = parent / f".{os.fsdecode(os.fsencode(purpose)[:100])}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
     folder.mkdir()
     try:
         yield folder

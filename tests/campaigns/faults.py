@@ -10,7 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from campaigns.file_events import Steps, watching
-from campaigns.small_run import FEDERATION, ROUNDS, measured, start
+from campaigns.small_run import FEDERATION, ROUNDS, measured, start, start_on_table
+from fedtailor.deployment import model_card, open_run
+from fedtailor.deployment.listing import list_models
+from fedtailor.deployment.opening import models_at
+from fedtailor.deployment.predictions import predictions
 from fedtailor.federation.storage import load, save
 from fedtailor.report import StoredRun
 from fedtailor.storage import check, load_models
@@ -39,6 +43,8 @@ class Faults:
         done.export(folder / "models")
         save(FEDERATION, folder / "federation")
         start(folder / "half", rounds=ROUNDS - 1)
+        self._table = start_on_table(folder / "opened")
+        self._uses = self._use(folder / "opened")
         self._models = {name: np.asarray(model.theta) for name, model in load_models(folder / "models").items()}
         self._facts = self._read(folder / "whole")
 
@@ -115,6 +121,24 @@ class Faults:
         assert found.names == FEDERATION.names and np.array_equal(found.x, FEDERATION.x)
         assert np.array_equal(found.y, FEDERATION.y)
 
+    def flip_bit_of_opened(self, rng: np.random.Generator) -> None:
+        """A bit of a run on a table flips; its models predict and are described as before, or it is refused."""
+        directory = self._copy("opened")
+        name = self._flip(directory, rng)
+        try:
+            found = self._use(directory)
+        except ValueError as error:
+            assert "\n" not in str(error), name
+        else:
+            assert found == self._uses, name
+
+    def _use(self, directory: Path) -> str:
+        """All that is made of the models of a run: what they predict, lists, a card, what the method tells."""
+        predicted = predictions(models_at(directory), self._table, None).to_dicts()
+        listed = [entry | {"run": None} for entry in list_models(directory)]
+        told = [f"{one}" for one in StoredRun(directory).diagnostics.values()]
+        return json.dumps([predicted, listed, told, model_card(open_run(directory), "a")], default=str)
+
     def _fresh(self, name: str) -> Path:
         """A directory that is not there, whose path nothing else begins with."""
         path = self.folder / "try" / name
@@ -154,5 +178,5 @@ class Faults:
 
 FAULTS = (
     "kill", "fill_disk", "flip_bit_of_unfinished", "flip_bit_of_finished", "flip_bit_of_models",
-    "flip_bit_of_federation",
+    "flip_bit_of_federation", "flip_bit_of_opened",
 )  # fmt: skip

@@ -36,17 +36,23 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=6,
 )
-WORDS = st.sampled_from(["fedavg", "ditto", "local", "ucfl", "nothing", "digits-rotated", "digits-permuted", "table"])
+WORDS = st.sampled_from([
+    "fedavg", "ditto", "local", "ucfl", "nothing", "digits-rotated", "digits-permuted", "table", "opened", "models",
+    "table.csv", "a", "init", "serve", "join", "predict", "simulate",
+])  # fmt: skip
 OPTIONS = st.sampled_from([
     "--rounds", "--seed", "--participation", "--evaluate-every", "--out", "--resume", "--devices", "--json", "--sgd.lr",
     "--sgd.epochs", "--sgd.batch-size", "--lam", "--clients", "--checkpoint-every", "--help", "--quick", "--seeds",
-    "--canonical", "--any-version", "--path", "--nothing", "-h",
+    "--canonical", "--any-version", "--path", "--nothing", "-h", "--client", "--clients", "--data", "--table",
+    "--format", "--missing", "--unknown", "--probabilities", "--target", "--address", "--job", "--budget", "--track",
 ])  # fmt: skip
 COMMANDS = st.sampled_from(
-    ["run", "compare", "report", "algorithms", "scenarios", "check", "demo", "nothing", "--version"]
-)
+    ["run", "compare", "report", "algorithms", "scenarios", "check", "demo", "nothing", "--version", "models",
+     "predict", "export", "card", "enroll", "forget", "diagnose", "federation"]
+)  # fmt: skip
 TRAINS = ("fedtailor.cli.commands.run.train", "fedtailor.cli.commands.demo.run",
-          "fedtailor.cli.commands.compare.Comparison.run")  # fmt: skip
+          "fedtailor.cli.commands.compare.Comparison.run", "fedtailor.cli.commands.diagnose.ask",
+          "fedtailor.deployment.forgetting.train", "fedtailor.runs.result.guest_executor")  # fmt: skip
 
 EXPERIMENT = {
     "title": "Fuzz", "seeds": [0, 1], "rounds": 2, "participation": 0.5, "sgd": {"lr": 0.1},
@@ -126,6 +132,8 @@ class Inputs:
         self._summary = json.loads((run / SUMMARY).read_text())
         self._export = json.loads((models / "manifest.json").read_text())
         folder.mkdir(exist_ok=True)
+        for there in (run.with_name("opened"), models, run.with_name("table.csv")):
+            (folder / there.name).symlink_to(there)
 
     def command_lines(self, number: int, examples: int) -> int:
         words = st.lists(st.one_of(WORDS, OPTIONS, JUNK, st.tuples(OPTIONS, JUNK).map("=".join)), max_size=6)

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from conformance.problems import classification, softmax_model
-from fedtailor.algorithms import Local
+from fedtailor.algorithms import UCFL, Local
+from fedtailor.models import logistic
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
 from fedtailor.storage.run_files import LEDGER, METRICS
+from fedtailor.tables import from_table
 
 ROUNDS = 3
 FEDERATION = classification(unseen=[False, False, True, False, False])
@@ -17,6 +21,19 @@ MODEL = softmax_model("float32")
 def start(directory: Path, resume: bool = False, rounds: int = ROUNDS):
     """The run, saved after every round."""
     return run(METHOD, FEDERATION, MODEL, rounds, directory=directory, checkpoint_every=1, resume=resume)
+
+
+def start_on_table(directory: Path):
+    """A run on a table of three clients beside its directory, with all that a run can keep."""
+    path = directory.with_name("table.csv")
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{ward},{draw.normal():.3f},{draw.choice(['m', 'f'])},{draw.choice(['ill', 'well'])}" for ward in "abc" * 12
+    ]
+    path.write_text("\n".join(["ward,age,sex,verdict", *rows]) + "\n")
+    table = from_table(path, client="ward", target="verdict")
+    run(UCFL(sgd=METHOD.sgd, streams=2), table, logistic(), 1, directory=directory, keep_rows=True)
+    return path
 
 
 def measured(directory: Path) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from campaigns.file_events import Steps, watching
 from campaigns.inputs import INPUTS, Inputs
 from campaigns.small_run import start
 
-TRIES = {"kill": 5, "fill_disk": 5}
+TRIES = {"kill": 5, "fill_disk": 5, "flip_bit_of_opened": 10}
 
 
 @pytest.fixture(scope="module")

@@ -188,6 +188,12 @@ def test_a_scenarios_parameters_are_options(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["clients"] == 4
 
 
+def test_a_part_of_the_model_is_an_option(capsys):
+    """With the body at home, the head of 64 units and ten classes travels."""
+    assert main(["run", "fedper", "digits-rotated", "--part", "body", "--clients", "4", *QUICK, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes_up"] == 2 * 4 * 4 * (64 + 1) * 10
+
+
 def test_parameters_of_the_name_of_another_option_have_a_prefix(capsys):
     """APFL has an alpha, and so has the scenario."""
     assert main(["run", "apfl", "digits-label-shift", "--help"]) == 0

@@ -120,7 +120,10 @@ def test_a_table_of_ones_own(tmp_path, table, capsys):
     shown = capsys.readouterr().out
     assert "one model per hospital" in shown and "local" in shown and "4 clients" in shown
     runs = sorted(path.name for path in (tmp_path / "results" / "runs" / "table").iterdir())
-    assert main(["compare", str(table), *options, *results]) == 0
+    assert main(["compare", str(table), *options, *results, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["experiment"] == "digits", "one object and nothing else"
+    assert "4 clients" in shown.err
     assert sorted(path.name for path in (tmp_path / "results" / "runs" / "table").iterdir()) == runs
     pl.read_csv(table).gather_every(2).write_csv(table)  # other rows are other runs
     assert main(["compare", str(table), *options, *results]) == 0

@@ -9,7 +9,20 @@ import optax
 import pytest
 
 from conformance.problems import EXACT, classification, float64, personal, softmax_model, train
-from fedtailor.algorithms import APFL, FedAvg, FedProx, Local, PerFedAvg, PFedMe
+from fedtailor.algorithms import (
+    APFL,
+    CGPFL,
+    MAPPER,
+    MOON,
+    FedAvg,
+    FedDBE,
+    FedEM,
+    FedProx,
+    FedRoD,
+    Local,
+    PerFedAvg,
+    PFedMe,
+)
 from fedtailor.models.layered import Layered
 from fedtailor.models.layers import Dense, Dropout, Relu, Reshape, Stack
 from fedtailor.models.normalization import BatchNorm
@@ -139,8 +152,19 @@ SMALL = SGD(lr=0.2, steps=3, batch_size=8)
 
 @pytest.mark.parametrize(
     "algorithm",
-    [PFedMe(sgd=SMALL, lam=1.0), APFL(sgd=SMALL), APFL(sgd=SMALL, mix="logits"), PerFedAvg(sgd=SMALL)],
-    ids=["pfedme", "apfl", "apfl-logits", "per-fedavg"],
+    [
+        PFedMe(sgd=SMALL, lam=1.0),
+        APFL(sgd=SMALL),
+        APFL(sgd=SMALL, mix="logits"),
+        PerFedAvg(sgd=SMALL),
+        CGPFL(sgd=SMALL, lam=1.0, contexts=1),
+        MAPPER(sgd=SMALL),
+        FedEM(sgd=SMALL),
+        MOON(sgd=SMALL),
+        FedDBE(sgd=SMALL),
+        FedRoD(sgd=SMALL),
+    ],
+    ids=["pfedme", "apfl", "apfl-logits", "per-fedavg", "cgpfl", "mapper", "fedem", "moon", "feddbe", "fedrod"],
 )
 def test_methods_with_steps_of_their_own_drop_out(algorithm):
     federation = classification(clients=2, sizes=[9, 13])

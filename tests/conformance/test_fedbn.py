@@ -1,13 +1,16 @@
 """FedBN: what differs between clients, statistics that stay, resumed runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from conformance.normal import Normal, normal
 from conformance.problems import EXACT, classification, float64, personal, predictors, softmax_model, train
+from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedBN
 from fedtailor.protocol import SGD, hyperparameters
 from fedtailor.runs import run
@@ -95,6 +98,41 @@ def test_a_resumed_run_is_the_same(tmp_path: Path):
     whole = measured(tmp_path / "whole", 4)
     measured(tmp_path / "parts", 2)
     assert measured(tmp_path / "parts", 4, resume=True) == whole
+
+
+@pytest.mark.slow
+def test_a_resnet_keeps_its_statistics_is_evaluated_with_them_and_resumes_to_the_bit(tmp_path: Path):
+    """The residual network of the zoo: two clients, whose normalisations alone differ, and grow over the rounds."""
+    plain = classification(clients=2, sizes=[6, 8])
+    images = np.random.default_rng(0).normal(size=(len(plain.y), 8, 8, 3)).astype(np.float32)
+    federation, model = replace(plain, x=images), models.resnet(8).bind((8, 8, 3), 3)
+
+    def trained(directory, rounds, resume=False):
+        algorithm = FedBN(sgd=SGD(lr=0.1, steps=1, batch_size=8))
+        return run(algorithm, federation, model, rounds, directory=tmp_path / directory, resume=resume)
+
+    first, whole = trained("parts", 1), trained("whole", 2)
+    parts = trained("parts", 2, resume=True)
+    for file in (METRICS, LEDGER):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    early, late, again = (
+        np.stack([own.theta for own in done.personal_models().values()]) for done in (first, whole, parts)
+    )
+    assert late.tobytes() == again.tobytes()
+    norm, statistics = model.part("norm"), model.statistics
+    np.testing.assert_array_equal(norm.complement.take(late[0]), norm.complement.take(late[1]))
+    assert (statistics.take(late[0]) != statistics.take(late[1])).all()
+    # means start at 0 and variances at 1, and a tenth of each batch's comes in
+    start = statistics.take(np.asarray(model.init(jax.random.key(0))))
+    moved = np.abs(statistics.take(late) - start).sum(axis=1) / np.abs(statistics.take(early) - start).sum(axis=1)
+    assert (moved > 1.5).all()
+    for own, client in zip(whole.personal_models().values(), federation, strict=True):
+        outputs = model.logits(
+            model.params(jnp.asarray(own.theta)), jnp.asarray((client.test.x - own.shift) * own.scale)
+        )
+        expected = float(model.losses(outputs, jnp.asarray(client.test.y)).mean())
+        found = whole.metrics.values("loss")[federation.names.index(client.name)]
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_evaluation_uses_a_clients_own_statistics():

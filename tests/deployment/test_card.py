@@ -3,6 +3,7 @@
 import re
 
 import polars as pl
+import pytest
 from scipy.stats import binomtest
 
 import fedtailor as ft
@@ -47,6 +48,16 @@ def test_intervals_are_made_from_data_or_left_out(trained, moved):
     alone = ft.model_card(ft.open(moved), NAMES[0])
     assert "Intervals need the test rows" in alone
     assert " to " not in alone[alone.index("| metric") : alone.index("Intervals need")]
+
+
+def test_a_damaged_checkpoint_is_said_and_not_taken_for_missing_data(moved):
+    (moved / "rows.parquet").unlink()
+    for checkpoint in moved.glob("checkpoint*.safetensors"):
+        content = bytearray(checkpoint.read_bytes())
+        content[-3] ^= 1
+        checkpoint.write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint.* is damaged"):
+        ft.model_card(ft.open(moved), NAMES[0])
 
 
 def test_a_newcomer_sent_nothing_in_training(trained):

@@ -58,6 +58,21 @@ def test_a_file_becomes_rows_columns_and_candidates(write):
     assert experiment.runs == 2 * 3 + 1
 
 
+def test_parts_of_models_are_named_and_chosen(write):
+    rows = """[algorithms.FedPer]
+use = "fedper"
+part = "last2"
+
+[algorithms.FedRep]
+use = "fedrep"
+grid.part = ["head", "not layers.1"]
+
+[algorithms.Hyp]"""
+    _, fedper, fedrep, *_ = load(write(FILE.replace("[algorithms.Hyp]", rows))).entries
+    assert [candidate.algorithm.part for candidate in fedper.candidates] == ["last2"]
+    assert [candidate.algorithm.part for candidate in fedrep.candidates] == ["head", "not layers.1"]
+
+
 def test_the_quick_size_is_laid_over_the_published_one(write):
     experiment = load(write(FILE), quick=True)
     assert (experiment.name, experiment.size, experiment.rows) == ("e-quick", "quick", ["FedAvg"])
@@ -102,6 +117,9 @@ def test_tables_are_laid_over_tables():
         ("val = 0.2", "vol = 0.2", 10, "no argument of digits-rotated 'vol'; did you mean 'val'"),
         ("val = 0.2", "", 8, "FedAvg has a grid.*validation data.*val = 0.1"),
         ('"fedavg"', '"fedavgg"', 13, "no algorithm 'fedavgg'; did you mean 'fedavg"),
+        ("{batch_size = 8}", "{epochs = 0}", 14, "epochs is 0; it must be 1 or more"),
+        ("{batch_size = 8}", "{steps = 0}", 14, "steps is 0; it must be 1 or more"),
+        ("lr = 0.05", "lr = inf", 6, "lr is inf; it must be a finite number"),
         ("{batch_size = 8}", "{batch_size = 8.5}", 14, "batch_size is 8.5; input should be a valid integer"),
         ("{batch_size = 8}", "{batch = 8}", 14, "no hyper-parameter 'batch'; did you mean 'batch_size'"),
         ("[0.01, 0.1]", "0.1", 15, "lr is 0.1; it must be a list of values"),
@@ -165,3 +183,11 @@ def test_a_model_can_be_chosen(write):
 
 def test_reading_keeps_the_sources(write):
     assert read(write(FILE)).content["rounds"] == 3
+
+
+def test_a_grid_of_millions_of_combinations_is_refused_before_they_are_made(write):
+    values = [number / 1000 for number in range(400)]
+    names = ("lr", "momentum", "weight_decay")
+    grid = "\n".join(f"grid.sgd.{name} = {values}" for name in names)
+    with pytest.raises(ValueError, match="grid has 64,000,000 combinations; at most 10,000 are possible"):
+        load(write(FILE.replace("grid.sgd.lr = [0.01, 0.1]", grid)))

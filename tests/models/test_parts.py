@@ -187,6 +187,7 @@ def test_models_without_a_head():
         ("", "is nothing"),
         ("head,body", "is all"),
         ("re:(", "no regular expression"),
+        (2, "part is 2; it must be a name or a pattern, such as 'head', 'last2'"),
     ],
 )
 def test_refusals(name, message):

@@ -100,7 +100,7 @@ def test_parts_statistics_dropout_and_starts(net):
 
 def test_a_module_starts_from_its_present_values_only_if_told_so():
     module = nn.Linear(4, 3)
-    pretrained, anew = (models.from_torch(module, torch.zeros(1, 4), pretrained=told).bind((2, 2), 3)
+    pretrained, anew = (models.from_torch(module, np.zeros((1, 4)), pretrained=told).bind((2, 2), 3)
                         for told in (True, False))  # fmt: skip
     for key in (KEY, jax.random.key(1)):
         np.testing.assert_array_equal(pretrained.params(pretrained.init(key))["weight"], module.weight.detach())
@@ -181,6 +181,104 @@ def test_sequences():
     assert model.part("norm").size == 8 and model.feature_shape == (4,) and not model.stochastic
 
 
+class Sequences(nn.Module):
+    """Recurrent layers one upon another."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, num_layers=2, batch_first=True, dropout=0.2, bidirectional=True)
+        self.rnn, self.head = nn.RNN(8, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(self.lstm(x)[0])[0][:, -1])
+
+
+class Attending(nn.Module):
+    """An encoder over patches behind a token of its own; the batch's size as `len` gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.patches = nn.Parameter(torch.zeros(1, 1, 8)), nn.Conv2d(2, 8, 4, 4)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, activation="gelu", batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.head(self.encoder(x)[:, 0])
+
+
+class Numbers(nn.Module):
+    """Operations between layers, and numbers that the code makes float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(9, 8))
+        self.norm, self.head = nn.RMSNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = nn.functional.one_hot(x, 9).float().cumsum(1)[:, [0, 2, 3]].mean(1)
+        x = nn.functional.selu(self.first(x / x.std(1, keepdim=True)))
+        return self.head(self.norm(nn.functional.glu(x)))
+
+
+def of_signals():
+    return nn.Sequential(
+        nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.LeakyReLU(0.2), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(18, 3)
+    )
+
+
+def of_images():
+    return nn.Sequential(
+        nn.ReflectionPad2d(1), nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.AvgPool2d(2),
+        nn.Conv2d(4, 4, 3, groups=4), nn.InstanceNorm2d(4, affine=True), nn.LeakyReLU(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "norm"),
+    [
+        (of_signals, (4, 8), 24),
+        (of_images, (2, 8, 8), 16),
+        (Sequences, (6, 3), 0),
+        (Attending, (2, 8, 8), 32),
+        (Numbers, (4,), 4),
+    ],
+    ids=["signals", "images", "recurrent", "attention", "numbers"],
+)
+def test_layers_and_operations(make, shape, norm):
+    """Of a batch of another size than the conversion was checked on, and of theta's parts."""
+    rng = np.random.default_rng(0)
+    tokens = make is Numbers
+    x = rng.integers(0, 9, (7, *shape)) if tokens else rng.standard_normal((7, *shape)).astype(np.float32)
+    model = models.from_torch(make, torch.from_numpy(x[:2])).bind(shape, 3)
+    theta, module = model.init(KEY), make()
+    state = models.state_dict(model, theta)
+    module.load_state_dict({name: torch.tensor(values) for name, values in state.items()})
+    expected = module.eval()(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(model.logits(model.params(theta), jnp.asarray(x)), expected, rtol=1e-4, atol=1e-5)
+    assert sum(values.size for name, values in state.items() if not name.endswith("num_batches_tracked")) == model.size
+    assert model.part("norm" if norm else "nothing").size == norm
+    head = module.head if hasattr(module, "head") else module[-1]
+    assert model.part("head").size == head.weight.numel() + 3
+
+
+class Holding(nn.Linear):
+    """Holds a tensor that was computed from another."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.doubled = self.weight * 2
+
+
+class Looping(nn.Linear):
+    """One example after another."""
+
+    def forward(self, x):
+        return torch.stack([nn.functional.linear(row, self.weight, self.bias) for row in x])
+
+
 class Twisted(nn.Module):
     def __init__(self):
         super().__init__()
@@ -207,7 +305,12 @@ def test_what_cannot_be_converted_is_named_and_can_be_registered(monkeypatch):
     [
         (lambda: models.from_torch(lambda: 3, torch.zeros(1, 3)), r"takes a torch\.nn\.Module"),
         (lambda: models.from_torch(nn.ReLU, torch.zeros(1, 3)), "nothing to train"),
-        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)), r"torch\.export cannot trace it"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)), "^PyTorch fails in Linear: mat1 and mat2"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(4)), r"gives torch.float32 \[3\] for a batch of 4"),
+        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(0, 4)), r"with an input in it, not \[0, 4\]"),
+        (lambda: models.from_torch(nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))), "is one tensor"),
+        (lambda: models.from_torch(lambda: Holding(4, 3), torch.zeros(1, 4)), "Holding cannot be copied"),
+        (lambda: models.from_torch(lambda: Looping(4, 3), torch.zeros(1, 4)), "^Looping .* for one size of batch only"),
         (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 4), check=False).bind((5,), 3), "inputs have shape"),
         (lambda: models.state_dict(models.mlp().bind((4,), 3), np.zeros(3)), "does not come from from_torch"),
     ],

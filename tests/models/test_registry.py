@@ -36,13 +36,19 @@ def net(hidden: int = 5):
 
 def number():
     return 3
+
+def broken():
+    return {}["net"]
 """)
+    (tmp_path / "own_script.py").write_text("raise SystemExit(3)")
     try:
         given = {"use": "own_net.py:net", "hidden": 7}
         assert architecture("own_net.py:net", ("model",), own_files=True) == models.mlp(5)
         assert architecture(given, ("model",), own_files=True) == models.mlp(7)
         for use, message in (
             ("own_net.py:number", "gives 3; it must give an architecture"),
+            ("own_net.py:broken", "own_net.py:broken failed: KeyError: 'net'"),
+            ("own_script.py:net", r"own_script\.py cannot be loaded: SystemExit: 3"),
             ("own_net.py:nett", r"own_net\.py has no function 'nett'"),
             ("no_such.py:net", r"there is no file no_such\.py"),
         ):

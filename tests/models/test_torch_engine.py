@@ -318,6 +318,17 @@ def test_tied_layers_are_one_parameter(clients):
     np.testing.assert_allclose(model.part("first.weight").take(gradient), module.first.weight.grad.ravel(), rtol=1e-5)
 
 
+def test_parameters_may_be_pieces_of_one_vector():
+    """As PyTorch's `vector_to_parameters` makes them, for one."""
+    module = Dense()
+    theta = torch.arange(float(sum(one.numel() for one in module.parameters())))
+    nn.utils.vector_to_parameters(theta, module.parameters())
+    model = models.from_torch(module, torch.zeros(1, 4), pretrained=True, engine="torch").bind((4,), 3)
+    given = dict(module.named_parameters())
+    for path, values in model.params(model.init(KEY)).items():
+        np.testing.assert_array_equal(values, given[path].detach())
+
+
 def test_a_client_without_test_rows_is_measured(pair):
     """As in all other executors: by sums of nothing."""
     rng = np.random.default_rng(0)

@@ -1,11 +1,13 @@
 """Without Flower, `fedtailor federation` says what to install; with it, nothing is contacted that was not given."""
 
 import os
+import threading
 
 import pytest
 
 from fedtailor.cli import main
 from fedtailor.remote import flower
+from fedtailor.remote.flower_client import answer_messages
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,24 @@ def test_a_body_is_the_same_behind_flowers_messages():
                     RecordDict({"fedtailor": ConfigRecord({"body": "text"})})):  # fmt: skip
         with pytest.raises(ValueError, match="it is no message of a fedtailor federation"):
             flower.unwrap(Message(content, 5, flower.MESSAGE_TYPE))
+
+
+@pytest.mark.parametrize("kept", [b"", b"12\xff", b"-3", b"9" * 30, b"1234"], ids=repr)
+def test_a_damaged_note_of_the_last_connection_keeps_no_client_away(tmp_path, kept):
+    """A client that is killed while it writes the note leaves an empty one."""
+    memory, stop, asked = tmp_path / "node", threading.Event(), []
+
+    class Connection:
+        address = "coordinator:9092"
+
+        def activate(self, former):
+            asked.append(former)
+            stop.set()
+            return 77
+
+        def close(self):
+            pass
+
+    memory.write_bytes(kept)
+    answer_messages(Connection(), lambda body: body, memory=memory, stop=stop, tell=lambda line: None)
+    assert asked == [1234 if kept == b"1234" else None] and memory.read_text() == "77"

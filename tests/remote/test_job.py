@@ -74,6 +74,10 @@ def test_hyperparameters_are_read(tmp_path):
             "line 32: sampling is 'x'; input should be 'uniform', 'samples' or 'poisson'",
         ),
         ("deadline = 300", "deadline = -1", "line 30: deadline is -1; input should be greater than 0"),
+        ("seed = 0", "seed = 4294967296", "line 28: seed is 4294967296; input should be less than or"),
+        ("rounds = 50", "rounds = 2147483648", "line 27: rounds is 2147483648; input should be less than or equal to"),
+        ("epochs = 1", "epochs = 0", "line 24: epochs is 0; it must be 1 or more"),
+        ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
         ("seed = 0", "seed = [0]", "line 28: seed is [0]; input should be a valid integer"),
         ("hidden = 32", "hidden = [", "is no TOML file"),
     ],
@@ -141,6 +145,12 @@ def test_wrong_values_are_refused_with_their_row(tmp_path, change, said):
     with pytest.raises(ValueError) as refused:
         read_rows(tmp_path / "t.csv", job_of(tmp_path).schema)
     assert str(refused.value) == said
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("age,ward,age,label\n30,medicine,31,yes\n")
+    with pytest.raises(ValueError, match=r"^t.csv has the column 'age' more than once; rename all but one$"):
+        read_rows(tmp_path / "t.csv", job_of(tmp_path).schema)
 
 
 def test_files_that_are_none_are_refused(tmp_path):

@@ -21,6 +21,7 @@ from fedtailor.remote.statistics import Statistics, read_table, together
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import run
+from fedtailor.storage.digests import sealed
 from fedtailor.storage.export import load_models
 
 JOB = """[coordinator]
@@ -214,7 +215,15 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(clie
     agreed = together(work._table.statistics(work._split["train"]) for work in clients.work.values())
     agreed.save(tmp_path)
     assert Statistics.load(tmp_path, clients.job.schema) == agreed
+    content = (tmp_path / "statistics.json").read_text()
+    mean = repr(agreed.columns["age"].mean)
+    (tmp_path / "statistics.json").write_text(content.replace(mean, "9" + mean[1:]))
+    with pytest.raises(ValueError, match=r"^cannot read .*statistics.json: it is not what was written"):
+        Statistics.load(tmp_path, clients.job.schema)
     (tmp_path / "statistics.json").write_text('{"format": 1, "columns": {"age": {"count": -1}}}')
+    with pytest.raises(ValueError, match=r"^cannot read .*statistics.json: it is not what was written"):
+        Statistics.load(tmp_path, clients.job.schema)
+    (tmp_path / "statistics.json").write_text(json.dumps(sealed({"format": 1, "columns": {"age": {"count": -1}}})))
     with pytest.raises(ValueError, match=r"^cannot read .*statistics.json: these are no statistics of columns"):
         Statistics.load(tmp_path, clients.job.schema)
 

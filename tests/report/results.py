@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,13 +11,13 @@ import numpy as np
 
 from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
-from fedtailor.protocol.diagnostics import LineDiagnostic
+from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import INDEX, Cell
 from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
-from fedtailor.storage.diagnostics import read_diagnostics, write_diagnostics
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics, write_diagnostics
+from fedtailor.storage.digests import file_digest, sealed
 from fedtailor.storage.run_files import DIGESTS, SUMMARY
 
 NAME = "small"
@@ -37,10 +38,18 @@ def build(results: Path) -> Path:
     ]
     ucfl = results / cells[-3].run  # as if the method told one thing more
     gains = LineDiagnostic("gain", "Gains", np.arange(3), np.arange(3.0), "client", "gain")
-    write_diagnostics(ucfl, [*read_diagnostics(ucfl), gains])
+    put_diagnostics(ucfl, [*read_diagnostics(ucfl), gains])
     half = [replace(cell, algorithm="Half") for cell in (cells[-5], cells[-1])]  # FedAvg of seed 0, Wild of seed 1
     write_index(results, [*cells, *half])
     return results
+
+
+def put_diagnostics(run: Path, diagnostics: Sequence[Diagnostic]) -> None:
+    """Other diagnostics for a finished run, with their digests."""
+    write_diagnostics(run, diagnostics)
+    summary = json.loads((run / SUMMARY).read_text())
+    summary[DIGESTS] |= {name: file_digest(run / name) for name in (DIAGNOSTICS, ARRAYS)}
+    (run / SUMMARY).write_text(json.dumps(sealed(summary)))
 
 
 def write_index(results: Path, cells: list[Cell], **changes) -> None:
@@ -72,7 +81,7 @@ def write_index(results: Path, cells: list[Cell], **changes) -> None:
         "versions": {"fedtailor": "1.0"},
     }  # fmt: skip
     (results / NAME).mkdir(parents=True, exist_ok=True)
-    (results / NAME / INDEX).write_text(json.dumps(index | changes))
+    (results / NAME / INDEX).write_text(json.dumps(sealed(index | changes)))
 
 
 def as_loss(run: Path, copy: Path) -> Path:

@@ -286,6 +286,14 @@ def test_a_damaged_index_is_named(results, tmp_path, changes, message):
     assert str(tmp_path / NAME) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_an_index_that_was_changed_is_refused(results, tmp_path):
+    write_index(tmp_path, Experiment.read(results, NAME).index.cells)
+    path = tmp_path / NAME / "experiment.json"
+    path.write_text(path.read_text().replace("76.7", "67.7"))
+    with pytest.raises(ValueError, match=r"is damaged \(its digest is wrong\)"):
+        Experiment.read(tmp_path, NAME)
+
+
 def test_a_damaged_run_is_named(tmp_path):
     path = tmp_path / "run"
     path.mkdir()

@@ -1,12 +1,12 @@
 import shutil
 
 import numpy as np
+import pytest
 
 from fedtailor.protocol.diagnostics import LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
-from fedtailor.storage.diagnostics import write_diagnostics
-from report.results import CLIENTS, UNSEEN, as_loss
+from report.results import CLIENTS, UNSEEN, as_loss, put_diagnostics
 
 
 def test_figures_are_written_twice_and_reproducibly(tmp_path):
@@ -109,6 +109,17 @@ def test_curves_of_losses_say_so(results, tmp_path):
     assert "<!-- test loss (↓ better) -->" in svg and "accuracy" not in svg
 
 
+def test_diagnostics_that_were_changed_are_refused(results, tmp_path):
+    shutil.copytree(results / "runs/digits-permuted/ucfl-s0", tmp_path / "run")
+    assert "collaboration" in StoredRun(tmp_path / "run").diagnostics
+    path = tmp_path / "run" / "diagnostics.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"diagnostics.safetensors is damaged"):
+        _ = StoredRun(tmp_path / "run").diagnostics
+
+
 def test_a_method_is_drawn_by_what_it_tells_whatever_it_is(results, tmp_path):
     """The same figure for UCFL, UCFL in a schedule, and a method that the report has never heard of."""
     shutil.copytree(results / "runs/digits-permuted/fedavg-s0", tmp_path / "run")
@@ -116,7 +127,7 @@ def test_a_method_is_drawn_by_what_it_tells_whatever_it_is(results, tmp_path):
     assert not drawing.collaboration(runs, tmp_path / "none") and not drawing.diagnostics(runs, tmp_path / "none")
     weights = np.eye(CLIENTS - UNSEEN)
     tree = TreeDiagnostic("splits", "Splits of mine", np.array([0]), np.array([2]), np.arange(CLIENTS - UNSEEN) % 2)
-    write_diagnostics(tmp_path / "run", [MatrixDiagnostic("collaboration", "Mine", weights), tree])
+    put_diagnostics(tmp_path / "run", [MatrixDiagnostic("collaboration", "Mine", weights), tree])
     runs = {"s": {"Mine": [StoredRun(tmp_path / "run")]}}
     assert drawing.collaboration(runs, tmp_path / "weights") and not drawing.silhouette(runs, tmp_path / "none")
     svg = drawing.diagnostics(runs, tmp_path / "tree")[1].read_text()

@@ -1,6 +1,7 @@
 """`fedtailor check`, and what fedtailor 0.1.0 wrote: read, but not resumed."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,23 @@ import pytest
 from conformance.problems import classification, softmax_model
 from fedtailor.algorithms import Local
 from fedtailor.cli import main
+from fedtailor.deployment.listing import list_models
 from fedtailor.federation.storage import save
 from fedtailor.protocol import SGD
 from fedtailor.report import StoredRun
 from fedtailor.runs import run
 from fedtailor.storage import Unusable, check, load_models
-from fedtailor.storage.run_files import CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.storage.digests import sealed
+from fedtailor.storage.run_files import (
+    CHECKPOINT,
+    CHECKPOINT_BEFORE,
+    CLIENTS,
+    INDEX,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+)
 
 METHOD = Local(sgd=SGD(lr=0.1, epochs=2, batch_size=8))
 OLD = Path(__file__).with_name("of_0_1_0")
@@ -58,6 +70,31 @@ def test_any_damaged_file_of_a_run_is_found(everything, tmp_path, capsys, name):
     assert main(["check", str(tmp_path), "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert not found["whole"] and name in found["what"] and "\n" not in found["what"]
+
+
+def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(everything, tmp_path):
+    shutil.copytree(everything / "runs", tmp_path / "runs")
+    index = tmp_path / "two" / INDEX
+    index.parent.mkdir()
+    for cells, said in (
+        (["runs/a"], "a comparison of 1 runs"),
+        (["runs/a", "runs/gone"], "names the run runs/gone, which is not there"),
+    ):
+        content = sealed({"title": "Two", "cells": [{"run": run} for run in cells]})
+        index.write_text(json.dumps(content))
+        found = {finding.path: finding for finding in check(tmp_path)}
+        assert said in found[index].what and found[index].whole == (len(cells) == 1)
+    index.write_text(json.dumps(content).replace("Two", "Tow"))
+    assert "its digest is wrong" in check(index.parent)[0].what
+
+
+def test_a_damaged_proof_in_a_run_is_found(everything, tmp_path):
+    shutil.copytree(everything / "runs" / "a", tmp_path / "run")
+    proof = json.dumps(sealed({"format": "fedtailor proof of forgetting 1", "found": 0}))
+    for text, whole in ((proof, True), (proof.replace("found", "fuond"), False), (proof[:-3], False)):
+        (tmp_path / "run" / "forgotten.json").write_text(text)
+        (found,) = check(tmp_path)
+        assert found.whole == whole
 
 
 @pytest.mark.parametrize("name", [CLIENTS, LEDGER, METRICS])
@@ -108,6 +145,27 @@ def test_runs_of_0_1_0_are_read():
     assert stored.ledger.totals().gradients > 0
     found = {finding.path.name: finding for finding in check(OLD)}
     assert all(finding.whole and "0.1" in finding.what for finding in found.values()) and len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [("[data]", "[dta]", "name and clients in [data]"), ("outputs = ", "out = ", "outputs in [model]")],
+)
+def test_manifests_without_digests_are_refused_where_they_lack_a_setting(tmp_path, old, new, said):
+    shutil.copytree(OLD / "run", tmp_path / "run")
+    path = tmp_path / "run" / MANIFEST
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=re.escape(f"{MANIFEST} has no {said}; repeat the run")):
+        list_models(tmp_path / "run")
+
+
+def test_an_export_of_nobody_is_refused(tmp_path):
+    shutil.copytree(OLD / "models", tmp_path / "models")
+    path = tmp_path / "models" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {}}))
+    with pytest.raises(ValueError, match="the export names no clients"):
+        load_models(tmp_path / "models")
 
 
 def test_runs_of_0_1_0_are_not_resumed(tmp_path):

@@ -68,6 +68,11 @@ FILES = {
     ),
     "target missing": (csv(change={4: "b,40,?"}), {}, "'sick' is missing in 1 of 24 rows, first in row 4 .client 'b'"),
     "infinite": (csv(change={4: "b,inf,1"}), {}, "column 'age' holds 1 infinite numbers, first in row 4; replace"),
+    "not to be standardised": (
+        csv(change={4: "b,-1e155,1"}),
+        {},
+        "column 'age' holds numbers beyond 1e.150, first in row 4, which cannot be",
+    ),
     "too large": (csv(change={4: "b,1e400,1"}), {}, "column 'age' holds 1 infinite numbers, first in row 4"),
 }
 FRAMES = {
@@ -81,6 +86,7 @@ FRAMES = {
     "text regressed": (frame(sick=["no", "yes"] * 12), {"task": "regression"}, "not numbers; say task classification"),
     "dates predicted": (frame(sick=[datetime.date(2020, 1, 1)] * ROWS), {}, "'sick' holds Date.*must hold numbers"),
     "NaN targets": (frame(sick=[np.nan, *np.ones(ROWS - 1)]), {}, "missing in 1 of 24 rows, first in row 1"),
+    "huge target": (frame(sick=[1e155, *np.ones(ROWS - 1)]), {}, "'sick' holds numbers beyond 1e.150, first in row 1"),
     "infinite target": (frame(sick=[np.inf, *np.ones(ROWS - 1)]), {}, "'sick' holds infinite numbers, first in row 1"),
     "no positive": (frame(), {"positive": "2"}, "positive names '2', which target column 'sick' never holds; .*0, 1"),
     "all positive": (frame(), {"positive": ">=0"}, "all rows of target column 'sick' are positive .>=0.; name other"),

@@ -151,6 +151,8 @@ GOOD = {"mass": 70.0, "town": "Rome", "code": 1, "smoker": True, "born": "1960-0
         ({**GOOD, "code": 9}, "'code' is '9' in row 1, which no training row was; training had 1, 2, 3"),
         ({**GOOD, "mass": "heavy"}, "'mass' holds 'heavy' in row 1, which is no number"),
         ({**GOOD, "mass": float("inf")}, "'mass' holds inf in row 1, which is no number"),
+        ({**GOOD, "mass": 1e200}, "'mass' holds 1e.200 in row 1, which is no number"),
+        ({**GOOD, "mass": 1e60}, "'mass' is 1e.60 in row 1, which is too far from what training had"),
         ({**GOOD, "born": "last May"}, "'born' holds 'last May' in row 1, which is no date"),
         ({**GOOD, "born": 7}, "'born' holds 7 in row 1, which is no date"),
         ({**GOOD, "smoker": "often"}, "'smoker' holds 'often' in row 1, which is no boolean"),

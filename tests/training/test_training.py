@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from conformance.problems import EXACT, ROUNDED, classification, float64, personal, predictors, softmax_model, train
-from fedtailor.algorithms import UCFL, Ditto, FedAvg, FineTune, Local
+from fedtailor.algorithms import IFCA, UCFL, Ditto, FedAvg, FineTune, Local
 from fedtailor.executors.map_clients import balanced_order
 from fedtailor.federation import Ragged
+from fedtailor.models import mlp
 from fedtailor.protocol import SGD, Diverged, hyperparameters
 from fedtailor.runs import run, simulate
 from fedtailor.training import Participation
@@ -215,3 +216,31 @@ def test_an_empty_val_split_is_no_metric():
     training = simulate(FedAvg(), federation, softmax_model("float32"))
     training.evaluate()
     assert {e.split for e in training.metrics.evaluations} == {"test"}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_of_a_billion_samples_is_all_that_a_client_has(drop_last):
+    federation, model = classification(clients=2, sizes=[9, 5]), softmax_model("float32")
+    all_of_them, billion = (
+        personal(train(Local(sgd=SGD(lr=0.1, epochs=2, batch_size=size, drop_last=drop_last)), federation, model, 1))
+        for size in (1024, 10**9)
+    )
+    np.testing.assert_array_equal(billion, all_of_them)
+    with pytest.raises(ValueError, match="batch_size is 1000000000000; it must be below"):
+        SGD(batch_size=10**12)
+
+
+def test_a_model_that_no_machine_holds_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"^a model of 8,000,000,000,003 numbers needs .* GiB of memory"):
+        simulate(FedAvg(), classification(clients=2), mlp(10**12))
+
+
+def test_more_clusters_than_clients_are_refused():
+    with pytest.raises(ValueError, match="clusters is 10000, and there are 2 clients; ask for at most as many"):
+        simulate(IFCA(clusters=10_000), classification(clients=2), softmax_model())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True], ids=str)
+def test_seeds_that_would_give_the_random_numbers_of_another_are_refused(seed):
+    with pytest.raises(ValueError, match=r"^seed is .*; it must be"):
+        simulate(FedAvg(), classification(clients=2), softmax_model(), seed=seed)

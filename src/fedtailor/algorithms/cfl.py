@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     Inbox,
     Init,
     LocalTrainer,
+    MayBeInfinite,
     Population,
     Predictor,
     ServerState,
@@ -106,10 +107,10 @@ class CFL(Algorithm):
     persist: bool = False
     """Keep the momentum of local training on the client from round to round (released code), or start it at zero in
     every round. A split does not reset it."""
-    eps1: float = 0.4
+    eps1: MayBeInfinite = 0.4
     """Norm of a cluster's mean update below which it is stationary (released code; a norm of whole-model updates: it
     scales with rate, epochs and model; about a tenth of the largest norm at the start is a rule of thumb)."""
-    eps2: float = 1.6
+    eps2: MayBeInfinite = 1.6
     """Norm of a client's update above which it is not stationary (released code; scales as eps1)."""
     first_split: TracedInt = 20
     """Rounds without splits at the start (released code: 20)."""

@@ -143,6 +143,7 @@ class DAPPER(Algorithm):
         return self.source == "moments"
 
     def check(self, population: Population) -> None:
+        self._training().check(population)
         require(
             self.source != "clients" or population.examples is not None,
             "dapper's server needs examples of the clients and has none; give public ones with source='proxy'",

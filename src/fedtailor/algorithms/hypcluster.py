@@ -97,6 +97,12 @@ class HypCluster(Algorithm):
 
     # on the server --------------------------------------------------------------------------------------------------
 
+    def check(self, population: Population) -> None:
+        # A few clusters more than clients do no harm, and small federations are often given a default; many are a typo.
+        clients = len(population)
+        few = f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many"
+        require(self.clusters <= 10 * clients, few)
+
     @property
     def _rounds_before_choices(self) -> int:
         return self.clusters if self.start == "farthest" else self.clusters * self.warm

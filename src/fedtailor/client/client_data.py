@@ -133,7 +133,9 @@ class ClientData:
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
         epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step
-        positions = (step - epoch * batches) * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        # No client has more samples than the pool has rows: a larger batch makes no room for more.
+        width = min(batch_size, len(self.pool.rows))
+        positions = (step - epoch * batches) * batch_size + jnp.arange(width, dtype=jnp.int32)
         order = shuffled(jnp.clip(positions, 0, n - 1), n, words, epoch)
         return self.examples(order, positions < n, split)
 

@@ -84,7 +84,9 @@ def _head(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
 
 def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
     data, origin = run.manifest["data"], run.manifest.get("origin", {})
-    yield f"{_text(data['name'])}, {data['clients']} clients (digest {data['digest']})."
+    # of a federation of machines nobody has all data, and so their digest
+    digest = f" (digest {data['digest']})" if "digest" in data else ""
+    yield f"{_text(data['name'])}, {data['clients']} clients{digest}."
     yield ""
     yield "| split | examples of this client |"
     yield "| --- | ---: |"

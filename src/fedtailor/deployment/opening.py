@@ -234,11 +234,17 @@ class OpenedRun(Run):
     @cached_property
     def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
         """What became of every test row in the end (`row_outcomes`), and what learning nothing reaches: kept by the
-        run, or computed from its data; None where those are not found."""
+        run, or computed from its data; None where those are not found.
+
+        Raises:
+            Damaged: a file of the run is.
+        """
         if self.stored.rows is not None and self.stored.baseline is not None:
             return self.stored.rows, self.stored.baseline.metrics
         try:
             return self.row_outcomes(), baseline(self.federation, self.model, self.training.measured)
+        except Damaged:
+            raise
         except ValueError:
             return None
 

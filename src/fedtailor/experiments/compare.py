@@ -23,7 +23,6 @@ from fedtailor.executors import Settings
 from fedtailor.experiments import halving
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.comparison_index import (
-    INDEX,
     described_experiment,
     names,
     require_own_index,
@@ -37,7 +36,7 @@ from fedtailor.protocol import require
 from fedtailor.runs.run import bind
 from fedtailor.runs.target_units import default_metrics
 from fedtailor.storage import DirectoryLock, Unusable
-from fedtailor.storage.run_files import SUMMARY, read_summary
+from fedtailor.storage.run_files import INDEX, SUMMARY, read_summary
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
 

@@ -10,10 +10,9 @@ from fedtailor._files import reason, replacing
 from fedtailor.experiments.experiment import Column, Entry, Experiment
 from fedtailor.protocol import require
 from fedtailor.storage import Unusable
+from fedtailor.storage.digests import sealed
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_files import MANIFEST
-
-INDEX = "experiment.json"
 
 
 def require_own_index(index: Path, source: Path | None) -> None:
@@ -30,7 +29,7 @@ def require_own_index(index: Path, source: Path | None) -> None:
         before = json.loads(index.read_text()).get("file")
     except (OSError, ValueError, AttributeError):  # there is none, or a damaged one, which is written anew
         return
-    other = None if before is None else (index.parent / before).resolve()
+    other = (index.parent / before).resolve() if isinstance(before, str) else None
     same = other is None or source is None or not other.exists() or other.samefile(source)
     require(same, f"{index.parent} holds the results of {other}; rename {source}, or name another directory")
 
@@ -64,7 +63,7 @@ def write_index(index: Path, content: dict[str, Any]) -> None:
     Raises:
         Unusable: it cannot be written.
     """
-    text = json.dumps(content, indent=1, default=str)
+    text = json.dumps(sealed(json.loads(json.dumps(content, default=str))), indent=1)
     try:
         with replacing(index) as temporary:
             temporary.write_text(text, "utf-8")

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +16,12 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import check_choice, is_hyperparameters, module_of, named_in_file
+from fedtailor.protocol import SGD, check_choice, is_hyperparameters, module_of, named_in_file, require
 
 T = TypeVar("T")
+
+MOST_COMBINATIONS = 10_000
+"""Each is a training: more are a mistake, and would fill the memory before the first begins."""
 
 NONE = "none"
 """How a file says None, for settings that may be None (TOML has no null)."""
@@ -47,10 +51,23 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
         else:
             changes[name] = coerce(given, hints[name], here)
     try:
-        return dataclasses.replace(typing.cast(Any, value), **changes)
+        made = dataclasses.replace(typing.cast(Any, value), **changes)
+        check_trains(made)
+        return made
     except ValueError as error:
         culprit = next((name for name in settings if name in str(error)), None)
         raise RefusedSettings(place if culprit is None else (*place, culprit), str(error)) from None
+
+
+def check_trains(part: Any, prefix: str = "") -> None:
+    """Refuse local training that does nothing, which Python allows as the neutral element of its formulas.
+
+    Raises:
+        ValueError: with the setting's name, behind `prefix`.
+    """
+    if isinstance(part, SGD):
+        name = "epochs" if part.steps is None else "steps"
+        require(getattr(part, name) != 0, f"{prefix}{name} is 0; it must be 1 or more")
 
 
 def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
@@ -99,6 +116,10 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: b
         built = build(**coerced)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
+    except Exception as error:
+        if own is None:
+            raise
+        raise ConfigError(place, f"{name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(built, Architecture):
         raise ConfigError(place, f"{name} gives {built!r}; it must give an architecture, such as from_torch(...)")
     return built
@@ -119,9 +140,13 @@ def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any
     """Every combination of the values in a table of lists (nested tables for nested settings), as nested dicts.
 
     Raises:
-        ConfigError: a value is no list, or an empty one.
+        ConfigError: a value is no list, or an empty one; or there are more than anybody trains.
     """
     flat = list(_leaves(lists, place))
+    count = math.prod(len(values) for _, values in flat)
+    if count > MOST_COMBINATIONS:
+        advice = f"at most {MOST_COMBINATIONS:,} are possible: shorten its lists"
+        raise ConfigError(place, f"{place[-1]} has {count:,} combinations; {advice}")
     return [_nested(zip((path for path, _ in flat), values, strict=True)) for values in
             product(*(values for _, values in flat))]  # fmt: skip
 

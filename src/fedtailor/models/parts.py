@@ -202,6 +202,8 @@ class Outline:
         Raises:
             ValueError: there is no such part.
         """
+        if not isinstance(name, str):
+            raise ValueError(f"part is {name!r}; it must be a name or a pattern, such as 'head', 'last2' or 'layers.*'")
         if name in (EVERYTHING, NOTHING):
             return self._part(name, [name == EVERYTHING for _ in self.parameters])
         if name.startswith(NOT):

@@ -19,6 +19,7 @@ from fedtailor.protocol.exchange import (
 )
 from fedtailor.protocol.hidden_rows import HiddenRows, Sums
 from fedtailor.protocol.hyperparameters import (
+    MayBeInfinite,
     TracedInt,
     ZeroIsStatic,
     hyperparameters,
@@ -77,6 +78,7 @@ __all__ = [
     "LineDiagnostic",
     "LocalTrainer",
     "MatrixDiagnostic",
+    "MayBeInfinite",
     "Mixture",
     "ModelPart",
     "ModelParts",

@@ -89,7 +89,7 @@ def module_of(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end the process where it is not run as one
         del sys.modules[name]
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module

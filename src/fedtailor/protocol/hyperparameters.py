@@ -7,6 +7,7 @@ without a buffer.
 """
 
 import dataclasses
+import math
 import typing
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
@@ -17,12 +18,16 @@ import numpy as np
 _TRACED = "fedtailor: traced"
 _SWITCH = "fedtailor: zero is structure"
 _STRUCTURE = "_fedtailor_structure"
+_ENDLESS = "fedtailor: may be infinite"
 
 TracedInt = Annotated[int, _TRACED]
 """An integer on which no array shape depends: traced, so that changing it does not recompile."""
 
 ZeroIsStatic = Annotated[float, _SWITCH]
 """A float that switches a term off when it is exactly 0.0 (see `is_off`)."""
+
+MayBeInfinite = Annotated[float, _ENDLESS]
+"""A float for which infinity has a meaning (a threshold that nothing reaches); all others must be finite."""
 
 T = TypeVar("T")
 
@@ -124,8 +129,12 @@ def _mentions(hint: Any, wanted: Any) -> bool:
 
 
 def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
-    """`SGD(lr=1)` must be the same program as `SGD(lr=1.0)`: integers given for float fields become floats."""
+    """`SGD(lr=1)` must be the same program as `SGD(lr=1.0)`: integers given for float fields become floats.
+
+    What is no finite number is refused, for nothing can be trained with it.
+    """
     names = [name for name, hint in hints.items() if _mentions(hint, float) and not _mentions(hint, int)]
+    finite = [name for name in names if not _mentions(hints[name], _ENDLESS)]
     validate = getattr(cls, "__post_init__", None)
 
     def post_init(self: Any) -> None:
@@ -135,5 +144,9 @@ def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
                 object.__setattr__(self, name, float(value))
         if validate is not None:
             validate(self)
+        for name in finite:
+            value = getattr(self, name)
+            number = not isinstance(value, float) or math.isfinite(value)
+            require(number, f"{name} is {value}; it must be a finite number")
 
     cls.__post_init__ = post_init

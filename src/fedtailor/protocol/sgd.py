@@ -48,6 +48,7 @@ class SGD:
         require(self.epochs >= 0, f"epochs is {self.epochs}; it must be 0 or more")
         require(self.steps is None or self.steps >= 0, f"steps is {self.steps}; it must be 0 or more")
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be 1 or more")
+        require(self.batch_size < 2**31, f"batch_size is {self.batch_size}; it must be below 2^31")
         require(0 <= self.lr_decay < 1, f"lr_decay is {self.lr_decay}; it must be in [0, 1)")
         usable = self.optimizer is None or hasattr(self.optimizer, "update")
         require(usable, f"optimizer is {self.optimizer!r}; it must be an optax.GradientTransformation, set in Python")

@@ -4,6 +4,7 @@ Flower's own SuperNode runs the code that the server sends. This one runs none: 
 the client does what the method named in its own job file does, with the fedtailor installed here.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedtailor._files import replacing
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
 from fedtailor.remote.keys import check_secret
@@ -228,8 +230,9 @@ def answer_messages(
     try:
         while not stop.is_set():
             try:
-                former = int(memory.read_text()) if memory.is_file() else None
-                memory.write_text(str(connection.activate(former)))
+                node = connection.activate(_former_node(memory))
+                with replacing(memory) as temporary:
+                    temporary.write_text(str(node))
                 refused_since, told = None, ""
                 tell(f"connected to {connection.address}")
                 _serve(connection, respond, stop, tell)
@@ -241,6 +244,12 @@ def answer_messages(
                 stop.wait(RETRY_S)
     finally:
         connection.close()
+
+
+def _former_node(memory: Path) -> int | None:
+    """The node id that a file keeps; None where it keeps none, or is damaged: then the client may have to wait."""
+    text = memory.read_bytes() if memory.is_file() else b""
+    return int(text) if re.fullmatch(rb"[0-9]{1,20}", text) and int(text) < 2**64 else None
 
 
 def _refused_since(connection: FleetConnection, since: float | None) -> float:

@@ -13,9 +13,11 @@ import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.experiments.document import ConfigError, Document, read
 from fedtailor.experiments.parsing import allow, architecture, configure
 from fedtailor.experiments.uplink import uplink_of_tables
+from fedtailor.federation.checks import MAX_SEED
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.secure_sums import SecureSums
+from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
 
@@ -87,8 +89,8 @@ class _Data(_Table):
 
 
 class _Training(_Table):
-    rounds: Annotated[int, Field(ge=1)]
-    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     minimum: Annotated[int, Field(ge=1)] = 1
     deadline: Annotated[float, Field(gt=0)] = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0

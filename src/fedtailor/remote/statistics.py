@@ -5,6 +5,7 @@ same preprocessing from their sum. The rows themselves, and categories of fewer 
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -22,6 +23,7 @@ from fedtailor._files import replacing
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 from fedtailor.remote.table import Rows, codes, numbers
+from fedtailor.storage.digests import SEAL, is_sealed, sealed
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.options import TableOptions
@@ -81,7 +83,7 @@ class Statistics(BaseModel):
     def save(self, directory: Path) -> None:
         """Keep them in a directory, whole or not at all."""
         with replacing(directory / FILE) as temporary:
-            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(sealed(json.loads(self.to_json()))) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(directory: Path, schema: Schema) -> "Statistics | None":
@@ -92,8 +94,13 @@ class Statistics(BaseModel):
         """
         path = directory / FILE
         try:
-            return Statistics.from_json(path.read_bytes(), schema) if path.is_file() else None
-        except (OSError, ValueError) as error:
+            if not path.is_file():
+                return None
+            content = json.loads(path.read_bytes())
+            require(isinstance(content, dict) and SEAL in content and is_sealed(content), "it is not what was written")
+            del content[SEAL]
+            return Statistics.from_json(json.dumps(content), schema)
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"cannot read {path}: {error}") from None
 
     def preprocessing(self, schema: Schema) -> Preprocessing:

@@ -15,6 +15,9 @@ from fedtailor.tables.kinds import category_text
 READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": read_parquet}
 """How files are read, by the end of their names."""
 
+_SECOND = "_duplicated_0"
+"""What polars appends to the second of several columns of one name."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -44,6 +47,8 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
     for name in (*schema.columns, *([schema.target] if target else [])):
+        twice = f"{name}{_SECOND}" in frame.columns
+        require(not twice, f"{path.name} has the column {name!r} more than once; rename all but one")
         require(
             name in frame.columns, f"{path.name} has no column {name!r}; its columns are {', '.join(frame.columns)}"
         )

@@ -1,5 +1,6 @@
 """The index of an experiment, read back: which algorithms ran on which scenarios, and where their runs are."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,9 @@ from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.digests import is_sealed
 from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_files import MANIFEST
-
-INDEX = "experiment.json"
+from fedtailor.storage.run_files import INDEX, MANIFEST
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,16 @@ class Experiment:
         path = results / name / INDEX
         try:
             require(path.is_file(), f"{path} is no file")
-            index = TypeAdapter(Index).validate_json(path.read_bytes())
+            content = path.read_bytes()
+            index = TypeAdapter(Index).validate_json(content)
         except (OSError, ValidationError) as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
             why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
             raise ValueError(f"{path} is no index of an experiment ({why})") from None
+        require(
+            is_sealed(json.loads(content)),
+            f"{path} is damaged (its digest is wrong); the same `fedtailor compare` writes it again",
+        )
         plain = index.name not in ("", ".", "..") and Path(index.name).name == index.name
         require(plain, f"{path} has the name {index.name!r}; it must be one that a directory can have")
         for name in index.metrics:

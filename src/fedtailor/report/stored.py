@@ -18,7 +18,7 @@ from fedtailor.protocol import client_ids, require
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
-from fedtailor.storage.diagnostics import read_diagnostics
+from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
 from fedtailor.storage.digests import is_sealed
 from fedtailor.storage.run_files import (
     BASELINE,
@@ -31,6 +31,14 @@ from fedtailor.storage.run_files import (
     read_text,
     require_unchanged,
 )
+
+_SETTINGS = {
+    "run": ("seed", "evaluate_every", "participation"),
+    "algorithm": ("name",),
+    "model": ("architecture", "loss", "input_shape", "outputs", "dtype"),
+    "data": ("name", "clients"),
+}
+"""What every manifest says."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,12 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
-        return read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
+        manifest: Any = read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
+        for name, settings in _SETTINGS.items():  # of 0.1, which kept no digests
+            table = manifest.get(name)
+            missing = [key for key in settings if not isinstance(table, dict) or key not in table]
+            require(not missing, f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}]; repeat the run")
+        return manifest
 
     @property
     def seed(self) -> int:
@@ -99,6 +112,8 @@ class StoredRun:
     @cached_property
     def diagnostics(self) -> dict[str, Diagnostic]:
         """What the method told about itself in the end, by name."""
+        for name in (DIAGNOSTICS, ARRAYS):
+            require_unchanged(self.path / name, self.summary)
         try:
             return {diagnostic.name: diagnostic for diagnostic in read_diagnostics(self.path)}
         except OSError as error:

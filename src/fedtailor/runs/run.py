@@ -14,6 +14,7 @@ import numpy as np
 from fedtailor.accounting import Ledger
 from fedtailor.executors import DeviceExecutor, Settings, executor_kind
 from fedtailor.federation import Federation
+from fedtailor.federation.checks import check_memory
 from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
@@ -104,7 +105,12 @@ def run(
 def executor_of(
     federation: Federation, model: Model, settings: Settings, directory: Path | str | None = None
 ) -> DeviceExecutor:
-    """The executor that simulates a federation as `settings` say."""
+    """The executor that simulates a federation as `settings` say.
+
+    Raises:
+        ValueError: a single model does not fit into this machine.
+    """
+    check_memory(model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers")
     kind = executor_kind(model, settings)
     return kind(federation, model, settings, directory=None if directory is None else Path(directory))
 

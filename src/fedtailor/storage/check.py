@@ -1,21 +1,24 @@
 """Whether what stands on a disk is what was written: run directories, exports, saved federations, comparisons."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fedtailor._files import reason
+from fedtailor._files import reading, reason
 from fedtailor.federation import Federation
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
 from fedtailor.storage.checkpoint import checkpoint_format, load_tree
-from fedtailor.storage.digests import file_digest, frame_digest
+from fedtailor.storage.digests import file_digest, frame_digest, is_sealed
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import (
     CHECKPOINT,
     CHECKPOINT_BEFORE,
     CLIENTS,
     DIGESTS,
+    INDEX,
     LEDGER,
     MANIFEST,
     METRICS,
@@ -52,7 +55,7 @@ def check(path: Path) -> list[Finding]:
             comparison).
 
     Returns:
-        One finding for each run, export or federation.
+        One finding for each run, export, federation or index of a comparison.
 
     Raises:
         ValueError: there is nothing of fedtailor's.
@@ -66,6 +69,8 @@ def check(path: Path) -> list[Finding]:
 
 
 def _below(path: Path) -> Iterator[Finding]:
+    if (path / INDEX).exists():
+        yield _finding(path / INDEX, _comparison)
     if (path / MANIFEST).exists():
         yield _finding(path, _run)
     elif (path / export.MANIFEST).exists() or (path / export.MODELS).exists():
@@ -98,6 +103,27 @@ def _export(path: Path) -> str:
     return f"personal models of {clients} clients{'' if digests else WITHOUT_DIGESTS}"
 
 
+def _comparison(path: Path) -> str:
+    """Check the index of a comparison, and that the runs that it names have ended."""
+    cells = _sealed(path)["cells"]
+    for cell in cells:
+        if not (path.parents[1] / cell["run"] / SUMMARY).exists():
+            raise Damaged(f"{path} names the run {cell['run']}, which is not there; the same command makes it again")
+    return f"a comparison of {len(cells)} runs"
+
+
+def _sealed(path: Path) -> Any:
+    """What a JSON file holds, as it was written; not all of them carry a digest."""
+    try:
+        with reading(path):
+            content = json.loads(path.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({reason(error)})") from None
+    if isinstance(content, dict) and not is_sealed(content):
+        raise Damaged(f"{path} is damaged (its digest is wrong)")
+    return content
+
+
 def _run(path: Path) -> str:
     """Check a run directory.
 
@@ -117,6 +143,8 @@ def _run(path: Path) -> str:
             _check_checkpoint(path, name)
     for name in (CLIENTS, METRICS, LEDGER):
         read_frame(path / name)
+    for file in sorted(path.glob("*.json")):
+        _sealed(file)
     if not (path / SUMMARY).exists():
         return f"an unfinished run{WITHOUT_DIGESTS if old else ''}"
     summary = read_summary(path / SUMMARY)

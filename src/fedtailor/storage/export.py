@@ -188,6 +188,7 @@ def _models(
     model = _rebuilt(manifest["model"]) if model is None else model
     shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))
     models = {}
+    require(len(manifest["clients"]) > 0, "the export names no clients; export the models again")
     for name, entry in manifest["clients"].items():
         size = arrays[entry["array"]].shape[-1]
         require(size == model.size, f"client {name!r} has {size} parameters, the model {model.size}")

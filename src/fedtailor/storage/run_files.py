@@ -18,6 +18,8 @@ from fedtailor.storage.errors import Damaged, Unusable
 MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
 CHECKPOINT, CHECKPOINT_BEFORE = "checkpoint.safetensors", "checkpoint-before.safetensors"
 SUMMARY, DIGESTS = "summary.json", "digests"
+INDEX = "experiment.json"
+"""What a comparison says of its runs, in a folder of its own beside them."""
 ROWS, BASELINE = "rows.parquet", "baseline.parquet"
 KEPT = "models.json"
 """The manifest of the personal models that a run keeps (`fedtailor.storage.export.write_models`)."""

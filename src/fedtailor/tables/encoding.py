@@ -63,8 +63,9 @@ class ColumnEncoding:
             rows = np.flatnonzero(known < width)
             out[rows, known[rows]] = 1
         else:
-            # In float64: the difference of two dates would be lost in float32.
-            out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
+            # In float64: the difference of two dates would be lost in float32. What is too large for that is infinite.
+            with np.errstate(over="ignore"):
+                out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
         if self.indicator:
             out[:, width] = values.is_null().to_numpy()
 

@@ -6,10 +6,15 @@ from typing import Literal
 
 import polars as pl
 
+from fedtailor.protocol import require
+
 Kind = Literal["number", "category", "boolean", "date"]
 
 MAX_CATEGORIES = 20
 """Categories of a text column with an input of their own; the rarer ones share the input "other"."""
+
+LARGEST = 1e150
+"""Numbers beyond this are mistakes: the sums of their squares, which standardise a column, would be infinite."""
 
 _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 _DAY_MICROSECONDS = 86_400_000_000
@@ -70,7 +75,7 @@ def parse_as(series: pl.Series, kind: Kind, date_format: str | None) -> tuple[pl
         values = category_text(series)
     elif kind == "number":
         values = series.cast(pl.Float64, strict=False)
-        values = values.set(values.is_infinite().fill_null(False), None)
+        values = values.set((values.abs() > LARGEST).fill_null(False), None)
     elif kind == "boolean":
         values = _booleans(series) if series.dtype == pl.String else series.cast(pl.Float64, strict=False)
         values = values.set(~values.is_in([0.0, 1.0]).fill_null(True), None)
@@ -141,7 +146,16 @@ def _finite(values: pl.Series) -> pl.Series:
         row = (infinite.arg_max() or 0) + 1
         raise ValueError(f"column {values.name!r} holds {int(infinite.sum()):,} infinite numbers, first in row {row}; "
                          f"replace them or leave the cells empty")  # fmt: skip
+    too_large = beyond(values)
+    require(too_large is None, f"column {values.name!r} holds numbers beyond {LARGEST:g}, first in row {too_large}, "
+                               "which cannot be standardised; mend them or leave the cells empty")  # fmt: skip
     return values
+
+
+def beyond(values: pl.Series) -> int | None:
+    """The first row, from 1, with a number that is too large to be standardised; None if there is none."""
+    found = values.abs() > LARGEST
+    return (found.arg_max() or 0) + 1 if found.any() else None
 
 
 def _booleans(series: pl.Series) -> pl.Series:

@@ -90,8 +90,8 @@ class Preprocessing:
         start = 0
         for column in self.columns:
             end = start + len(column.inputs)
-            values = self._parse(frame[column.name], column, problems)
-            gaps = values.is_null()
+            values, bad = self._parse(frame[column.name], column, problems)
+            gaps = values.is_null() & ~bad
             if missing == "error" and not column.indicator and gaps.any():
                 problems.add(
                     f"column {column.name!r} is missing in {_places(gaps)}, and in training it never was; fill it in, "
@@ -104,6 +104,12 @@ class Preprocessing:
                     f"row was; training had {listed(column.categories)}; or ask for unknown='other'"
                 )
             column.encode(values, out[:, start:end])
+            endless = pl.Series(~np.isfinite(out[:, start]))
+            if endless.any():
+                problems.add(
+                    f"column {column.name!r} is {values.filter(endless)[0]:g} in {_places(endless)}, which is too "
+                    "far from what training had; mend it"
+                )
             start = end
         problems.raise_if_any()
         return out
@@ -201,7 +207,8 @@ class Preprocessing:
             problems.add("there are none; give one at least")
         return frame
 
-    def _parse(self, series: pl.Series, column: ColumnEncoding, problems: Problems) -> pl.Series:
+    def _parse(self, series: pl.Series, column: ColumnEncoding, problems: Problems) -> tuple[pl.Series, pl.Series]:
+        """The cells as the column's kind (null where they are missing or wrong), and which are wrong."""
         if self.decimal == "," and column.kind == "number" and series.dtype == pl.String:
             series = series.str.replace(",", ".", literal=True)
         values, bad = parse_as(series, column.kind, column.date_format)
@@ -210,7 +217,7 @@ class Preprocessing:
                 f"column {column.name!r} holds {series.filter(bad)[0]!r} in {_places(bad)}, which is no {column.kind} "
                 f"as in training; mend it, or leave the cell empty"
             )
-        return values
+        return values, bad
 
 
 def _is_dicts(rows: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.tables.kinds import MAX_CATEGORIES, as_numbers, category_text
+from fedtailor.tables.kinds import LARGEST, MAX_CATEGORIES, as_numbers, beyond, category_text
 from fedtailor.tables.options import TableOptions, Task
 from fedtailor.tables.problems import Problems, listed
 
@@ -112,6 +112,12 @@ def read_target(series: pl.Series, options: TableOptions, problems: Problems) ->
     if series.dtype.is_float() and series.is_infinite().any():
         row = (series.is_infinite().arg_max() or 0) + 1
         problems.add(f"target column {name!r} holds infinite numbers, first in row {row}; replace or remove them")
+        return None
+    if series.dtype.is_float() and (too_large := beyond(series)) is not None:
+        problems.add(
+            f"target column {name!r} holds numbers beyond {LARGEST:g}, first in row {too_large}, which cannot be "
+            "standardised; mend or remove them"
+        )
         return None
     if options.positive:
         return _one_against_rest(series, options, problems)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, Phase
+from fedtailor.federation.checks import check_seed
 from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
 from fedtailor.models import Model
 from fedtailor.pipelines import check_order
@@ -86,8 +87,10 @@ class Rounds(Generic[ExecutorT]):
                 seed and must not foresee them; None = the seed.
 
         Raises:
-            ValueError: the method or a pipeline is not defined for this population, or a metric for this model.
+            ValueError: the method or a pipeline is not defined for this population, or a metric for this model; or the
+                seed would give the random numbers of another one.
         """
+        seed = check_seed(seed)
         self.executor = executor
         self.model = model
         self.seed = seed

@@ -1,5 +1,6 @@
 """`fedtailor compare FILE`: an experiment (methods, scenarios, seeds and grids), or a table of your own."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def compare(arguments: list[str]) -> int:
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
         experiment, about_table = prepare_own_table(path, options)
-        print(about_table)
+        print(about_table, file=sys.stderr if options.json else sys.stdout)
     else:
         require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(ENDINGS)})")
         options = parse(Options, rest, program)

@@ -36,7 +36,7 @@ def export(arguments: list[str]) -> int:
     from fedtailor.storage import export_models
 
     run = open_run(options.run)
-    names = options.clients or run.names
+    names = tuple(dict.fromkeys(options.clients)) or run.names
     models = [run.personal(name) for name in names]
     write = export_onnx if options.format == "onnx" else export_models
     write(models, options.out)

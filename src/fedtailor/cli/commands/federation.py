@@ -1,13 +1,16 @@
 """`fedtailor federation`: train over machines that keep their own data."""
 
+import csv
+import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from fedtailor._files import reason, replacing
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import progress_of
 from fedtailor.protocol import require
@@ -227,16 +230,24 @@ def _predict(options: Predict) -> int:
         found = model.predict(read_table(options.data, schema, target=False).rows(agreed).x)
         predicted = found if schema.classes else agreed.preprocessing(schema).decode(found)
     classes = schema.classes
-    lines = [str(float(value.item())) if classes is None else classes[value] for value in predicted]
-    text = "".join(f"{line}\n" for line in ("prediction", *lines))
+    cells = [float(value.item()) if classes is None else classes[value] for value in predicted]
+    text = _as_csv("prediction", cells)
     if options.out is None:
         print(text, end="")
         return 0
     try:
-        options.out.write_text(text, encoding="utf-8")
+        with replacing(options.out) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot write {options.out}: {error.strerror}; name another file") from None
+        raise ValueError(f"cannot write {options.out}: {reason(error)}; name another file") from None
     return 0
+
+
+def _as_csv(header: str, cells: Sequence[str | float]) -> str:
+    """One column; what stands in a cell is quoted where it must be."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cell] for cell in (header, *cells))
+    return text.getvalue()
 
 
 def _simulate(options: Simulate) -> int:

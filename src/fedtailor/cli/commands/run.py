@@ -12,9 +12,10 @@ from fedtailor.cli.progress import progress_of
 from fedtailor.cli.sizes import sized, sizes_of
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
+from fedtailor.experiments.parsing import check_trains
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_texts
-from fedtailor.protocol import SGD, Algorithm, is_hyperparameters, require
+from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Interrupted
@@ -141,18 +142,11 @@ def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorit
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:
-    """Refuse local training that does nothing, which Python allows as the neutral element of its formulas.
-
-    Raises:
-        ValueError: with the option's name.
-    """
+    """`check_trains` for all local training of a method, in the names of options."""
     for field in fields(algorithm):
         part = getattr(algorithm, field.name)
-        if isinstance(part, SGD):
-            name = "steps" if part.steps is not None else "epochs"
-            least = f"{prefix}{field.name}.{name} is 0; it must be 1 or more"
-            require(getattr(part, name) != 0, least)
-        elif is_hyperparameters(part):
+        check_trains(part, f"{prefix}{field.name}.")
+        if is_hyperparameters(part):
             check_local_training(part, f"{prefix}{field.name}.")
 
 

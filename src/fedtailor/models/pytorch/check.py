@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, pytorch
 from fedtailor.models.pytorch.program import Program
+from fedtailor.models.pytorch.start import first_line
 
 TOLERANCE = 1e-5
 """Largest difference, relative to the largest entry of PyTorch's."""
@@ -66,11 +68,15 @@ def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, N
         warnings.simplefilter("ignore")
         module = original.module()
     for node in list(module.graph.nodes):
+        _in_double_precision(node)
         _without_dropout(node, module.graph)
     module.recompile()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     network = {path: tensors[path].detach().numpy().copy() for _, path in program.names}
-    outputs = module(x)
+    try:
+        outputs = module(x)
+    except RuntimeError as error:
+        raise Unsupported(f"PyTorch fails in double precision ({first_line(error)})") from None
     outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
     loss = torch.square(outputs - 1).mean()
     loss.backward()
@@ -83,12 +89,23 @@ def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, N
     return found, network
 
 
+def _in_double_precision(node: Any) -> None:
+    """Numbers that the module's code asks to be float32, by `x.float()`, say."""
+    torch = pytorch()
+
+    def wider(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    node.args = torch.fx.node.map_aggregate(node.args, wider)
+    node.kwargs = torch.fx.node.map_aggregate(node.kwargs, wider)
+
+
 def _without_dropout(node: Any, graph: Any) -> None:
     name = str(node.target)
     if "dropout" in name and node.op == "call_function" and name.startswith("aten."):
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
-    elif name.startswith(("aten.lstm", "aten.gru")):
+    elif name.startswith(tuple(f"aten.{kind}" for kind in RECURRENT)):
         node.update_arg(5, 0.0)
     elif name.startswith("aten.scaled_dot_product_attention") and len(node.args) > 4:
         node.update_arg(4, 0.0)
@@ -108,8 +125,7 @@ def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: Tensor) -> di
     except (TypeError, ValueError, NotImplementedError) as error:
         if isinstance(error, Unsupported):
             raise
-        reason = str(error).strip().splitlines()[0]
-        raise Unsupported(f"its operations do not fit together in JAX ({reason})") from None
+        raise Unsupported(f"its operations do not fit together in JAX ({first_line(error)})") from None
     found = {"output": outputs, "loss": value, **{f"gradient of {path}": slope for path, slope in slopes.items()}}
     found |= {path: renewed.get(path, network[path]) for path in network}
     return {what: np.asarray(values) for what, values in found.items()}

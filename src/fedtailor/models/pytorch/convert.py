@@ -1,6 +1,5 @@
 """From a PyTorch module to the two programs, of training and of evaluation, that `torch.export` finds in it."""
 
-import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,10 +8,11 @@ from typing import Any
 import fedtailor.models.pytorch.elementwise
 import fedtailor.models.pytorch.layers
 import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their operations)
+from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Program
-from fedtailor.models.pytorch.start import COUNTER
+from fedtailor.models.pytorch.start import COUNTER, copied, first_line
 
 IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
            "sym_constrain_range_for_size")  # fmt: skip
@@ -27,16 +27,26 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """
     torch = pytorch()
 
-    module = copy.deepcopy(module).double().train(training)
+    module = copied(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
-    try:
+
+    def export(strict: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
-            return torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+            return torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=strict)
+
+    try:
+        return export(strict=False)
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Unsupported(f"torch.export cannot trace it ({reason})") from None
+        if "specialized" not in str(error):
+            raise Unsupported(f"torch.export cannot trace it ({first_line(error)})") from None
+    # In len(x) the size of the batch is a number; only the analysis of the module's Python code sees more in it.
+    try:
+        return export(strict=True)
+    except Exception:
+        raise Unsupported("its code works for one size of batch only: it loops over examples, say, or has a number in "
+                          "place of x.shape[0]") from None  # fmt: skip
 
 
 def converted(program: Any) -> Program:
@@ -210,7 +220,7 @@ def _mode_free(one: Operation) -> Operation:
     args = list(one.args)
     if one.name == "batch_norm":
         args[5] = None
-    elif one.name in ("lstm", "gru") and args[5] == 0:
+    elif one.name in RECURRENT and args[5] == 0:
         args[6] = None
     elif "dropout" in one.name and args[1] == 0:
         args[2] = None
@@ -235,7 +245,7 @@ def norms_of(program: Program) -> tuple[str, ...]:
     """The modules whose parameters belong to normalisations."""
     names, found = dict(program.names), []
     for one in program.operations:
-        if one.name in ("batch_norm", "layer_norm", "group_norm"):
+        if one.name in ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"):
             found += [names[name].rpartition(".")[0] for name in list(_refs(one)) if name in names]
     return tuple(dict.fromkeys(found))
 

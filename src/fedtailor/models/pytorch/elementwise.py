@@ -14,10 +14,13 @@ from fedtailor.models.pytorch.operations import OPERATIONS, Context, operation
 _UNARY: dict[str, Callable[[Array], Array]] = {
     "abs": jnp.abs, "alias": lambda x: x, "clone": lambda x: x, "contiguous": lambda x: x, "cos": jnp.cos,
     "detach": jax.lax.stop_gradient, "detach_": jax.lax.stop_gradient, "erf": jax.lax.erf, "exp": jnp.exp,
+    "expm1": jnp.expm1,
     "hardsigmoid": jax.nn.hard_sigmoid, "hardswish": jax.nn.hard_swish, "hardswish_": jax.nn.hard_swish,
-    "lift_fresh_copy": lambda x: x, "log": jnp.log, "logical_not": jnp.logical_not, "mish": jax.nn.mish,
+    "lift_fresh_copy": lambda x: x, "log": jnp.log, "log1p": jnp.log1p,
+    "log_sigmoid": jax.nn.log_sigmoid, "logical_not": jnp.logical_not, "mish": jax.nn.mish,
     "neg": jnp.negative, "reciprocal": lambda x: 1 / x, "relu": jax.nn.relu, "relu6": jax.nn.relu6,
-    "relu6_": jax.nn.relu6, "relu_": jax.nn.relu, "rsqrt": jax.lax.rsqrt, "sigmoid": jax.nn.sigmoid,
+    "relu6_": jax.nn.relu6, "relu_": jax.nn.relu, "rsqrt": jax.lax.rsqrt, "selu": jax.nn.selu, "selu_": jax.nn.selu,
+    "sigmoid": jax.nn.sigmoid,
     "sigmoid_": jax.nn.sigmoid, "sign": jnp.sign, "silu": jax.nn.silu, "silu_": jax.nn.silu, "sin": jnp.sin,
     "sqrt": jnp.sqrt, "square": jnp.square, "tanh": jnp.tanh, "tanh_": jnp.tanh,
 }  # fmt: skip
@@ -87,6 +90,16 @@ def _leaky_relu(context: Context, x: Array, slope: float = 0.01) -> Array:
 @operation("elu", "elu_")
 def _elu(context: Context, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
     return scale * jnp.where(x > 0, x, alpha * jnp.expm1(input_scale * jnp.minimum(x, 0)))
+
+
+@operation("celu", "celu_")
+def _celu(context: Context, x: Array, alpha: float = 1.0) -> Array:
+    return jax.nn.celu(x, alpha)
+
+
+@operation("glu")
+def _glu(context: Context, x: Array, dim: int = -1) -> Array:
+    return jax.nn.glu(x, dim)
 
 
 @operation("softplus")

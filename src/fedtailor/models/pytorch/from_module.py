@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.model import Model
-from fedtailor.models.pytorch.check import check_conversion
+from fedtailor.models.pytorch.check import check_conversion, random_like
 from fedtailor.models.pytorch.convert import converted, exported
 from fedtailor.models.pytorch.engine import TorchEngine
-from fedtailor.models.pytorch.inspection import inspected, require_trainable
+from fedtailor.models.pytorch.inspection import inspected, require_trainable, tried
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
 from fedtailor.models.pytorch.operations import Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import Start, maker
+from fedtailor.models.pytorch.start import Start, copied, first_line, maker
 from fedtailor.protocol import check_choice
 
 ENGINES = ("jax", "torch")
@@ -62,10 +62,11 @@ def from_torch(
     made: Any = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
         raise ValueError(f"from_torch takes a torch.nn.Module, or a function that makes one, not {module!r}")
-    name, example = type(made).__name__, torch.as_tensor(example_input)
+    name = type(made).__name__
     require_trainable(made)
     if not any(parameter.requires_grad for parameter in made.parameters()):
         raise ValueError(f"{name} has no parameters that require a gradient, so that there is nothing to train")
+    example = _example(made, example_input)
     make = None if pretrained else maker(module, made)
     if engine == "torch":
         facts = inspected(made, example)
@@ -79,9 +80,28 @@ def from_torch(
                          'from_torch(..., engine="torch")') from None  # fmt: skip
 
 
+def _example(module: TorchModuleType, given: Any) -> Tensor:
+    """A batch of inputs in the precision of the module's parameters.
+
+    Raises:
+        ValueError: it is no batch of numbers.
+    """
+    torch = pytorch()
+    try:
+        example = torch.as_tensor(given)
+    except Exception as error:  # PyTorch raises many kinds
+        raise ValueError(f"example_input is one tensor [b, ...], a batch of inputs: {first_line(error)}") from None
+    if example.ndim == 0 or not len(example):
+        raise ValueError(f"example_input is a batch [b, ...] with an input in it, not {list(example.shape)}")
+    kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
+    return example.to(kinds[0]) if example.is_floating_point() else example
+
+
 def _converted(
     made: TorchModuleType, make: Callable[[], TorchModuleType] | None, example: Tensor, check: bool
 ) -> TorchModule:
+    # What PyTorch itself refuses is no matter of the conversion.
+    tried(copied(made), random_like(example).to(example.dtype), training=False, name=type(made).__name__)
     both = [exported(made, example, training) for training in (True, False)]
     training, evaluation = map(converted, both)
     if check:

@@ -1,14 +1,14 @@
 """What a PyTorch module is made of, found by running it: for modules that PyTorch itself trains."""
 
-import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fedtailor.models.pytorch.check import BATCH, random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import COUNTER
+from fedtailor.models.pytorch.start import COUNTER, copied, first_line
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,18 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
     torch, name = pytorch(), type(module).__name__
     trained = [path for path, parameter in module.named_parameters() if parameter.requires_grad]
     _require_separate(module, trained, name)
-    try:
-        module = copy.deepcopy(module)
-    except Exception as error:  # PyTorch does not copy tensors that were computed from others
-        raise ValueError(f"{name} cannot be copied: {first_line(error)}") from None
+    module = copied(module)
     x = random_like(example).to(example.dtype)
 
     calls = _Calls(module)
     before = _buffers(module)
-    evaluation, drew = _tried(module, x, training=False, name=name)
+    evaluation, drew = tried(module, x, training=False, name=name)
     _refuse(drew, f"{name} draws random numbers in evaluation mode, where outputs must be fixed; use nn.Dropout, or "
                   "pass training=self.training to the function")  # fmt: skip
     changed = _changed(before, module)
     _refuse(changed, f"{name} changes its buffer {next(iter(changed), '')!r} in evaluation mode, where it must stay")
     calls.remove()
-    outputs, stochastic = _tried(module, x, training=True, name=name)
+    outputs, stochastic = tried(module, x, training=True, name=name)
     statistics = tuple(sorted(path for path in _changed(before, module) if not path.endswith(COUNTER)))
     for path in statistics:
         usable = before[path].is_floating_point() and path in module.state_dict()
@@ -152,8 +149,12 @@ class _Calls:
         return tuple(sorted(owners, key=place))
 
 
-def _tried(module: TorchModuleType, x: Tensor, training: bool, name: str) -> tuple[Tensor, bool]:
-    """Outputs for a batch, and whether random numbers were drawn."""
+def tried(module: TorchModuleType, x: Tensor, training: bool, name: str) -> tuple[Tensor, bool]:
+    """Outputs for a batch, and whether random numbers were drawn.
+
+    Raises:
+        ValueError: the module fails, or does not give one tensor [b, ...] of floating-point numbers.
+    """
     torch = pytorch()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
@@ -190,19 +191,21 @@ def _norms(module: TorchModuleType) -> tuple[str, ...]:
 
 
 def _require_separate(module: TorchModuleType, trained: Sequence[str], name: str) -> None:
-    """Refuse parameters that share memory and are not one (tied layers have one parameter, which is fine)."""
+    """Refuse parameters that share memory and are not one (tied layers have one parameter, which is fine).
+
+    Pieces of one vector, as `torch.nn.utils.vector_to_parameters` leaves them, share nothing.
+    """
     parameters = dict(module.named_parameters())
-    seen: dict[int, str] = {}
-    for path in trained:
-        parameter = parameters[path]
-        other = seen.setdefault(parameter.untyped_storage().data_ptr(), path) if parameter.numel() else path
-        _refuse(other != path, f"{name} has {other} and {path} in one piece of memory; let both layers have the same "
-                               "nn.Parameter, or give each its own")  # fmt: skip
+    pieces = sorted((*_memory(parameters[path]), path) for path in trained if parameters[path].numel())
+    for (_, end, path), (start, _, other) in pairwise(pieces):
+        _refuse(start < end, f"{name} has {path} and {other} in one piece of memory; let both layers have the same "
+                             "nn.Parameter, or give each its own")  # fmt: skip
 
 
-def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first entry and past its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _refuse(wrong: Any, message: str) -> None:

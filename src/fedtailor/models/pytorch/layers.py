@@ -232,6 +232,32 @@ def _group_norm(
     return y if bias is None else y + bias.reshape(wide)
 
 
+@operation("instance_norm")
+def _instance_norm(
+    context: Context, x: Array, weight: Array | None, bias: Array | None, mean: Array | None, variance: Array | None,
+    use_input_stats: bool, momentum: float, epsilon: float, *rest: Any,
+) -> Array:  # fmt: skip
+    if mean is not None or not use_input_stats:
+        raise Unsupported("InstanceNorm with track_running_stats=True")
+    return _group_norm(context, x, x.shape[1], weight, bias, epsilon)
+
+
+@operation("rms_norm")
+def _rms_norm(
+    context: Context, x: Array, shape: Sequence[int], weight: Array | None = None, epsilon: float | None = None
+) -> Array:
+    epsilon = float(jnp.finfo(x.dtype).eps) if epsilon is None else epsilon
+    axes = tuple(range(x.ndim - len(shape), x.ndim))
+    y = x * lax.rsqrt(jnp.square(x).mean(axes, keepdims=True) + epsilon)
+    return y if weight is None else y * weight
+
+
+@operation("_weight_norm")
+def _weight_norm(context: Context, direction: Array, length: Array, dim: int = 0) -> Array:
+    others = tuple(axis for axis in range(direction.ndim) if axis != dim % direction.ndim)
+    return direction * (length / jnp.sqrt(jnp.square(direction).sum(others, keepdims=True)))
+
+
 def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     mean = x.mean(axes, keepdims=True)
     return (x - mean) * lax.rsqrt(jnp.square(x - mean).mean(axes, keepdims=True) + epsilon)
@@ -240,13 +266,17 @@ def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 # sequences ----------------------------------------------------------------------------------------------------------
 
 
-@operation("lstm", "gru")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Operations that run a recurrent layer over a sequence; their sixth argument is a rate of dropout."""
+
+
+@operation(*RECURRENT)
 def _recurrent(
     context: Context, x: Array, state: Any, weights: Sequence[Array], biases: bool, layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool = False,
 ) -> tuple[Array, ...]:  # fmt: skip
-    is_lstm = context.operation_name == "lstm"
-    states = state if is_lstm else (state,)
+    kind = context.operation_name
+    states = state if kind == "lstm" else (state,)
     x = x.swapaxes(0, 1) if batch_first else x
     directions = 2 if bidirectional else 1
     number = 4 if biases else 2
@@ -257,7 +287,7 @@ def _recurrent(
             place = layer * directions + direction
             group = weights[place * number : (place + 1) * number]
             start = tuple(part[place] for part in states)
-            after, seen = _unrolled(is_lstm, x, start, group, reverse=direction == 1)
+            after, seen = _unrolled(kind, x, start, group, reverse=direction == 1)
             outputs.append(seen)
             last.append(after)
         x = jnp.concatenate(outputs, -1)
@@ -268,14 +298,17 @@ def _recurrent(
 
 
 def _unrolled(
-    is_lstm: bool, x: Array, start: tuple[Array, ...], weights: Sequence[Array], reverse: bool
+    kind: str, x: Array, start: tuple[Array, ...], weights: Sequence[Array], reverse: bool
 ) -> tuple[tuple[Array, ...], Array]:
     of_input, of_state = weights[0].T, weights[1].T
     input_bias, state_bias = weights[2:] if len(weights) == 4 else (jnp.zeros(()), jnp.zeros(()))
 
     def step(state: tuple[Array, ...], now: Array) -> tuple[tuple[Array, ...], Array]:
         inner = state[0] @ of_state + state_bias
-        if is_lstm:
+        if kind.startswith("rnn"):
+            hidden = (jnp.tanh if kind == "rnn_tanh" else jax.nn.relu)(now + inner)
+            return (hidden,), hidden
+        if kind == "lstm":
             i, f, g, o = jnp.split(now + inner, 4, -1)
             cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)

@@ -1,6 +1,5 @@
 """A PyTorch module at work: its parameters lie in one vector theta, and PyTorch computes outputs and gradients."""
 
-import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.models.pytorch.inspection import Facts, first_line
+from fedtailor.models.pytorch.inspection import Facts
 from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import placed, seed_of
+from fedtailor.models.pytorch.start import copied, first_line, placed, seed_of
 
 What = Literal["outputs", "features", "head"]
 """What is computed: outputs from inputs, features (what the head is given) from inputs, or outputs from features."""
@@ -35,7 +34,7 @@ class LiveModule:
         torch = pytorch()
         self._torch, self._facts, self._name = torch, facts, type(module).__name__
         self._dtype = getattr(torch, dtype)
-        self._module = copy.deepcopy(module).to(self._dtype)
+        self._module = copied(module).to(self._dtype)
         ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for _, shape in facts.shapes)])
         self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
         self._gradient = torch.zeros_like(self.theta)

@@ -104,4 +104,4 @@ def _resolved(argument: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _dtype(array: np.ndarray, context: Context) -> Any:
-    return context.dtype if array.dtype.kind == "f" else array.dtype
+    return context.dtype if array.dtype.kind == "f" else jax.dtypes.canonicalize_dtype(array.dtype)

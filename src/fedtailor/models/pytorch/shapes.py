@@ -116,6 +116,19 @@ def _select(context: Context, x: Array, dim: int, index: int) -> Array:
     return jax.lax.index_in_dim(x, index, dim, keepdims=False)
 
 
+@operation("index")
+def _index(context: Context, x: Array, places: Sequence[Any]) -> Array:
+    # A hole in front of arrays is a whole axis, as in NumPy.
+    return x[tuple(slice(None) if place is None else place for place in places)]
+
+
+@operation("one_hot")
+def _one_hot(context: Context, x: Array, classes: int = -1) -> Array:
+    if classes < 0:
+        raise Unsupported("one_hot without a number of classes")
+    return jax.nn.one_hot(x, classes, dtype="int32")
+
+
 @operation("slice")
 def _slice(context: Context, x: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
     cut: list[Any] = [slice(None)] * x.ndim
@@ -130,10 +143,13 @@ def _flip(context: Context, x: Array, dims: Sequence[int]) -> Array:
 
 @operation("pad", "constant_pad_nd")
 def _pad(context: Context, x: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
-    if mode != "constant":
-        raise Unsupported(f"padding of mode {mode!r}")
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
+    if mode != "constant":
+        modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+        if mode not in modes:
+            raise Unsupported(f"padding of mode {mode!r}")
+        return jnp.pad(x, widths, modes[mode])
     return jax.lax.pad(x, jnp.asarray(value or 0, x.dtype), [(low, high, 0) for low, high in widths])
 
 
@@ -171,6 +187,16 @@ def _var(
 ) -> Array:
     correction = kwargs.get("correction", int(unbiased))
     return x.var(tuple(dim) if isinstance(dim, list | tuple) else dim, ddof=int(correction), keepdims=keepdim)
+
+
+@operation("std")
+def _std(context: Context, x: Array, *args: Any, **kwargs: Any) -> Array:
+    return jnp.sqrt(_var(context, x, *args, **kwargs))
+
+
+@operation("cumsum")
+def _cumsum(context: Context, x: Array, dim: int, **kwargs: Any) -> Array:
+    return jnp.cumsum(x, dim)
 
 
 @operation("linalg_vector_norm")

@@ -78,6 +78,23 @@ class Start:
         return hash(self._identity)
 
 
+def copied(module: TorchModuleType) -> TorchModuleType:
+    """A copy of a module.
+
+    Raises:
+        ValueError: PyTorch does not copy it: it holds tensors that were computed from others, say.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # PyTorch raises many kinds
+        raise ValueError(f"{type(module).__name__} cannot be copied: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def seed_of(words: NDArray[np.uint32]) -> int:
     """Two random words as a seed that PyTorch takes."""
     return int.from_bytes(np.asarray(words, np.uint32).tobytes()[:8], "little") >> 1
@@ -98,8 +115,8 @@ def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
         return module
 
     def make() -> TorchModuleType:
-        copied = copy.deepcopy(made)
-        for layer in copied.modules():
+        fresh = copied(made)
+        for layer in fresh.modules():
             reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
             if reset is not None:
                 reset()
@@ -108,7 +125,7 @@ def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
                     f"{type(layer).__name__} has parameters of its own and no reset_parameters; pass a function that "
                     "makes the module, or pretrained=True to start from its present values"
                 )
-        return copied
+        return fresh
 
     make()  # says at once what cannot be drawn anew
     return make

@@ -13,9 +13,9 @@ import fedtailor
 CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 
 
-def fresh(program):
+def fresh(*arguments):
     """What a new interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -30,8 +30,12 @@ def test_the_installed_version_is_that_of_the_sources():
 
 
 def test_importing_the_package_imports_no_library():
-    modules = {name.partition(".")[0] for name in fresh("import sys, fedtailor; print(*sys.modules)")}
+    modules = {name.partition(".")[0] for name in fresh("-c", "import sys, fedtailor; print(*sys.modules)")}
     assert not modules & {"jax", "numpy", "scipy", "sklearn", "matplotlib", "polars", "optax", "equinox", "rich"}
+
+
+def test_the_command_line_is_a_module_of_the_interpreter_too():
+    assert fedtailor.__version__ in fresh("-m", "fedtailor", "--version")
 
 
 @pytest.mark.parametrize("name", dir(fedtailor))

@@ -19,6 +19,8 @@ def test_plain_with_rate_one_is_exactly_the_mix():
     state, moved = optimizer.apply(optimizer.init(theta), theta, mixed, MOVED)
     assert state == ()
     np.testing.assert_array_equal(moved, mixed)
+    _, first_moved = optimizer.apply((), theta, mixed, np.array([True, False]))
+    np.testing.assert_array_equal(first_moved, [mixed[0], theta[1]])
 
 
 def test_plain_relaxes_by_its_rate():

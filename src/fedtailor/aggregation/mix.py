@@ -58,14 +58,13 @@ def mix(
     padded[:, rows.row] = w
     used = padded.any(axis=0)
     everywhere = _on_all_devices_of(rows.values)
-    if everywhere is not None:
+    if everywhere is not None and getattr(theta, "sharding", None) != everywhere:
         theta = jax.device_put(theta, everywhere)
     return _mix(
         theta,
         rows.values,
         weights=padded,
         keep=keep.astype(theta.dtype),
-        moved=w.any(axis=1),
         used=None if used.all() else used,
         sharding=everywhere,
     )
@@ -129,7 +128,6 @@ def _mix(
     x: Float[Array, "c d"],
     weights: Float[Array, "s c"],
     keep: Float[Array, " s"],
-    moved: Bool[Array, " s"],
     used: Bool[Array, " c"] | None,
     sharding: NamedSharding | None,
 ) -> Float[Array, "s d"]:
@@ -147,7 +145,8 @@ def _mix(
             lambda: average(jnp.where(used[:, None], x, 0)),
         )
     mixed = jnp.where(keep[:, None] == 0, mixed, keep[:, None] * theta + mixed)
-    return jnp.where(moved[:, None], mixed, theta)
+    is_moved = (weights != 0).any(axis=1)
+    return jnp.where(is_moved[:, None], mixed, theta)
 
 
 def _on_all_devices_of(x: object) -> NamedSharding | None:

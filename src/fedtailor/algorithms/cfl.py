@@ -37,6 +37,7 @@ from fedtailor.protocol import (
     TreeDiagnostic,
     hyperparameters,
     is_off,
+    next_power_of_two,
     require,
     server_state,
 )
@@ -288,7 +289,7 @@ class CFL(Algorithm):
 
 def _capacity(clusters: int) -> int:
     """Rows kept for clusters: powers of two, so that most splits change no shape and recompile nothing."""
-    return max(1 << (clusters - 1).bit_length(), 4)
+    return max(next_power_of_two(clusters), 4)
 
 
 def _with_capacity(rows: ArrayLike, capacity: int) -> Array:

@@ -26,11 +26,13 @@ def gradient_over_range(
 ) -> Float[Array, " d"]:
     """Gradient of the mean loss over the training samples in [first, end); see `LocalTrainer.gradient`."""
     count = end - first
+    # a purpose puts the samples into an order of its own, so that a range of them is a random part of the data
     view = local if purpose is None else local.part(0, local.size, purpose)
     params = local.params(theta)
 
     def add_block(index: Int[Array, ""], total: Params) -> Params:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        # the last block reaches past the end: what stands there is some real sample, and weighs nothing
         inside = positions < count
         batch = view.examples(jnp.clip(first + positions, 0, local.size - 1), inside, "train")
         part = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
@@ -55,6 +57,7 @@ def split_statistics(
         return {metric.name: metric.statistic(local.model, out, batch.y, batch.weight) for metric in metrics}
 
     local.trace.add_work(forwards=count)
+    # nothing is computed here: only the shapes of a block's sums are looked at
     zero = zero_statistic(of_block, jnp.int32(0))
     return local.repeat(_blocks(count), lambda index, total: add_statistics(total, of_block(index)), zero)
 

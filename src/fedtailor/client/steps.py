@@ -25,9 +25,17 @@ def train(
     split: str,
     train_only: ModelPart | None = None,
 ) -> Float[Array, " d"]:
-    """theta after `steps` mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <drift, w>.
+    """Mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <drift, w>, where F is the mean loss over a batch.
 
-    `gradient` replaces that of the mean loss F over a batch. Entries outside `train_only` keep their bits."""
+    Args:
+        pull: mu and the anchor [d].
+        gradient: takes the place of F's gradient.
+        split: whose samples the batches are drawn from.
+        train_only: entries outside of this part keep their bits.
+
+    Returns:
+        theta after `steps` steps.
+    """
     rate = sgd.rate(local.round)
     params = local.params(theta)
     private = None if sgd.dp_noise is None else PrivateSteps(local, sgd, split)
@@ -50,29 +58,34 @@ def train(
     constant = None if drift is None else turn(local.params(drift))
     model = local.model
 
-    def direction(params: Params, batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
+    def descent(params: Params, batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         """What a step descends along, and parameters that hold the new running statistics, if the model has any."""
+        # The loss's own term first, from the layout that the model knows.
         given = turn(params)
         if private is not None:
-            g, renewed = private.direction(given, step), given
+            slope, renewed = private.direction(given, step), given
         elif gradient is None:
-            g, renewed = local.gradient_and_statistics(given, batch)
+            slope, renewed = local.gradient_and_statistics(given, batch)
         else:
-            g, renewed = gradient(given, batch, step), local.renew_statistics(given, batch)
-        g = turn(g)
+            slope, renewed = gradient(given, batch, step), local.renew_statistics(given, batch)
+        slope = turn(slope)
+
+        # Then every term that the method or the user has switched on; one that is off leaves nothing in the program.
         if not is_off(sgd.weight_decay):
-            g = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, g, params)
+            slope = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, slope, params)
         if pull is not None:
-            g = jax.tree.map(lambda g, w, a, mu=pull[0]: g + mu * (w - a), g, params, anchor)
+            mu, _ = pull
+            slope = jax.tree.map(lambda g, w, a: g + mu * (w - a), slope, params, anchor)
         if constant is not None:
-            g = jax.tree.map(jnp.add, g, constant)
+            slope = jax.tree.map(jnp.add, slope, constant)
         if trained is not None:
             # No gradient outside the part, for optimisers that look at all of it (a clipped global norm).
-            g = jax.tree.map(lambda g, trained: g if trained else jnp.zeros_like(g), g, trained)
+            slope = jax.tree.map(lambda g, trained: g if trained else jnp.zeros_like(g), slope, trained)
+
         if not model.has_statistics:
-            return g, renewed
+            return slope, renewed
         # Running statistics are entries of the tree, too. The terms above must not move them.
-        return model.with_statistics(g, jax.tree.map(jnp.zeros_like, g)), turn(renewed)
+        return model.with_statistics(slope, jax.tree.map(jnp.zeros_like, slope)), turn(renewed)
 
     def settle(before: Params, params: Params, renewed: Params) -> Params:
         """A step's result, with the running statistics of its batch, and what is frozen as it was before."""
@@ -81,23 +94,25 @@ def train(
             return after
         return jax.tree.map(lambda old, new, trained: new if trained else old, before, after, trained)
 
+    # The three kinds of steps differ in what they carry from one to the next: nothing, a velocity, optax's state.
+
     def plain(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-        g, renewed = direction(params, batch, step)
-        stepped = jax.tree.map(lambda w, g: w - rate * g, params, g)
+        slope, renewed = descent(params, batch, step)
+        stepped = jax.tree.map(lambda w, g: w - rate * g, params, slope)
         return settle(params, stepped, renewed)
 
     def momentum(carry: tuple[Params, Params], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Params]:
         params, velocity = carry
-        g, renewed = direction(params, batch, step)
-        velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, g)
+        slope, renewed = descent(params, batch, step)
+        velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, slope)
         stepped = jax.tree.map(lambda w, v: w - rate * v, params, velocity)
         return settle(params, stepped, renewed), velocity
 
     def transformed(carry: tuple[Params, Any], batch: Batch, step: Int[Array, ""]) -> tuple[Params, Any]:
         assert sgd.optimizer is not None
         params, state = carry
-        g, renewed = direction(params, batch, step)
-        updates, state = sgd.optimizer.update(g, state, params)
+        slope, renewed = descent(params, batch, step)
+        updates, state = sgd.optimizer.update(slope, state, params)
         stepped = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
         return settle(params, stepped, renewed), state
 

@@ -79,8 +79,12 @@ def require_run(path: Path) -> None:
     Raises:
         ValueError: it is one.
     """
-    exported = (path / EXPORTED).exists() and not (path / MANIFEST).exists()
-    require(not exported, f"{path} holds exported models and no measurements; name the run that they are from")
+    require(not is_export(path), f"{path} holds exported models and no measurements; name the run that they are from")
+
+
+def is_export(path: Path) -> bool:
+    """Whether a directory holds exported models, and not the run that they are from."""
+    return (path / EXPORTED).exists() and not (path / MANIFEST).exists()
 
 
 def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> dict[str, PersonalModel]:
@@ -90,7 +94,7 @@ def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> di
         ValueError: the directory holds neither, or there is no such client.
     """
     path = Path(directory)
-    if (path / EXPORTED).exists() and not (path / MANIFEST).exists():
+    if is_export(path):
         found = load_models(path)
         for name in clients or ():
             check_choice(name, found, f"client in {path}")

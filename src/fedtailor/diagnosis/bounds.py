@@ -42,8 +42,9 @@ def estimation_term(
     """
     total = float(np.sum(sizes))
     _require_dimension(dimension, total)
-    complexity = 4 * np.sqrt(2 * dimension * np.log(np.e * total / dimension)) + np.sqrt(2 * np.log(2 / delta))
-    return loss_range * complexity / np.sqrt(effective_samples(weights, sizes))
+    of_hypotheses = 4 * np.sqrt(2 * dimension * np.log(np.e * total / dimension))
+    of_confidence = np.sqrt(2 * np.log(2 / delta))
+    return loss_range * (of_hypotheses + of_confidence) / np.sqrt(effective_samples(weights, sizes))
 
 
 def discrepancy_bias(
@@ -153,8 +154,12 @@ def dapper_share(
     """
     complexity = float(np.sqrt(dimension * np.log(1 / delta)))
     pairs = zip(np.asarray(own), np.asarray(shared), np.asarray(discrepancies, np.float64), strict=True)
-    rows = [best_rows(np.array([[0.0, disc]]), np.array([n, c]), complexity).weights[0, 0] for n, c, disc in pairs]
-    return np.array(rows, np.float64)
+    shares = []
+    for samples_own, samples_shared, discrepancy in pairs:
+        bias = np.array([[0.0, discrepancy]])  # the client's own data have none
+        best = best_rows(bias, np.array([samples_own, samples_shared]), complexity)
+        shares.append(best.weights[0, 0])
+    return np.array(shares, np.float64)
 
 
 def mapper_bound(

@@ -58,12 +58,17 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
     counts = np.asarray(counts, np.float64)
     require(bool((counts >= 0).all()), f"a count of labels is {counts.min():g}; it must be 0 or more")
     require(bool((counts.sum(axis=1) > 0).all()), "a client has no label; leave out clients without samples")
-    shares, totals = counts / counts.sum(axis=1, keepdims=True), counts.sum(axis=1)
-    divergence, p = np.zeros((len(counts),) * 2), np.ones((len(counts),) * 2)
+    clients = len(counts)
+    totals = counts.sum(axis=1)
+    shares = counts / totals[:, None]
+    divergence = np.zeros((clients, clients))
+    p = np.ones((clients, clients))
     # Row by row, since all pairs at once would take m^2 times classes numbers; each pair once.
-    for i in range(len(counts) - 1):
+    for i in range(clients - 1):
         others = slice(i + 1, None)
         divergence[i, others] = divergence[others, i] = jensen_shannon(shares[i], shares[others])
+
+        # G = 2 sum of count log(count / expected) over classes and both clients, where one distribution is expected
         both = counts[i] + counts[others]
         pooled = both / (totals[i] + totals[others])[:, None]
         statistic = 2 * (
@@ -71,7 +76,9 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
             + special.rel_entr(counts[others], totals[others, None] * pooled).sum(axis=1)
         )
         degrees = (both > 0).sum(axis=1) - 1
-        p[i, others] = p[others, i] = np.where(degrees > 0, special.chdtrc(np.maximum(degrees, 1), statistic), 1.0)
+        tail = special.chdtrc(np.maximum(degrees, 1), statistic)
+        # two clients of one and the same class cannot be told apart
+        p[i, others] = p[others, i] = np.where(degrees > 0, tail, 1.0)
     return LabelDifferences(divergence, p)
 
 
@@ -104,7 +111,8 @@ def input_differences(
         means, squares: means of each feature and of its square, over training samples.
         sizes: training samples n_i.
     """
-    means, n = np.asarray(means, np.float64), np.asarray(sizes, np.float64)
+    means = np.asarray(means, np.float64)
+    n = np.asarray(sizes, np.float64)
     clients, features = means.shape
     # Squares of large features leave rounding where there is no variance.
     variances = np.asarray(squares, np.float64) - means**2
@@ -117,6 +125,8 @@ def input_differences(
     by_degrees = errors**2 / np.maximum(n - 1, 1)[:, None]
     for i in range(clients - 1):
         others = slice(i + 1, None)  # each pair once
+
+        # how far the means are apart, in deviations of the data
         gap = np.abs(means[i] - means[others])
         unlike = np.where(gap != 0, np.inf, 0.0)
         total = errors[i] + errors[others]
@@ -126,10 +136,13 @@ def input_differences(
         by_chance = np.divide(total, pooled, out=total.copy(), where=varies)
         apart = np.sqrt(np.maximum((in_deviations - by_chance).mean(axis=1), 0.0))
         standardized[i, others] = standardized[others, i] = apart
+
+        # which feature they are apart in most, in standard errors
         t = np.divide(gap, np.sqrt(total), out=unlike, where=total > 0)
         largest = t.argmax(axis=1)
         feature[i, others] = feature[others, i] = largest
-        # the test looks at that feature alone
+
+        # Welch's test looks at that feature alone
         pairs = np.arange(len(t))
         t, total = t[pairs, largest], total[pairs, largest]
         spread = by_degrees[i, largest] + by_degrees[others][pairs, largest]

@@ -80,8 +80,12 @@ def contexts_bound(
     """
     require(1 <= dimension <= samples, f"the dimension is {dimension:g}; the bound wants 1 to {samples}, all samples")
     k = np.asarray(counts, np.float64)
-    bound = np.sqrt(dimension * k / samples * np.log(np.e * samples / dimension)) + mu * np.asarray(costs, np.float64)
-    return bound if delta is None else bound + 2 * np.sqrt(clients * np.log(k / delta) / samples)
+    of_few_samples = np.sqrt(dimension * k / samples * np.log(np.e * samples / dimension))
+    bound = of_few_samples + mu * np.asarray(costs, np.float64)
+    if delta is None:
+        return bound
+    of_the_choice = 2 * np.sqrt(clients * np.log(k / delta) / samples)
+    return bound + of_the_choice
 
 
 def matching_stability(labels: Int[np.ndarray, "rounds m"]) -> Float[np.ndarray, " steps"]:

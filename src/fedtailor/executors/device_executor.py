@@ -34,6 +34,7 @@ from fedtailor.protocol import (
     Pipeline,
     client_keys,
     init_pipeline,
+    next_power_of_two,
     require,
 )
 
@@ -158,7 +159,7 @@ class DeviceExecutor:
         if exchange.task == "client" or needed == whole:
             return needed
         # How many clients were never sampled changes from round to round: powers of two, lest each compiles anew.
-        return min(self.shards << (needed // self.shards - 1).bit_length(), whole)
+        return min(self.shards * next_power_of_two(needed // self.shards), whole)
 
     def answers(self, request: ExchangeRequest, outputs: Outputs) -> Answers:
         """The answers to a request.
@@ -230,6 +231,8 @@ class DeviceExecutor:
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
         """Make the answers' states the clients' states."""
+        if not jax.tree.leaves(answers.states):
+            return
         cohort = exchange.cohort
         order = self._order(cohort.clients.listed[cohort.rows])
         self.states.write(cohort.rows[order], answers.states)

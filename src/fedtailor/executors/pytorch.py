@@ -24,7 +24,18 @@ from fedtailor.federation import Federation
 from fedtailor.metrics import add_statistics
 from fedtailor.models import Model
 from fedtailor.models.pytorch import LiveModule, NotDifferentiable, TorchEngine
-from fedtailor.protocol import SGD, Batch, BatchMetric, Diverged, IntScalar, ModelPart, Predictor, StepGradient, is_off
+from fedtailor.protocol import (
+    SGD,
+    Batch,
+    BatchMetric,
+    Diverged,
+    IntScalar,
+    ModelPart,
+    Predictor,
+    StepGradient,
+    is_off,
+    next_power_of_two,
+)
 
 compiled = partial(jax.disable_jit, disable=False)
 """For what has no part of the model in it: the executor runs all else without compilation."""
@@ -50,17 +61,9 @@ class TorchTrainer(DebugTrainer):
     def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
         return _gathered(self.pool, places)
 
-    def batch(
-        self,
-        words: UInt32[Array, " 2"],
-        step: Int[Array, ""],
-        batch_size: int,
-        n: Int[Array, ""],
-        drop_last: bool,
-        split: str,
-    ) -> Batch:
+    def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():
-            return super().batch(words, step, batch_size, n, drop_last, split)
+            return super().batch(*arguments, **named)
 
     # local training -------------------------------------------------------------------------------------------------
 
@@ -106,12 +109,12 @@ class TorchTrainer(DebugTrainer):
         if not times:
             return
         # powers of two, lest each number of examples and steps compiles programs anew
-        positions = np.arange(_power_of_two(n), dtype=np.int32).clip(max=n - 1)
+        positions = np.arange(next_power_of_two(n), dtype=np.int32).clip(max=n - 1)
         own = self.examples(jnp.asarray(positions), jnp.ones(len(positions)), split)
         x, y = np.asarray(own.x)[:n], np.asarray(own.y)[:n]
         with compiled():
             order_words = jax.random.bits(self.key("batches"), (2,), jnp.uint32)
-            dropout = _step_words(self.key("dropout"), _power_of_two(times)) if self.model.stochastic else None
+            dropout = _step_words(self.key("dropout"), next_power_of_two(times)) if self.model.stochastic else None
             words = None if dropout is None else np.asarray(dropout)
         batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
         order = positions
@@ -131,7 +134,7 @@ class TorchTrainer(DebugTrainer):
         count = int(self.count(split))
         predict, total = outputs(self.model, predictor), None
         # Without examples one block of padding is measured all the same, for the shapes of the sums.
-        block = min(_power_of_two(max(count, 1)), BLOCK)
+        block = min(next_power_of_two(count), BLOCK)
         for first in range(0, max(count, 1), block):
             positions = first + np.arange(block, dtype=np.int32)
             inside = jnp.asarray(positions < count)
@@ -248,7 +251,3 @@ def _step_words(key: Array, steps: int) -> UInt32[Array, "steps 2"]:
 
 
 _gathered = jax.jit(gathered)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

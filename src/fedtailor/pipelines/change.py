@@ -79,13 +79,16 @@ def received_rows(kind: str, update: Update, downlink: Downlink) -> Float[Any, "
     if kind != "model" or "model" not in downlink.streams:
         return 0.0
     sent = downlink.streams["model"]
+    # Answers stand in the executor's rows; whom a stream was sent to is known by clients. Padding received nothing.
     recipients = np.full((len(rows.values), sent.recipients.shape[1]), -1, np.int32)
     recipients[rows.row] = sent.recipients
     models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
     several = update.get(start_kind(kind))
     if several is None:
+        # one model each: the same reference for all vectors of a client
         row = recipients[:, :1].reshape(-1, *[1] * (_axes(rows, update, kind) - 2))
     else:
+        # each vector names the one of its client's models that it is a change of
         index = np.asarray(several.values)
         row = np.take_along_axis(recipients, index.reshape(len(index), -1), axis=1).reshape(index.shape)
     return jnp.where(row[..., None] >= 0, models[np.maximum(row, 0)], 0)

@@ -30,6 +30,7 @@ from fedtailor.protocol.hyperparameters import (
 from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
 from fedtailor.protocol.local_trainer import Batch, IntScalar, LocalTrainer, Params, StepGradient
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
+from fedtailor.protocol.padding import next_power_of_two
 from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import (
     MODEL_KINDS,
@@ -112,6 +113,7 @@ __all__ = [
     "is_off",
     "module_of",
     "named_in_file",
+    "next_power_of_two",
     "offered",
     "on_host",
     "receive",

@@ -17,8 +17,8 @@ import numpy as np
 
 _TRACED = "fedtailor: traced"
 _SWITCH = "fedtailor: zero is structure"
+_STRUCTURE = "_fedtailor_structure"
 _ENDLESS = "fedtailor: may be infinite"
-_LEAVES = "_fedtailor_leaves"
 
 TracedInt = Annotated[int, _TRACED]
 """An integer on which no array shape depends: traced, so that changing it does not recompile."""
@@ -75,15 +75,26 @@ def hyperparameters(cls: type[T]) -> type[T]:
             return True
         return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
-    def flatten(value: Any) -> tuple[list[tuple[Any, Any]], Structure]:
+    def structure_of(value: Any) -> Structure:
         # Which fields are leaves is decided once: JAX also builds instances whose leaves are placeholders, and those
         # do not show the type that `is_leaf` looks at.
-        dynamic = vars(value).get(_LEAVES)
-        if dynamic is None:
-            dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
-        leaves = [(jax.tree_util.GetAttrKey(name), getattr(value, name)) for name in dynamic]
+        decided = vars(value).get(_STRUCTURE)
+        if decided is not None:
+            return decided
+        dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
         static = tuple((name, getattr(value, name)) for name in names if name not in dynamic)
-        return leaves, (dynamic, static)
+        return dynamic, static
+
+    def flatten(value: Any) -> tuple[list[Any], Structure]:
+        structure = structure_of(value)
+        dynamic, _ = structure
+        return [getattr(value, name) for name in dynamic], structure
+
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Structure]:
+        leaves, structure = flatten(value)
+        dynamic, _ = structure
+        keys = map(jax.tree_util.GetAttrKey, dynamic)
+        return list(zip(keys, leaves, strict=True)), structure
 
     def unflatten(structure: Structure, leaves: Iterable[Any]) -> T:
         dynamic, static = structure
@@ -93,10 +104,10 @@ def hyperparameters(cls: type[T]) -> type[T]:
             object.__setattr__(value, name, leaf)
         for name, setting in static:
             object.__setattr__(value, name, setting)
-        object.__setattr__(value, _LEAVES, dynamic)
+        object.__setattr__(value, _STRUCTURE, structure)
         return value
 
-    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     made.__is_hyperparameters__ = True  # type: ignore[attr-defined]
     return made
 

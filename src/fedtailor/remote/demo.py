@@ -29,8 +29,8 @@ from fedtailor.remote.plan import plan_of
 from fedtailor.remote.processes import free_port, stop
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import Run, run
-from fedtailor.storage import load_models
-from fedtailor.storage.run_directory import METRICS
+from fedtailor.storage import Unusable, load_models
+from fedtailor.storage.run_files import METRICS, read_frame
 
 NAMES = ("north", "east", "south", "west")
 METHOD = '[method]\nuse = "ucfl"\nstreams = 2\nsgd = { lr = 0.05, momentum = 0.9, epochs = 1, batch_size = 32 }\n'
@@ -153,8 +153,8 @@ def start(arguments: list[str], log: object) -> "subprocess.Popen[bytes]":
 def rounds_done(directory: Path) -> int:
     """Rounds that the coordinator has measured and saved."""
     try:
-        return int(str(pl.read_parquet(directory / "run" / METRICS)["round"].max()))
-    except (OSError, pl.exceptions.PolarsError):
+        return int(str(read_frame(directory / "run" / METRICS)["round"].max()))
+    except Unusable:
         return 0
 
 
@@ -173,7 +173,7 @@ def wait_for_round(directory: Path, round: int, serving: "subprocess.Popen[bytes
 
 def compare(directory: Path, simulated: Run) -> int:
     """Print both results; 0 if all personal models are equal to the bit."""
-    frame = pl.read_parquet(directory / "run" / METRICS).filter(
+    frame = read_frame(directory / "run" / METRICS).filter(
         (pl.col("metric") == "accuracy") & (pl.col("split") == "test") & (pl.col("round") == pl.col("round").max())
     )
     deployed = dict(zip(frame["client"], frame["value"], strict=True))

@@ -20,7 +20,17 @@ from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
 from fedtailor.storage.digests import is_sealed
-from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, MANIFEST, METRICS, ROWS, SUMMARY, require_unchanged
+from fedtailor.storage.run_files import (
+    BASELINE,
+    CLIENTS,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    ROWS,
+    SUMMARY,
+    read_text,
+    require_unchanged,
+)
 
 _SETTINGS = {
     "run": ("seed", "evaluate_every", "participation"),
@@ -50,10 +60,7 @@ class StoredRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run in numbers, or why it diverged."""
-        try:
-            summary = json.loads((self.path / SUMMARY).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise _unreadable(self.path / SUMMARY, error) from None
+        summary: Any = read_text(self.path / SUMMARY, json.loads, "repeat the run")
         require(
             not isinstance(summary, dict) or is_sealed(summary), f"{self.path / SUMMARY} is damaged; repeat the run"
         )
@@ -70,10 +77,7 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
-        try:
-            manifest = tomllib.loads((self.path / MANIFEST).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise _unreadable(self.path / MANIFEST, error) from None
+        manifest: Any = read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
         for name, settings in _SETTINGS.items():  # of 0.1, which kept no digests
             table = manifest.get(name)
             missing = [key for key in settings if not isinstance(table, dict) or key not in table]

@@ -1,7 +1,6 @@
 """Whether what stands on a disk is what was written: run directories, exports, saved federations, comparisons."""
 
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedtailor.storage.run_files import (
     METRICS,
     SUMMARY,
     read_frame,
+    read_manifest,
     read_summary,
     require_unchanged,
 )
@@ -133,7 +133,7 @@ def _run(path: Path) -> str:
     Raises:
         Unusable: something is missing, cannot be read or is not what was written.
     """
-    _read_manifest(path / MANIFEST)
+    read_manifest(path / MANIFEST)
     names = [name for name in (CHECKPOINT, CHECKPOINT_BEFORE) if (path / name).exists()]
     old = any(checkpoint_format(path / name) == "fedtailor checkpoint 1" for name in names)
     if not names and not (path / SUMMARY).exists():
@@ -154,14 +154,6 @@ def _run(path: Path) -> str:
         require_unchanged(path / name, summary)
     end = "that diverged" if "diverged" in summary else f"of {summary.get('rounds')} rounds"
     return f"a finished run {end}{'' if DIGESTS in summary else WITHOUT_DIGESTS}"
-
-
-def _read_manifest(path: Path) -> None:
-    try:
-        with reading(path):
-            tomllib.loads(path.read_text("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged ({reason(error)})") from None
 
 
 def _check_checkpoint(path: Path, name: str) -> None:

@@ -40,7 +40,6 @@ from safetensors import SafetensorError
 from fedtailor._files import (
     private_folder,
     publish,
-    reading,
     reason,
     remove_leftovers,
     replacing,
@@ -71,6 +70,7 @@ from fedtailor.storage.run_files import (
     SUMMARY,
     clients,
     read_frame,
+    read_manifest,
     read_summary,
 )
 from fedtailor.tables import Preprocessing
@@ -336,13 +336,7 @@ class RunDirectory:
             made = checkpoint_format(self.path / name)
             if made is not None and made.startswith("fedtailor checkpoint "):
                 refuse_other_format(self.path / name, made)
-        try:
-            with reading(path):
-                old = tomllib.loads(path.read_text("utf-8"))
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-            raise Damaged(f"{path} is damaged ({reason(error)}); remove the directory and start again") from None
-        except ValueError as error:
-            raise Unusable(str(error)) from None
+        old = read_manifest(path)
         changed = difference(old, tomllib.loads(tomli_w.dumps(settings)))
         if changed is not None:
             raise Unusable(f"{self.path} holds a run with other settings ({changed}); name another directory")

@@ -1,8 +1,10 @@
 """The files of a run directory: their names, and how they are read. What they hold says `run_directory`."""
 
 import json
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -21,6 +23,8 @@ INDEX = "experiment.json"
 ROWS, BASELINE = "rows.parquet", "baseline.parquet"
 KEPT = "models.json"
 """The manifest of the personal models that a run keeps (`fedtailor.storage.export.write_models`)."""
+
+Content = TypeVar("Content")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
@@ -54,6 +58,39 @@ def read_frame(path: Path) -> pl.DataFrame:
         raise Damaged(f"{path} is damaged ({why}); remove the directory and start again") from None
 
 
+def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Content:
+    """What a text file of a run says.
+
+    Args:
+        path: the file.
+        parse: makes its content of its text: `json.loads` or `tomllib.loads`.
+        advice: what to do where it is missing or damaged.
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it is missing, or no such text.
+    """
+    if not path.exists():
+        raise Damaged(f"{path} is missing; {advice}")
+    try:
+        with reading(path):
+            return parse(path.read_text("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({reason(error)}); {advice}") from None
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Every setting of a run (`path` is its manifest).
+
+    Raises:
+        Unusable: it cannot be read.
+        Damaged: it is missing, or not what was written.
+    """
+    return read_text(path, tomllib.loads, "remove the directory and start again")
+
+
 def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a run (`path` is its file).
 
@@ -61,15 +98,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         Unusable: it cannot be read.
         Damaged: it is missing, or not what was written.
     """
-    if not path.exists():
-        raise Damaged(f"{path} is missing; repeat the run")
-    try:
-        with reading(path):
-            summary = json.loads(path.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged ({reason(error)}); repeat the run") from None
-    except ValueError as error:
-        raise Unusable(str(error)) from None
+    summary = read_text(path, json.loads, "repeat the run")
     if not isinstance(summary, dict) or not is_sealed(summary):
         raise Damaged(f"{path} is damaged (it is not what was written); repeat the run")
     return summary

@@ -206,9 +206,10 @@ def _one_against_rest(series: pl.Series, options: TableOptions, problems: Proble
                      f"other labels with positive")  # fmt: skip
         return None
     classes = _side_names(series, is_positive, options.positive, comparison is not None)
-    note = (f"The target {name!r} is positive ({classes[1]}) in {int(is_positive.sum()):,} of {len(series):,} rows.",)
+    positives = int(is_positive.sum())
+    note = f"The target {name!r} is positive ({classes[1]}) in {positives:,} of {len(series):,} rows."
     encoding = TargetEncoding(name, "classification", classes, positive=options.positive)
-    return Target(encoding, is_positive.astype(np.int64), note)
+    return Target(encoding, is_positive.astype(np.int64), (note,))
 
 
 def _comparison(positive: Sequence[str]) -> re.Match[str] | None:

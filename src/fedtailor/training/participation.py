@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol import draw_bits, draw_uniform, require
+from fedtailor.protocol import draw_bits, draw_uniform, next_power_of_two, require
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Participation:
         """Rows that programs make room for where the number of reporters varies: 8, 12, 16, 24, ... ; else 0."""
         if self.sampling != "poisson":
             return 0
-        power = 1 << max(clients - 1, 7).bit_length()
+        power = next_power_of_two(max(clients, 8))
         return power * 3 // 4 if clients <= power * 3 // 4 else power
 
     def sample(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from fedtailor.protocol import Batch, Inbox, IntScalar, LocalTrainer, Streams
+from fedtailor.protocol import Batch, Inbox, IntScalar, LocalTrainer, Streams, next_power_of_two
 
 
 def example_streams(
@@ -23,7 +23,7 @@ def example_streams(
     x, y = (_padded(np.concatenate(parts)) for parts in zip(*samples, strict=True))
     # the samples of all clients lie one below the other; each client receives its own stretch of them
     first = np.cumsum(counts) - counts
-    offset = np.arange(_room(counts.max()))
+    offset = np.arange(next_power_of_two(counts.max()))
     inside = offset < counts[:, None]
     own = np.where(inside, first[:, None] + offset, -1).astype(np.int32)
     return {"inputs": Streams(jnp.asarray(x), own), "labels": Streams(jnp.asarray(y), own)}
@@ -45,11 +45,6 @@ def received_batch(inbox: Inbox, local: LocalTrainer, step: Int[Array, ""], size
     return Batch(local.inputs(inbox["inputs"][rows]), inbox["labels"][rows], weight)
 
 
-def _room(count: int) -> int:
-    """The next power of two, so that clients of nearly one size share compiled programs."""
-    return 1 << int(max(count - 1, 0)).bit_length()
-
-
 def _padded(rows: NDArray[Any]) -> NDArray[Any]:
-    missing = _room(len(rows)) - len(rows)
+    missing = next_power_of_two(len(rows)) - len(rows)
     return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])

@@ -77,8 +77,10 @@ def synthetic_mixture(
     digits = len(str(clients - 1))
     names = tuple(f"client-{client:0{digits}d}" for client in range(clients))
     # of each client its training rows come first, then its test rows
-    rows = Ragged.cut(np.arange(len(y)), counts + test)
-    is_test = np.arange(len(y)) - np.repeat(rows.offsets[:-1], counts + test) >= np.repeat(counts, counts + test)
+    sizes_with_test = counts + test
+    rows = Ragged.cut(np.arange(len(y)), sizes_with_test)
+    place_in_client = np.arange(len(y)) - np.repeat(rows.offsets[:-1], sizes_with_test)
+    is_test = place_in_client >= np.repeat(counts, sizes_with_test)
     train, vals, _ = draw_splits(rows.where(~is_test), y, names, test=0, val=val, seed=seed)
     return Federation(
         x,

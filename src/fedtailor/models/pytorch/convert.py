@@ -171,23 +171,26 @@ def _kind(second: Operation | None, third: Operation | None) -> str | None:
     if not arguments:
         return None
     stride = arguments[1] if len(arguments) > 1 and arguments[1] else arguments[0]
-    two = set(arguments[0]) == {2} and set(stride) == {2}
-    plain = all(argument in ((0, 0), (0,), (1, 1), (1,), False) for argument in arguments[2:]) and not pool.kwargs
-    swapped = pool is second and kind == "average"
-    return kind if two and plain and not swapped else None
+    is_two = set(arguments[0]) == {2} and set(stride) == {2}
+    # no padding, no dilation, no rounding up
+    defaults = ((0, 0), (0,), (1, 1), (1,), False)
+    is_plain = not pool.kwargs and all(argument in defaults for argument in arguments[2:])
+    # ReLU and the largest of four may change places, ReLU and their mean may not
+    average_of_unclipped = pool is second and kind == "average"
+    return kind if is_two and is_plain and not average_of_unclipped else None
 
 
 def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     weight = one.args[1]
     shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
     square = len(shape) == 4 and shape[2] == shape[3]
-    stride, padding, dilation = (tuple(one.args[i]) if len(one.args) > i and not isinstance(one.args[i], str) else other
-                                 for i, other in ((3, (1, 1)), (4, (0, 0)), (5, (1, 1))))  # fmt: skip
-    groups = one.args[6] if len(one.args) > 6 else 1
-    text = any(isinstance(argument, str) for argument in one.args)
-    return (
-        square and set(stride) == {1} and len(set(padding)) == 1 and set(dilation) == {1} and groups == 1 and not text
-    )
+    if any(isinstance(argument, str) for argument in one.args):  # padding="same"
+        return False
+    # after input, weight and bias; what is not given has its default
+    defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
+    given = one.args[3:7]
+    stride, padding, dilation, groups = (*given, *defaults[len(given) :])
+    return square and set(stride) == {1} and len(set(padding)) == 1 and set(dilation) == {1} and groups == 1
 
 
 def _only(readers: list[Operation]) -> Operation | None:

@@ -127,9 +127,14 @@ class _Calls:
             hook.remove()
 
     def head(self, trained: Sequence[str]) -> str | None:
-        """The last dense layer with a weight that is trained, if it is called once."""
+        """The last dense layer with a weight that is trained, if it is called once, for one row an example."""
         own = [path for path in self._dense if f"{path}.weight".removeprefix(".") in trained]
-        return own[-1] if own and own.count(own[-1]) == 1 and len(self.inputs[own[-1]]) == BATCH else None
+        if not own:
+            return None
+        last = own[-1]
+        called_once = own.count(last) == 1
+        sees_examples = len(self.inputs[last]) == BATCH
+        return last if called_once and sees_examples else None
 
     def order(self, paths: Sequence[str]) -> tuple[str, ...]:
         """The layers that own these paths, by their last call; those never called where the layer around them is."""

@@ -134,6 +134,13 @@ def test_density_starts_uniform_and_fits_frequencies():
     np.testing.assert_allclose(gradient, [0.25 - 0.5, 0, 0, 0.25], atol=1e-7)
 
 
+def test_density_of_examples_with_inputs_is_refused():
+    with pytest.raises(
+        ValueError, match=r"density\(\) looks at no inputs, and these examples have 8 x 8; choose another"
+    ):
+        models.density().bind((8, 8), 4)
+
+
 def test_lstm_ignores_padding_at_either_end():
     model = models.lstm(vocabulary=20, embedding=4, hidden=6, layers=2).bind((5,), 2)
     params = model.params(model.init(KEY))

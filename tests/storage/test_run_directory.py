@@ -1,5 +1,6 @@
 """Run directories: exact resume after a kill, refusals, nothing overwritten."""
 
+import json
 import os
 import signal
 import subprocess
@@ -225,6 +226,29 @@ def test_personal_models_come_home(tmp_path):
         result.export(tmp_path / "models")
     with pytest.raises(ValueError, match="holds no exported models"):
         load_models(tmp_path)
+
+
+def test_a_finished_run_that_is_extended_and_killed_has_no_summary(tmp_path):
+    """Else tables would show the numbers of the end beside the rows of what followed."""
+    first = start(tmp_path / "run", rounds=2)
+    before = json.loads((tmp_path / "run" / SUMMARY).read_text())
+    assert before["rounds"] == 2
+
+    def killed_in_round_4(training, evaluated):
+        if training.round == 4:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        start(tmp_path / "run", rounds=5, resume=True, checkpoint_every=1, progress=killed_in_round_4)
+    assert load_tree(tmp_path / "run" / CHECKPOINT)["round"] >= 3 and not (tmp_path / "run" / SUMMARY).exists()
+    done = start(tmp_path / "run", rounds=5, resume=True)
+    after = json.loads((tmp_path / "run" / SUMMARY).read_text())
+    assert after["rounds"] == 5
+    # Seconds are those of all invocations, not of the last one.
+    assert len(done.training.round_seconds) == 5
+    assert done.training.round_seconds[:2] == pytest.approx(first.training.round_seconds)
+    assert after["training_seconds"] == pytest.approx(sum(done.training.round_seconds))
+    assert after["training_seconds"] > before["training_seconds"]
 
 
 def test_a_finished_run_says_so_and_who_took_part(tmp_path):

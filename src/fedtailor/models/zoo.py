@@ -249,6 +249,9 @@ class Density(Architecture):
     """A categorical distribution without inputs: one logit for each symbol."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Float[Array, " outputs"]:
+        if math.prod(input_shape) > 0:
+            shape = " x ".join(map(str, input_shape))
+            raise ValueError(f"density() looks at no inputs, and these examples have {shape}; choose another model")
         return jnp.zeros(outputs, jnp.float32)
 
     def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
@@ -259,7 +262,10 @@ class Density(Architecture):
 def density() -> Density:
     """A density over symbols, uniform at first (the synthetic task of Mansour et al. 2020, section 6.1).
 
-    Inputs are not looked at (shape [0] will do), labels are the symbols, and `cross_entropy` is their negative
-    log-likelihood in nats.
+    Examples have inputs of shape [0], labels are the symbols, and `cross_entropy` is their negative log-likelihood in
+    nats.
+
+    Raises:
+        ValueError: (when bound) the examples have inputs, which would be ignored.
     """
     return Density()

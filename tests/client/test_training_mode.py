@@ -12,6 +12,7 @@ from conformance.problems import EXACT, classification, float64, personal, softm
 from fedtailor.algorithms import (
     APFL,
     CGPFL,
+    DAPPER,
     MAPPER,
     MOON,
     FedAvg,
@@ -176,6 +177,18 @@ def test_methods_with_steps_of_their_own_drop_out(algorithm):
         )
 
     start, dropped, without = trained(False, 0), trained(True, 1), trained(False, 1)
+    assert not np.allclose(dropped, without) and not np.allclose(dropped, start)
+
+
+@pytest.mark.parametrize("coin", [False, True])
+def test_dapper_s_mixtures_drop_out_while_it_serves(coin):
+    federation = classification(clients=2, sizes=[9, 13])
+    dapper = DAPPER(sgd=SMALL, tune=SMALL, cover=(0.7,), coin=coin)
+
+    def served(drops, after):
+        return personal(train(after, federation, bound(Dropping(drops), federation, "float32"), 0))
+
+    start, dropped, without = served(False, FedAvg(sgd=SMALL)), served(True, dapper), served(False, dapper)
     assert not np.allclose(dropped, without) and not np.allclose(dropped, start)
 
 

@@ -8,7 +8,7 @@ import fedtailor as ft
 from fedtailor.deployment.onnx_export import export_onnx, onnx_model
 from fedtailor.models import squared_error
 from fedtailor.protocol import Mixture, NearestNeighbors
-from fedtailor.storage import PersonalModel
+from fedtailor.storage import PersonalModel, check
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
@@ -77,6 +77,10 @@ def test_a_tables_models_take_their_preprocessing_along(trained, tmp_path):
     assert said["classes"] == '["ill", "well"]'
     with pytest.raises(ValueError, match="is not empty; name a new directory"):
         export_onnx(personal, tmp_path / "new")
+    assert [found.whole for found in check(tmp_path / "new")] == [True]
+    files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")
+    (found,) = check(tmp_path / "new")
+    assert not found.whole and "001-Emmy-Noether.onnx" in found.what
 
 
 def test_a_regressions_target_is_in_its_own_unit():

@@ -17,7 +17,7 @@ from fedtailor.protocol import SGD
 from fedtailor.report import StoredRun
 from fedtailor.runs import run
 from fedtailor.storage import Unusable, check, load_models
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.digests import SUMS, sealed, sums_of
 from fedtailor.storage.run_files import (
     CHECKPOINT,
     CHECKPOINT_BEFORE,
@@ -127,6 +127,21 @@ def test_damaged_exports_and_federations_are_found(everything, tmp_path, name):
     path.write_bytes(damaged)
     (found,) = check(copy)
     assert not found.whole and "digest is wrong" in found.what
+
+
+def test_an_export_as_onnx_is_checked_by_its_sums(tmp_path):
+    """The files need no ONNX to be checked: what they hold is only compared with the digests."""
+    for name in ("a.onnx", "b.onnx", "preprocessing.json"):
+        (tmp_path / name).write_bytes(name.encode() * 9)
+    (found,) = check(tmp_path)
+    assert not found.whole and "the export did not end" in found.what
+    (tmp_path / SUMS).write_text(sums_of(tmp_path))
+    (found,) = check(tmp_path)
+    assert found.whole and found.what == "personal models of 2 clients, as ONNX"
+    for change in (lambda path: path.write_bytes(b"other"), lambda path: path.unlink()):
+        change(tmp_path / "b.onnx")
+        (found,) = check(tmp_path)
+        assert not found.whole and "(b.onnx: not what was written)" in found.what and "a.onnx" not in found.what
 
 
 def test_nothing_to_check_is_one_line(tmp_path, capsys):

@@ -15,6 +15,7 @@ from fedtailor.deployment.onnx_layers import Graph, onnx_package, write_layer
 from fedtailor.models.layered import Layered
 from fedtailor.protocol import Mixture, NearestNeighbors, require
 from fedtailor.storage import PersonalModel
+from fedtailor.storage.digests import SUMS, sums_of
 from fedtailor.storage.export import PREPROCESSING
 
 INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
@@ -30,7 +31,7 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
     A graph takes `x` [n, ...], inputs as in the federation (of a table: what `preprocessing.json` makes of rows), and
     gives `outputs` (logits; of a mixture log-probabilities; or the predicted targets), of classes also `probabilities`
     [n, classes], of a table's regression also `target` in its own unit. The names of the client, the inputs and the
-    classes stand in its metadata.
+    classes stand in its metadata. `SHA256SUMS` holds the digests of all files.
 
     Raises:
         ValueError: the extra `onnx` is missing, a model cannot be exported, or the directory cannot be written.
@@ -49,8 +50,12 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
             for name, graph in made:
                 onnx.save(graph, folder / f"{name}.onnx")
                 files.append(path / f"{name}.onnx")
+            sums = sums_of(folder)
             for written in sorted(folder.iterdir()):
                 publish(written, path / written.name)
+            # Last: a folder without digests is one whose export did not end.
+            (folder / SUMS).write_text(sums, "utf-8")
+            publish(folder / SUMS, path / SUMS)
     except OSError as error:
         raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
     return files

@@ -11,7 +11,7 @@ from fedtailor.federation import Federation
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
 from fedtailor.storage.checkpoint import checkpoint_format, load_tree
-from fedtailor.storage.digests import file_digest, frame_digest, is_sealed
+from fedtailor.storage.digests import SUMS, file_digest, frame_digest, is_sealed, sums_of
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import (
     CHECKPOINT,
@@ -75,6 +75,8 @@ def _below(path: Path) -> Iterator[Finding]:
         yield _finding(path, _run)
     elif (path / export.MANIFEST).exists() or (path / export.MODELS).exists():
         yield _finding(path, _export)
+    elif (path / SUMS).exists() or any(path.glob("*.onnx")):
+        yield _finding(path, _graphs)
     elif path.is_dir():
         for inner in sorted(path.iterdir()):
             if inner.is_dir() and not inner.name.startswith("."):
@@ -101,6 +103,19 @@ def _export(path: Path) -> str:
         raise Damaged(f"{manifest} is missing; export the models again")
     clients, digests = export.check_export(path)
     return f"personal models of {clients} clients{'' if digests else WITHOUT_DIGESTS}"
+
+
+def _graphs(path: Path) -> str:
+    """Check an export as ONNX."""
+    if not (path / SUMS).exists():
+        raise Damaged(f"{path / SUMS} is missing: the export did not end; export the models again")
+    with reading(path):
+        said = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
+        changed = said.symmetric_difference(sums_of(path).splitlines())
+    if changed:
+        names = ", ".join(sorted({line.partition("  ")[2] for line in changed}))
+        raise Damaged(f"{path} is damaged ({names}: not what was written); export the models again")
+    return f"personal models of {sum(line.endswith('.onnx') for line in said)} clients, as ONNX"
 
 
 def _comparison(path: Path) -> str:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 SEAL = "digest"
 """The key under which a JSON object carries the digest of all its other entries."""
 
+SUMS = "SHA256SUMS"
+"""The file that holds digests of its folder's other files, as `sha256sum --check SHA256SUMS` reads it."""
+
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes.
@@ -23,6 +26,15 @@ def file_digest(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums_of(folder: Path) -> str:
+    """What `SUMS` says of the files of a folder.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return "".join(f"{file_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS)
 
 
 def frame_digest(frame: pl.DataFrame) -> str:

@@ -11,6 +11,7 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import Experiment
+from fedtailor.storage.digests import sealed
 from report.results import NAME, write_index
 
 
@@ -128,7 +129,7 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, cap
         (tmp_path / run / name).write_bytes(whole)
     write_index(tmp_path, [cell], candidates=[])
     index = tmp_path / NAME / "experiment.json"
-    index.write_text(index.read_text().replace(f'"name": "{NAME}"', '"name": "../.."'))
+    index.write_text(json.dumps(sealed(json.loads(index.read_text()) | {"name": "../.."})))
     assert "has the name '../..'" in refused(capsys, tmp_path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     index.unlink()

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import tomli_w
 
 from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
@@ -18,7 +19,7 @@ from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
 from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics, write_diagnostics
 from fedtailor.storage.digests import file_digest, sealed
-from fedtailor.storage.run_files import DIGESTS, SUMMARY
+from fedtailor.storage.run_files import DIGESTS, MANIFEST, SUMMARY
 
 NAME = "small"
 CLIENTS, UNSEEN, ROUNDS, SEEDS = 22, 2, 3, (0, 1)
@@ -112,3 +113,18 @@ def _run(results: Path, label: str, algorithm: str, seed: int, federation) -> Ce
     with suppress(Diverged):
         train(method, federation, scenario.model, ROUNDS, seed=seed, directory=results / run)
     return Cell(label, algorithm, seed, run)
+
+
+def write_manifest(run: Path, method: str, seed: int) -> None:
+    """The manifest of a run that never was, with what reports ask for."""
+    model = {
+        "architecture": "logistic()",
+        "loss": "cross_entropy",
+        "input_shape": [2],
+        "outputs": 2,
+        "dtype": "float32",
+    }
+    settings = {"seed": seed, "evaluate_every": 1, "participation": 1.0}
+    data = {"name": "digits", "clients": 3}
+    content = {"run": settings, "algorithm": {"name": method}, "model": model, "data": data}
+    (run / MANIFEST).write_text(tomli_w.dumps(content))

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import polars as pl
 import pytest
-import tomli_w
 
 from fedtailor.accounting import Ledger
 from fedtailor.cli import main
@@ -14,7 +13,7 @@ from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
 from fedtailor.report.experiment import Cell, Experiment
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, METRICS, ROWS, SUMMARY
-from report.results import NAME, write_index
+from report.results import NAME, write_index, write_manifest
 
 CLIENTS_OF = {"gains": 60, "loses": 60, "same": 60}
 SEEDS = (0, 1)
@@ -51,7 +50,7 @@ def make_run(path, method, seed, *, rows=True, metric="accuracy", splits=("val",
         nothing = [(0, name, False, "test", metric, 0.25) for name in names]
         pl.DataFrame(nothing, schema=schema, orient="row").write_parquet(path / BASELINE)
     Ledger().frame().write_parquet(path / LEDGER)
-    (path / "manifest.toml").write_text(tomli_w.dumps({"run": {"seed": seed}, "algorithm": {"name": method}}))
+    write_manifest(path, method, seed)
     (path / SUMMARY).write_text(json.dumps({"metric": metric, "warnings": ["rows repeat"], "seconds_per_round": 0.1}))
 
 

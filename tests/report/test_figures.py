@@ -70,6 +70,10 @@ def test_fedavg_and_the_best_rows_are_featured(results, monkeypatch):
     best = max(("Local", "UCFL"), key=means.get)
     assert means["Average"] < means[best]  # FedAvg is there to compare with, however bad
     assert set(drawing.featured({"s": runs})) == {"Average", best}
+    # Rows with bands never share a colour, however many rows stand before them.
+    order = drawing._by_look({"s": runs})
+    assert order[:2] == drawing.featured({"s": runs}) and sorted(order) == sorted(runs)
+    assert len({figures.style(number)["color"] for number in range(6)}) == 6
 
 
 def test_an_axis_says_what_is_better(results, tmp_path):

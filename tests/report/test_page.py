@@ -171,7 +171,7 @@ def test_reliability_is_accuracy_by_confidence_of_clients_that_train(tmp_path):
         path = tmp_path / name
         path.mkdir()
         (path / SUMMARY).write_text('{"metric": "accuracy"}')
-        (path / "manifest.toml").write_text('run = {seed = 0}\nalgorithm = {name = "local"}')
+        write_manifest(path, "local", 0)
         clients = pl.DataFrame({"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]})
         clients.with_columns(train=1, val=0, test=len(confidence)).write_parquet(path / CLIENTS)
         measured = {"round": 1, "client": "a", "unseen": False, "split": "test", "metric": "accuracy", "value": 0.5}

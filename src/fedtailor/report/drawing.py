@@ -50,7 +50,7 @@ def histogram(runs: Runs, path: Path) -> list[Path]:
         if _tested(methods)
     }
     x_labels = [f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels]
-    return figures.histograms(panels, x_labels, path, labels=_labels(runs)) if panels else []
+    return figures.histograms(panels, x_labels, path, labels=_by_look(runs)) if panels else []
 
 
 def collaboration(runs: Runs, path: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def fairness(runs: Runs, path: Path) -> list[Path]:
                 label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds] for label, seeds in spreads.items()
             }
     x_labels, y_labels = ([f"{what}: test {unit.axis}" for unit in units] for what in ("mean", "worst 10 %"))
-    return figures.scatter(panels, x_labels, y_labels, path, labels=_labels(runs)) if panels else []
+    return figures.scatter(panels, x_labels, y_labels, path, labels=_by_look(runs)) if panels else []
 
 
 def sweep(experiment: Experiment, path: Path) -> list[Path]:
@@ -201,7 +201,7 @@ def _lines(
     if not curves:
         return []
     return figures.lines(
-        curves, x_label, y_labels, path, columns=columns, labels=_labels(runs), featured=featured(runs), x_scale=x_scale
+        curves, x_label, y_labels, path, columns=columns, labels=_by_look(runs), featured=featured(runs), x_scale=x_scale
     )
 
 
@@ -220,8 +220,15 @@ def featured(runs: Runs) -> list[str]:
     return [label for label in _labels(runs) if label in kept]
 
 
+def _by_look(runs: Runs) -> list[str]:
+    """All algorithms that have a run, those with bands first: the order decides on looks in all figures, and the first
+    looks have a colour each."""
+    first = featured(runs)
+    return [*first, *(label for label in _labels(runs) if label not in first)]
+
+
 def _labels(runs: Runs) -> list[str]:
-    """All algorithms that have a run; the order decides on colours in all figures."""
+    """All algorithms that have a run."""
     return list(dict.fromkeys(label for methods in runs.values() for label in _drawn(methods)))
 
 

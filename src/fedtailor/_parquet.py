@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from fedtailor._files import reason
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -35,11 +37,7 @@ def write_parquet(frame: "pl.DataFrame", path: Path) -> None:
 
 
 def read_parquet(path: Path) -> "pl.DataFrame":
-    """A Parquet file, refused in an exception alone where it is damaged.
-
-    At some damaged files polars panics (Rust prints several lines on the standard error before Python hears of it), at
-    a few it ends the process, as it asks for more memory than there is. So what `write_parquet` wrote is compared with
-    its digest first, and what another program wrote is first read in a process of its own.
+    """A Parquet file of a run, refused in an exception where it is not what `write_parquet` wrote.
 
     Raises:
         OSError, polars.exceptions.PolarsError: it cannot be read, or is no Parquet; a file that is not what was
@@ -49,12 +47,30 @@ def read_parquet(path: Path) -> "pl.DataFrame":
 
     # Opened here, too: polars says of a file that may not be read that it is no Parquet.
     with path.open("rb") as file:
-        unchanged = _is_what_was_written(file)
-    if unchanged is None and not _is_survived(path):
+        if not _is_what_was_written(file):
+            raise pl.exceptions.ComputeError("it is not what was written")
+    try:
+        return pl.read_parquet(path)
+    except pl.exceptions.PanicException as error:  # of fedtailor 0.1, whose files carry no digest
+        raise pl.exceptions.ComputeError(reason(error)) from None
+
+
+def read_foreign_parquet(path: Path) -> "pl.DataFrame":
+    """A Parquet file that any program may have written, refused in an exception alone where it is damaged.
+
+    At some damaged files polars panics (Rust prints several lines on the standard error before Python hears of it), at
+    a few it ends the process, as it asks for more memory than there is. So another process reads the file first.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: as `read_parquet`.
+    """
+    import polars as pl
+
+    with path.open("rb"):
+        pass
+    if not _is_survived(path):
         raise pl.exceptions.ComputeError("the reader breaks down at it: it is damaged, or larger than the memory")
-    if unchanged is False:
-        raise pl.exceptions.ComputeError("it is not what was written")
-    return pl.read_parquet(path)
+    return read_parquet(path)
 
 
 # An exception is left to the reading that follows, which raises it again.
@@ -71,14 +87,14 @@ def _is_survived(path: Path) -> bool:
     return subprocess.run([sys.executable, "-P", "-c", _READ, str(path)], capture_output=True).returncode == 0
 
 
-def _is_what_was_written(file: BinaryIO) -> bool | None:
-    """Whether the digest in a file is its own; None for a file without one, as other programs write them."""
+def _is_what_was_written(file: BinaryIO) -> bool:
+    """Whether the digest in a file is its own; True for a file without one, as other programs write them."""
     if os.fstat(file.fileno()).st_size == 0:
-        return None  # an empty file cannot be mapped
+        return True  # an empty file cannot be mapped
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         place = _place_of_digest(mapped)
     if place < 0:
-        return None
+        return True
     data = file.read()
     end = place + len(_NO_DIGEST)
     digest = hashlib.sha256(data[:place] + _NO_DIGEST + data[end:]).hexdigest()

@@ -21,7 +21,7 @@ from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Table
 from fedtailor.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
 from report.pages import HOSTILE, SERIES, page
-from report.results import NAME, write_index
+from report.results import NAME, write_index, write_manifest
 
 VOID = {"meta", "link", "br", "img", "input"}
 

@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._files import existing_file, reading
-from fedtailor._parquet import read_parquet
+from fedtailor._parquet import read_foreign_parquet
 from fedtailor.federation.build import from_arrays
 from fedtailor.federation.checks import check_memory
 from fedtailor.federation.federation import Federation
@@ -123,7 +123,7 @@ def _read(path: Path) -> pl.DataFrame:
     name = path.name.removesuffix(".gz")
     try:
         if name.endswith(".parquet"):
-            return read_parquet(path)
+            return read_foreign_parquet(path)
         if name.endswith((".csv", ".tsv")):
             separator = "\t" if name.endswith(".tsv") else ","
             return pl.read_csv(path, separator=separator, infer_schema_length=None)

@@ -7,12 +7,16 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, Shaped
 
-from fedtailor._parquet import read_parquet
+from fedtailor._parquet import read_foreign_parquet
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 from fedtailor.tables.kinds import category_text
 
-READERS = {".csv": pl.read_csv, ".tsv": lambda path: pl.read_csv(path, separator="\t"), ".parquet": read_parquet}
+READERS = {
+    ".csv": pl.read_csv,
+    ".tsv": lambda path: pl.read_csv(path, separator="\t"),
+    ".parquet": read_foreign_parquet,
+}
 """How files are read, by the end of their names."""
 
 _SECOND = "_duplicated_0"

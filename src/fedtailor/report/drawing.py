@@ -201,7 +201,14 @@ def _lines(
     if not curves:
         return []
     return figures.lines(
-        curves, x_label, y_labels, path, columns=columns, labels=_by_look(runs), featured=featured(runs), x_scale=x_scale
+        curves,
+        x_label,
+        y_labels,
+        path,
+        columns=columns,
+        labels=_by_look(runs),
+        featured=featured(runs),
+        x_scale=x_scale,
     )
 
 

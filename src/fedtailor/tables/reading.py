@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from fedtailor._parquet import read_parquet
+from fedtailor._parquet import read_foreign_parquet
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.tables.delimited import MISSING_WORDS, read_delimited
 from fedtailor.tables.options import TableOptions
@@ -109,7 +109,7 @@ def _read_file(path: Path, options: TableOptions) -> tuple[pl.DataFrame, list[st
     if name.endswith(EXCEL_ENDINGS):
         return _read_excel(path, options), []
     try:
-        return read_parquet(path), []
+        return read_foreign_parquet(path), []
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
 

@@ -15,6 +15,7 @@ from fedtailor._files import reason, replacing
 from fedtailor.protocol import find_registered, require
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
+from fedtailor.storage.digests import is_sealed, sealed
 from fedtailor.storage.manifest import settings
 from fedtailor.training import Callback, Training
 
@@ -143,6 +144,7 @@ class Tracker(Callback):
             return None, 0
         try:
             saved = json.loads(self._state.read_text("utf-8"))
+            require(is_sealed(saved), "its digest is wrong")
             return str(saved["run"]), int(saved["round"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise Unusable(f"{self._state} is damaged; remove it, and the tracker starts another run") from None
@@ -152,7 +154,7 @@ class Tracker(Callback):
             with self._one_line():
                 self._state.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(self._state) as temporary:
-                    temporary.write_text(json.dumps({"run": self._id, "round": self._told}), "utf-8")
+                    temporary.write_text(json.dumps(sealed({"run": self._id, "round": self._told})), "utf-8")
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:

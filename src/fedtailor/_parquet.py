@@ -66,8 +66,6 @@ def read_foreign_parquet(path: Path) -> "pl.DataFrame":
     """
     import polars as pl
 
-    with path.open("rb"):
-        pass
     if not _is_survived(path):
         raise pl.exceptions.ComputeError("the reader breaks down at it: it is damaged, or larger than the memory")
     return read_parquet(path)

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,14 +89,7 @@ class Faults:
 
     def flip_bit_of_finished(self, rng: np.random.Generator) -> None:
         """A bit of a file of a finished run flips; a report reads what was written, or refuses it in one line."""
-        directory = self._copy("whole")
-        name = self._flip(directory, rng)
-        try:
-            found = self._read(directory)
-        except ValueError as error:
-            assert "\n" not in str(error), name
-        else:
-            assert found == self._facts, name
+        self._flip_and_use("whole", rng, self._read, self._facts)
 
     def flip_bit_of_models(self, rng: np.random.Generator) -> None:
         """A bit of an export flips."""
@@ -123,14 +117,18 @@ class Faults:
 
     def flip_bit_of_opened(self, rng: np.random.Generator) -> None:
         """A bit of a run on a table flips; its models predict and are described as before, or it is refused."""
-        directory = self._copy("opened")
+        self._flip_and_use("opened", rng, self._use, self._uses)
+
+    def _flip_and_use(self, kind: str, rng: np.random.Generator, use: Callable[[Path], str], expected: str) -> None:
+        """Flip a bit of a run that has ended: what is made of it is as expected, or refused in one line."""
+        directory = self._copy(kind)
         name = self._flip(directory, rng)
         try:
-            found = self._use(directory)
+            found = use(directory)
         except ValueError as error:
             assert "\n" not in str(error), name
         else:
-            assert found == self._uses, name
+            assert found == expected, name
 
     def _use(self, directory: Path) -> str:
         """All that is made of the models of a run: what they predict, lists, a card, what the method tells."""

@@ -115,10 +115,9 @@ def at_equal_time(experiment: Experiment, scenario: str) -> Table:
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     reference = costs.reference(runs)
     assert reference is not None, "the table is asked for where there is FedAvg"
+    ends = costs.ends(runs[reference])
     rows: list[list[Cell]] = [
-        [label, *costs.at_reference_time(runs[label], runs[reference])]
-        for label in _present(experiment, scenario)
-        if runs[label]
+        [label, *costs.reached_by(ends, runs[label])] for label in _present(experiment, scenario) if runs[label]
     ]
     better = dict.fromkeys(range(1, 1 + len(costs.TIME_HEADERS)), unit.higher_is_better)
     title = f"{scenario}: test {unit.label}, when {reference}'s rounds are over"

@@ -53,11 +53,19 @@ def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Ce
     return [_time(runs, targets, name) for name in WIRELESS_PRESETS]
 
 
-def at_reference_time(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
-    """The test mean that is reached when the last round of the reference's run with the same seed is over, in each of
-    the `WIRELESS_PRESETS`; "-" where a run has nothing measured by then, or no reference."""
-    by_seed = {run.seed: run for run in references}
-    return [_at_time(runs, by_seed, system) for system in WIRELESS_PRESETS.values()]
+def ends(references: Sequence[StoredRun]) -> dict[int, list[float]]:
+    """When the last round of each run is over, in each of the `WIRELESS_PRESETS`, by seed."""
+    return {run.seed: [max(run.by_time(system), default=0.0) for system in WIRELESS_PRESETS.values()]
+            for run in references}  # fmt: skip
+
+
+def reached_by(ends: Mapping[int, Sequence[float]], runs: Sequence[StoredRun]) -> list[Cell]:
+    """The test mean that is reached at a time (`ends`), in each of the `WIRELESS_PRESETS`; means over runs, "-" where
+    a run has nothing measured by then, or its seed no time."""
+    return [
+        _at_times(runs, {seed: times[place] for seed, times in ends.items()}, system)
+        for place, system in enumerate(WIRELESS_PRESETS.values())
+    ]
 
 
 def average(values: Sequence[float], digits: int = 0) -> Number:
@@ -65,11 +73,10 @@ def average(values: Sequence[float], digits: int = 0) -> Number:
     return mean_of(values, digits, deviation=False)
 
 
-def _at_time(runs: Sequence[StoredRun], references: Mapping[int, StoredRun], system: Wireless) -> Cell:
+def _at_times(runs: Sequence[StoredRun], times: Mapping[int, float], system: Wireless) -> Cell:
     reached = []
     for run in runs:
-        over = max(references[run.seed].by_time(system), default=0.0) if run.seed in references else 0.0
-        values = [value for time, value in run.by_time(system).items() if time <= over]
+        values = [value for time, value in run.by_time(system).items() if time <= times.get(run.seed, 0.0)]
         if not values:
             return "-"
         reached.append(values[-1])

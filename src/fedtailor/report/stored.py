@@ -87,12 +87,12 @@ class StoredRun:
     @property
     def seed(self) -> int:
         """The seed of everything random."""
-        return self._setting("run", "seed")
+        return self.manifest["run"]["seed"]
 
     @property
     def method(self) -> str:
         """The name of the method ("fedavg"), whatever its row is called."""
-        return self._setting("algorithm", "name")
+        return self.manifest["algorithm"]["name"]
 
     @cached_property
     def clients(self) -> pl.DataFrame:
@@ -214,13 +214,6 @@ class StoredRun:
             (pl.col("metric") == (metric or self.metric)) & (pl.col("split") == split) & (pl.col("unseen") == unseen)
         )
         return self.metrics.filter(wanted)
-
-    def _setting(self, table: str, name: str) -> Any:
-        """A value of the manifest."""
-        try:
-            return self.manifest[table][name]
-        except (KeyError, TypeError):
-            raise ValueError(f"{self.path / MANIFEST} has no {name} in [{table}]; repeat the run") from None
 
     def _table(self, name: str) -> pl.DataFrame:
         require_unchanged(self.path / name, self.summary)

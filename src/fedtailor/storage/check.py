@@ -26,6 +26,7 @@ from fedtailor.storage.run_files import (
     read_frame,
     read_manifest,
     read_summary,
+    read_text,
     require_unchanged,
 )
 
@@ -129,11 +130,7 @@ def _comparison(path: Path) -> str:
 
 def _sealed(path: Path) -> Any:
     """What a JSON file holds, as it was written; not all of them carry a digest."""
-    try:
-        with reading(path):
-            content = json.loads(path.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged ({reason(error)})") from None
+    content = read_text(path, json.loads, "repeat the command that wrote it")
     if isinstance(content, dict) and not is_sealed(content):
         raise Damaged(f"{path} is damaged (its digest is wrong)")
     return content

@@ -53,8 +53,7 @@ class Table(Federation):
     """A federation that was read from a table.
 
     Its inputs are standardised numbers and indicators, float32, of a regression decorrelated; its targets are
-    standardised too
-    (`preprocessing.target_shift` and `target_scale` lead back to their own unit).
+    standardised too (`preprocessing.target_shift` and `target_scale` lead back to their own unit).
 
     Attributes:
         preprocessing: how rows of the table become inputs of the models, and predictions what the user calls them.

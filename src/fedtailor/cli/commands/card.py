@@ -6,8 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from fedtailor._files import reason, replacing
 from fedtailor.cli.options import parse
+from fedtailor.cli.output import put
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,7 @@ def card(arguments: list[str]) -> int:
     from fedtailor.deployment import model_card, open_run
 
     text = model_card(open_run(options.run), options.client)
-    if options.out is None:
-        print(text, end="")
-        return 0
-    try:
-        with replacing(options.out) as temporary:
-            temporary.write_text(text, "utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {options.out}: {reason(error)}; name another file") from None
-    print(options.out.resolve())
+    put(text, options.out)
+    if options.out is not None:
+        print(options.out.resolve())
     return 0

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from fedtailor._files import reason, replacing
 from fedtailor._memory import save_memory
 from fedtailor.cli.options import check_counts, parse
+from fedtailor.cli.output import put
 from fedtailor.protocol import require
 
 if TYPE_CHECKING:
@@ -240,15 +240,7 @@ def _predict(options: Predict) -> int:
         predicted = found if schema.classes else agreed.preprocessing(schema).decode(found)
     classes = schema.classes
     cells = [float(value.item()) if classes is None else classes[value] for value in predicted]
-    text = _as_csv("prediction", cells)
-    if options.out is None:
-        print(text, end="")
-        return 0
-    try:
-        with replacing(options.out) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {options.out}: {reason(error)}; name another file") from None
+    put(_as_csv("prediction", cells), options.out)
     return 0
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor._files import reason, replacing
 from fedtailor.cli.options import as_typed, parse
+from fedtailor.cli.output import put
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,7 @@ def predict(arguments: list[str]) -> int:
             models, options.rows, options.client, missing=options.missing, unknown=options.unknown,
             probabilities=options.probabilities,
         )  # fmt: skip
-    if options.out is None:
-        print(found.write_csv(), end="")
-        return 0
-    try:
-        with replacing(options.out) as temporary:
-            found.write_csv(temporary)
-    except OSError as error:
-        raise ValueError(f"cannot write {options.out}: {reason(error)}; name another file") from None
-    print(f"{len(found):,} predictions: {options.out.resolve()}")
+    put(found.write_csv(), options.out)
+    if options.out is not None:
+        print(f"{len(found):,} predictions: {options.out.resolve()}")
     return 0

@@ -46,6 +46,8 @@ def test_settings_at_the_edge_of_their_grid():
     assert warn_grid_edges(chosen, grid) == ["lr=0.01 is the smallest value tried; try smaller ones"]
     assert warn_grid_edges({"lr": 0.1}, grid) == []
     assert warn_grid_edges({"lr": 1.0}, grid) == ["lr=1.0 is the largest value tried; try larger ones"]
+    assert warn_grid_edges({"lr": 1.0}, grid, {"lr"}) == []  # a limit: larger ones cannot be tried
+    assert len(warn_grid_edges(chosen, grid, {"lr"})) == 1
 
 
 @pytest.mark.parametrize("evaluations", [6, 21, 200])

@@ -73,7 +73,12 @@ def test_hyperparameters_are_read(tmp_path):
             'sampling = "x"',
             "line 32: sampling is 'x'; input should be 'uniform', 'samples' or 'poisson'",
         ),
-        ("deadline = 300", "deadline = -1", "line 30: deadline is -1; input should be greater than 0"),
+        ("deadline = 300", "deadline = -1", "line 30: deadline is -1 seconds; it must be at least 5 (clocks may"),
+        ("deadline = 300", "deadline = 4.9", "line 30: deadline is 4.9 seconds; it must be at least 5 (clocks may"),
+        ("deadline = 300", "deadline = 604801", "and at most 604800 (messages are kept for a week)"),
+        ("deadline = 300", "deadline = inf", "line 30: deadline is inf; input should be a finite number"),
+        ("deadline = 300", "deadline = nan", "line 30: deadline is nan; input should be a finite number"),
+        ("participation = 1.0", "participation = inf", "line 31: participation is inf; input should be a finite"),
         ("seed = 0", "seed = 4294967296", "line 28: seed is 4294967296; input should be less than or"),
         ("rounds = 50", "rounds = 2147483648", "line 27: rounds is 2147483648; input should be less than or equal to"),
         ("epochs = 1", "epochs = 0", "line 24: epochs is 0; it must be 1 or more"),
@@ -91,7 +96,7 @@ def test_mistakes_are_one_line_with_the_line_in_the_file(tmp_path, old, new, sai
 def test_the_identity_is_what_a_client_agrees_to(tmp_path):
     first = job_of(tmp_path).identity
     for old, new in (
-        ("rounds = 50", "rounds = 9"), ("deadline = 300", "deadline = 1"), ("minimum = 2", "minimum = 1"),
+        ("rounds = 50", "rounds = 9"), ("deadline = 300", "deadline = 5"), ("minimum = 2", "minimum = 1"),
         (":9092", ":9093"), ('"wards"', '"other"'),
     ):  # fmt: skip
         assert job_of(tmp_path, (old, new)).identity == first

@@ -63,8 +63,8 @@ def build(results, methods=("local", "shared", "other"), **options):
             cells.append(Cell("shift", method.upper(), seed, f"runs/{method}-{seed}"))
     candidates = [
         {"scenario": "shift", "algorithm": "LOCAL", "parameters": {"lr": lr}, "seed": 0, "run": "", "val": lr,
-         "chosen": lr == 0.1}
-        for lr in (0.01, 0.1)
+         "chosen": lr == 0.1} | {"algorithm": method}
+        for method in ("LOCAL", "OTHER") for lr in (0.01, 0.1)
     ]  # fmt: skip
     write_index(results, cells, algorithms=[method.upper() for method in methods], published={}, sweeps={},
                 metrics=["mean", "worst"], candidates=candidates, seeds=list(SEEDS))  # fmt: skip
@@ -91,7 +91,9 @@ def test_warnings_say_what_to_know(tmp_path):
     warnings = decide(build(tmp_path), "shift").warnings
     assert warnings[0] == "rows repeat"
     assert any("still falling: LOCAL, SHARED, OTHER" in warning for warning in warnings)
-    assert "LOCAL: lr=0.1 is the largest value tried; try larger ones" in warnings
+    assert [warning for warning in warnings if "value tried" in warning] == [
+        "LOCAL, OTHER: lr=0.1 is the largest value tried; try larger ones"  # one line for both
+    ]
 
 
 def test_without_training_alone_there_is_one_line_instead(tmp_path):

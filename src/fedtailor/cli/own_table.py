@@ -1,6 +1,6 @@
 """A comparison of methods on a table of one's own, from options of the command line."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
     table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
     if options.lr is None:
         experiment = own_table(path, options, default_rates(table))
+        if table.classes is None:
+            experiment = replace(experiment, limited=("sgd.lr",))  # above, the steepest client may diverge
     return experiment, "\n".join([table.describe(), *(f"  {note}" for note in table.notes), ""])
 
 

@@ -17,6 +17,7 @@ from fedtailor.federation.checks import MAX_SEED
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.secure_sums import SecureSums
+from fedtailor.remote.waits import check_wait
 from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
@@ -92,7 +93,7 @@ class _Training(_Table):
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     minimum: Annotated[int, Field(ge=1)] = 1
-    deadline: Annotated[float, Field(gt=0)] = 300.0
+    deadline: float = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
 
@@ -237,6 +238,10 @@ def _job(document: Document) -> Job:
     except ValueError as error:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
+    try:
+        check_wait("deadline", training.deadline)
+    except ValueError as error:
+        raise ConfigError(("training", "deadline"), str(error)) from None
     try:
         participation = as_participation(training.participation, training.sampling)
     except ValueError as error:

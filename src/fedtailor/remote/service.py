@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.federation import Federation
+from fedtailor.protocol import require
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
@@ -58,10 +59,22 @@ def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], N
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
+    check_crowd(job, len(public))
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
             yield Connection(job, tuple(keys), GridTransport(grid, keys, link.check, tell))
+
+
+def check_crowd(job: Job, clients: int) -> None:
+    """Refuse a job that no round of this federation could fulfil, before anybody waits for it.
+
+    Raises:
+        ValueError: it wants more clients than have a kit.
+    """
+    for name, wanted in (("minimum", job.minimum), ("participation", job.participation.count or 0)):
+        require(wanted <= clients, f"{JOB}: {name} is {wanted}, and the federation has {clients} clients with a kit; lower "
+                f"it, or add clients")  # fmt: skip
 
 
 def greet(connection: Connection, *, wait: float, tell: Callable[[str], None] = print) -> Collected:

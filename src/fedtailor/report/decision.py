@@ -17,6 +17,7 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
+from fedtailor.decision.warnings import named
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
@@ -217,13 +218,15 @@ def _training_warnings(experiment: Experiment, scenario: str, runs: Mapping[str,
     for label, seeds in runs.items():
         if losses := seeds[0].curve("val", "loss"):
             curves[label] = (list(losses), list(losses.values()))
-    warnings = warn_still_falling(curves)
+    warnings, edges = warn_still_falling(curves), dict[str, list[str]]()
     for label in runs:
         tried = [it for it in experiment.index.candidates if (it.scenario, it.algorithm) == (scenario, label)]
         chosen = next((it.parameters for it in tried if it.chosen), {})
         grid = {name: [it.parameters[name] for it in tried if name in it.parameters] for name in chosen}
-        warnings += [f"{label}: {warning}" for warning in warn_grid_edges(chosen, grid)]
-    return warnings
+        for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
+            edges.setdefault(warning, []).append(label)
+    # methods often choose alike: one line for all of them
+    return warnings + [f"{named(labels)}: {warning}" for warning, labels in edges.items()]
 
 
 def _gain_row(line: Mapping[str, Any], unit: Unit) -> list[Cell]:

@@ -3,20 +3,20 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
-from fedtailor.cli.options import check_counts, parse
+from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import put
 from fedtailor.protocol import require
+from fedtailor.remote.waits import check_wait
 
 if TYPE_CHECKING:
     from fedtailor.training import Training
@@ -72,6 +72,7 @@ class Serve:
 
     def __post_init__(self) -> None:
         check_counts(self, "evaluate_every")
+        check_wait(as_option("wait"), self.wait)
 
 
 @dataclass(frozen=True)
@@ -238,17 +239,16 @@ def _predict(options: Predict) -> int:
     else:
         found = model.predict(read_table(options.data, schema, target=False).rows(agreed).x)
         predicted = found if schema.classes else agreed.preprocessing(schema).decode(found)
-    classes = schema.classes
-    cells = [float(value.item()) if classes is None else classes[value] for value in predicted]
-    put(_as_csv("prediction", cells), options.out)
+    cells = predicted.ravel() if schema.classes is None else [schema.classes[value] for value in predicted]
+    put(_as_csv(cells), options.out)
     return 0
 
 
-def _as_csv(header: str, cells: Sequence[str | float]) -> str:
-    """One column; what stands in a cell is quoted where it must be."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([cell] for cell in (header, *cells))
-    return text.getvalue()
+def _as_csv(cells: Sequence[str] | np.ndarray) -> str:
+    """Predictions as `fedtailor predict` writes them."""
+    import polars as pl
+
+    return pl.DataFrame({"prediction": cells}).write_csv()
 
 
 def _simulate(options: Simulate) -> int:

@@ -8,6 +8,7 @@ from fedtailor.algorithms import UCFL
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
 from fedtailor.remote.job import read_job, split_address, template
+from fedtailor.remote.service import check_crowd
 from fedtailor.remote.table import read_rows
 
 TEXT = template("wards", "coordinator.example.org:9092", 4)
@@ -83,6 +84,7 @@ def test_hyperparameters_are_read(tmp_path):
         ("rounds = 50", "rounds = 2147483648", "line 27: rounds is 2147483648; input should be less than or equal to"),
         ("epochs = 1", "epochs = 0", "line 24: epochs is 0; it must be 1 or more"),
         ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
+        ("test = 0.2", "decorrelate = true", "line 12: decorrelate is for regressions (no classes)"),
         ("seed = 0", "seed = [0]", "line 28: seed is [0]; input should be a valid integer"),
         ("hidden = 32", "hidden = [", "is no TOML file"),
     ],
@@ -107,6 +109,13 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
         ('"medicine"', '"emergency"'), (age + ward, ward + age),
     ):  # fmt: skip
         assert job_of(tmp_path, (old, new)).identity != first
+
+
+def test_more_clients_than_there_are_kits_are_not_waited_for(tmp_path):
+    check_crowd(job_of(tmp_path), 2)
+    for old, new in (("minimum = 2", "minimum = 3"), ("participation = 1.0", "participation = 3")):
+        with pytest.raises(ValueError, match=r"is 3, and 2 clients have a kit; lower it, or add clients$"):
+            check_crowd(job_of(tmp_path, (old, new)), 2)
 
 
 def test_addresses():

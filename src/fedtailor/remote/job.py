@@ -86,6 +86,7 @@ class _Data(_Table):
     validation: Share = 0.1
     test: Share = 0.2
     preprocessing: Literal["none", "federated"] = "none"
+    decorrelate: bool = False
     columns: dict[str, Literal["number", "category", "boolean", "date"] | list[str]]
 
 
@@ -119,6 +120,7 @@ class Schema:
         kinds: what each input holds.
         federated: whether clients agree on the preprocessing before the first round; else tables are taken as they
             stand, numbers and listed categories without gaps.
+        decorrelate: whether they tell sums of products of their inputs, by which these are decorrelated.
     """
 
     target: str
@@ -128,6 +130,7 @@ class Schema:
     test: float = 0.2
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     federated: bool = False
+    decorrelate: bool = False
 
     @property
     def width(self) -> int:
@@ -291,7 +294,10 @@ def _schema(data: _Data) -> Schema:
         name: kind if isinstance(kind, str) else "category" for name, kind in data.columns.items()
     }
     federated = data.preprocessing == "federated"
-    return Schema(data.target, classes, columns, data.validation, data.test, kinds, federated)
+    if data.decorrelate and (classes is not None or not federated):
+        said = 'decorrelate is for regressions (no classes) with preprocessing = "federated"; leave it out'
+        raise ConfigError(("data", "decorrelate"), said)
+    return Schema(data.target, classes, columns, data.validation, data.test, kinds, federated, data.decorrelate)
 
 
 def _algorithm(given: Mapping[str, Any]) -> Algorithm:

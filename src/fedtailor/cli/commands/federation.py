@@ -148,7 +148,7 @@ def _serve(options: Serve) -> int:
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import agree, connected, greet
-    from fedtailor.remote.statistics import Statistics
+    from fedtailor.remote.statistics import Statistics, about_inputs
     from fedtailor.remote.transport import TooFewClients
     from fedtailor.storage import Interrupted
     from fedtailor.storage.run_files import MANIFEST
@@ -177,6 +177,8 @@ def _serve(options: Serve) -> int:
             raise ValueError(f"{error}: the preprocessing needs all that are there; start again") from None
         if agreed is not None:
             agreed.save(options.dir / COORDINATOR)
+        if line := about_inputs(job.schema, agreed):
+            print(line, flush=True)
         with progress_of(job.title, job.rounds) as progress:
             try:
                 training = coordinate(
@@ -258,6 +260,7 @@ def _simulate(options: Simulate) -> int:
     from fedtailor.remote.job import read_job
     from fedtailor.remote.kit import COORDINATOR, JOB, read_public_keys
     from fedtailor.remote.plan import plan_of
+    from fedtailor.remote.statistics import about_inputs
     from fedtailor.runs import run
 
     job, names = read_job(options.dir / JOB), list(read_public_keys(options.dir / COORDINATOR))
@@ -265,6 +268,8 @@ def _simulate(options: Simulate) -> int:
     require(len(options.data) == len(names), count)
     clients, agreed = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, agreed)
+    if line := about_inputs(job.schema, agreed):
+        print(line, flush=True)
     with progress_of(job.title, job.rounds) as progress:
         done = run(
             plan.algorithm, clients, plan.model, job.rounds, seed=job.seed, progress=progress,

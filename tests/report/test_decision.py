@@ -81,6 +81,7 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     assert gain["gain"].item() == pytest.approx(0.45) and gain["low"].item() > 0.2
     text = " ".join(decision.sentences)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
+    assert "Sharing is not shown to help on average, nor to hurt (tested over all pairs" in text  # of three clients
     assert "SHARED, beside training alone: helps 1 of 3 clients, hurts 1, cannot tell for 1; mean gain in" in text
     assert "accuracy, %: -1.7 (95 % interval " in text  # (0.45 - 0.5 + 0) / 3
     # choosing per client: 0.95, 0.9, 0.7 against 0.7 on average of the best single one

@@ -35,7 +35,8 @@ def warn_small_tests(test_labels: Mapping[str, ArrayLike], *, classification: bo
     if none:
         warnings.append(f"no test rows: {named(none)}; nothing is known of these clients")
     if few:
-        warnings.append(f"fewer than {FEW_ROWS} test rows: {named(few)}; one row more or less right is a tenth or more")
+        so = "one row more or less right is a tenth or more" if classification else "one odd row moves their mean"
+        warnings.append(f"fewer than {FEW_ROWS} test rows in one split: {named(few)}; {so}")
     if classification and single:
         warnings.append(
             f"test rows of one class only: {named(single)}; ROC AUC is not defined, and always answering that class "

@@ -47,6 +47,15 @@ def tables(experiment: Experiment) -> dict[str, Table]:
     return by_name
 
 
+def repeated(experiment: Experiment) -> set[str]:
+    """The names of tables whose numbers the table over clients has, too: of a single scenario, without figures of a
+    source beside them."""
+    index = experiment.index
+    if len(index.scenarios) > 1 or index.published:
+        return set()
+    return {name for name in index.metrics if name in SPREAD and name != "unseen"}
+
+
 def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
     """One measure: algorithms x scenarios (of one unit), the published figures beside ours."""
     measure, theirs = MEASURES[name], experiment.index.published.get(name, {})
@@ -140,7 +149,10 @@ def chosen(experiment: Experiment) -> Table:
                 tried = [f"{name}: {_on_val(tries, unit)}{_stopped(tries, whole)}" for name, tries in grid.items()]
                 rows.append([scenario, label, ", ".join(_winners(grid)) or NOTHING, "; ".join(tried)])
     return Table(
-        "Chosen by the mean over clients on val", ["scenario", "algorithm", "chosen", "grid: on val"], rows, text=4
+        "Chosen by the mean over clients on validation data",
+        ["scenario", "algorithm", "chosen", "grid: on val"],
+        rows,
+        text=4,
     )
 
 

@@ -69,11 +69,14 @@ class Decision:
         sentences: list[str] = []
         if self.winner is not None:
             sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
+            sentences += self._sharing(self.winner)
         if self.left_out:
             sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out by validation data.")
         if self.choice is not None:
             reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
-            sentences.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
+            sentences.append(
+                f"{self.choice.sentence().removesuffix('.')} (test {unit.label}: {' against '.join(reached)})."
+            )
         if self.gains is None:
             return [*sentences, self.why_no_gains]
         if self.gain_metric != self.metric:
@@ -85,6 +88,24 @@ class Decision:
             sentences.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
                          f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
         return sentences
+
+    def _sharing(self, winner: Winner) -> list[str]:
+        """Whether methods that share are better than training alone on average, by the tests that name the winner."""
+        if self.base is None:
+            return []
+        verdicts = {method: winner.verdict(method, self.base) for method in winner.means if method != self.base}
+        better, worse = (
+            [method for method, word in verdicts.items() if word == wanted] for wanted in ("better", "worse")
+        )
+        if better:
+            said = f"Sharing is shown to help on average: {', '.join(better)} against training alone"
+        elif worse:
+            said = (
+                f"Sharing is not shown to help on average; {', '.join(worse)} {_are(worse)} worse than training alone"
+            )
+        else:
+            said = "Sharing is not shown to help on average, nor to hurt"
+        return [f"{said} (tested over all pairs of methods at once; each interval below stands for itself)."]
 
     def _mean_gain(self, method: str) -> str:
         """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
@@ -124,6 +145,10 @@ class Decision:
             "gains": [] if self.gains is None else _finite(self.gains),
             "warnings": self.warnings,
         }
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 _GAIN_NOTE = (

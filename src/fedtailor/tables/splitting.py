@@ -129,10 +129,10 @@ def _given(
     """The splits that a column says; without validation rows in it, a share of the training rows is taken."""
     words = column.cast(pl.String).str.to_lowercase().replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
     if words.null_count():
-        strange = column.filter(words.is_null())
+        strange = column.filter(words.is_null()).cast(pl.String).fill_null("nothing")
         first = (words.is_null().arg_max() or 0) + 1
         problems.add(
-            f"column {column.name!r} gives the split, and says {listed(strange.fill_null('nothing').unique().sort().to_list())} in "
+            f"column {column.name!r} gives the split, and says {listed(strange.unique().sort().to_list())} in "
             f"{len(strange):,} rows, first in row {first}; write train, val or test, or drop it"
         )
         return rows.of_client, rows.of_client, rows.of_client

@@ -69,9 +69,7 @@ def test_quantities_with_units_are_named():
     frame = pl.DataFrame({"site": ["a", "b"] * 30, "age": numbers % 7, **texts, "y": [0, 0, 1] * 20})
     ignored = from_table(frame, **ROLES).preprocessing.ignored
     for name in ("weight", "share", "price"):
-        assert ignored[name].startswith("text such as '") and ignored[name].endswith(
-            "(quantities are to be plain numbers)"
-        )
+        assert ignored[name].startswith("text such as '") and "(quantities are to be plain" in ignored[name]
     assert ignored["name"].startswith("different text")
 
 

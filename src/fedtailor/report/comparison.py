@@ -148,12 +148,8 @@ def chosen(experiment: Experiment) -> Table:
                 whole = experiment.index.scenarios[scenario].rounds
                 tried = [f"{name}: {_on_val(tries, unit)}{_stopped(tries, whole)}" for name, tries in grid.items()]
                 rows.append([scenario, label, ", ".join(_winners(grid)) or NOTHING, "; ".join(tried)])
-    return Table(
-        "Chosen by the mean over clients on validation data",
-        ["scenario", "algorithm", "chosen", "grid: on val"],
-        rows,
-        text=4,
-    )
+    columns = ["scenario", "algorithm", "chosen", "grid: on val"]
+    return Table("Chosen by the mean over clients on validation data", columns, rows, text=4)
 
 
 def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> Cell:

@@ -73,10 +73,9 @@ class Decision:
         if self.left_out:
             sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out by validation data.")
         if self.choice is not None:
-            reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
-            sentences.append(
-                f"{self.choice.sentence().removesuffix('.')} (test {unit.label}: {' against '.join(reached)})."
-            )
+            each, one = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
+            said = self.choice.sentence().removesuffix(".")
+            sentences.append(f"{said} (test {unit.label}: {each} against {one}).")
         if self.gains is None:
             return [*sentences, self.why_no_gains]
         if self.gain_metric != self.metric:
@@ -94,15 +93,12 @@ class Decision:
         if self.base is None:
             return []
         verdicts = {method: winner.verdict(method, self.base) for method in winner.means if method != self.base}
-        better, worse = (
-            [method for method, word in verdicts.items() if word == wanted] for wanted in ("better", "worse")
-        )
+        better = [method for method, word in verdicts.items() if word == "better"]
+        worse = [method for method, word in verdicts.items() if word == "worse"]
         if better:
-            said = f"Sharing is shown to help on average: {', '.join(better)} against training alone"
+            said = f"Sharing is shown to help on average by {', '.join(better)}"
         elif worse:
-            said = (
-                f"Sharing is not shown to help on average; {', '.join(worse)} {_are(worse)} worse than training alone"
-            )
+            said = f"Sharing is not shown to help on average, and shown to hurt by {', '.join(worse)}"
         else:
             said = "Sharing is not shown to help on average, nor to hurt"
         return [f"{said} (tested over all pairs of methods at once; each interval below stands for itself)."]
@@ -145,10 +141,6 @@ class Decision:
             "gains": [] if self.gains is None else _finite(self.gains),
             "warnings": self.warnings,
         }
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 _GAIN_NOTE = (

@@ -51,8 +51,9 @@ def repeated(experiment: Experiment) -> set[str]:
     """The names of tables whose numbers the table over clients has, too: of a single scenario, without figures of a
     source beside them."""
     index = experiment.index
-    if len(index.scenarios) > 1 or index.published:
-        return set()
+    complete = all(_present(experiment, scenario) == index.algorithms for scenario in index.scenarios)
+    if len(index.scenarios) > 1 or index.published or not complete:
+        return set()  # the table over clients leaves out methods that were not run
     return {name for name in index.metrics if name in SPREAD and name != "unseen"}
 
 

@@ -7,7 +7,8 @@ import pytest
 from fedtailor.algorithms import UCFL
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
-from fedtailor.remote.job import read_job, split_address, template
+from fedtailor.remote.job import read_job, split_address
+from fedtailor.remote.job_template import template
 from fedtailor.remote.service import check_crowd
 from fedtailor.remote.table import read_rows
 

@@ -237,8 +237,8 @@ def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
     if schema.decorrelate:
         return f"The inputs stay correlated: there is one, or more than {MOST_INPUTS}."
     return (
-        "The inputs stay correlated, so linear models need more rounds than in `fedtailor compare`, which decorrelates "
-        "them; decorrelate = true in [data] does so here, by sums of products that each client tells."
+        "The inputs stay correlated: linear models need more rounds, at smaller rates, than with `compare`, which "
+        "decorrelates them; decorrelate = true in [data] does so here, by sums of products that each client tells."
     )
 
 

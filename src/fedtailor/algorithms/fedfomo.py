@@ -114,14 +114,22 @@ class FedFomo(Algorithm):
         return Downlink({"model": Streams(server.model, self._choose(server, cohort))})
 
     def _choose(self, server: FedFomoState, cohort: Cohort) -> Int[np.ndarray, "c k"]:
-        """Whose models each client is sent; -1 where fewer than M others have uploaded one."""
+        """Whose models each client is sent.
+
+        Returns:
+            Positions of clients [c, M]; -1 where fewer than M others have uploaded a model.
+        """
         clients, rng = len(server.uploaded), cohort.rng("fedfomo")
         chosen = np.full((len(cohort), min(self.downloads, clients - 1)), -1, np.int32)
         explore = max(self.explore - self.explore_decay * cohort.round, 0.0)
         for row, client in enumerate(cohort.position):
-            uniform, ties = rng.random() < explore, rng.random(clients)
-            ranked = np.lexsort((ties, np.zeros(clients) if uniform else -server.affinity[client]))
-            ranked = ranked[server.uploaded[ranked] & (ranked != client)][: chosen.shape[1]]
+            uniform = rng.random() < explore
+            ties = rng.random(clients)
+            # By affinity, the largest first, and by the random `ties` among equals; to explore, by these alone.
+            merit = np.zeros(clients) if uniform else server.affinity[client]
+            ranked = np.lexsort((ties, -merit))
+            available = server.uploaded[ranked] & (ranked != client)
+            ranked = ranked[available][: chosen.shape[1]]
             chosen[row, : len(ranked)] = ranked
         return chosen
 
@@ -177,10 +185,12 @@ class FedFomo(Algorithm):
         Returns:
             The new state, and the weights of what was sent and, last, of the client's own model.
         """
+        # The candidates: the models received, and last the client's own after its last training; b is that before it.
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
         available = jnp.append(inbox.received["model"], True)
-        # a single sample is both trained on and validated on
+        # How many training samples are held out: none where a validation split does their work. A single sample is both
+        # trained on and validated on.
         held = jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size)
         if use_val:
             held = jnp.where(local.count("val") > 0, 0, held)
@@ -189,8 +199,10 @@ class FedFomo(Algorithm):
 
         def validate(theta: Float[Array, " d"]) -> Float[Array, ""]:
             loss = held_out.loss(theta, "train")
-            return local.loss(theta, "val") + loss if use_val else loss  # one of the two is of no samples, and 0
+            # one of the two is of no samples, and 0
+            return local.loss(theta, "val") + loss if use_val else loss
 
+        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; where no model is better all are 0, and theta stays b.
         gain = jnp.where(available, jnp.maximum(validate(base) - local.map(validate, models), 0), 0)
         away = models - base
         distance = jnp.abs(away).sum(axis=1) if self.norm == "l1" else jnp.linalg.norm(away, axis=1)

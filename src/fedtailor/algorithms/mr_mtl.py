@@ -63,6 +63,7 @@ class MRMTL(FedAvg):
         return {"model": theta}
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        # v_i goes on from where it was, not from the mean: vbar only pulls.
         pull = None if is_off(self.lam) else (self.lam, inbox["model"][0])
         v = local.sgd(state["model"], self.sgd, pull=pull)
         return {"model": v}, {"model": v}

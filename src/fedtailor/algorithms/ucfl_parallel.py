@@ -59,7 +59,7 @@ class UCFLParallel(UCFL):
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # every stream is mixed of what the clients made of that stream
+        # eq. 12: every stream is mixed of what the clients made of that stream, which is the s-th that each sent
         mixed = []
         for s in range(len(weights)):
             models = answers["model"].item(s)

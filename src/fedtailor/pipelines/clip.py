@@ -31,7 +31,17 @@ class Clip(Transform):
 
 
 def clipped(update: ClientUpdate, inbox: Inbox, norm: Any) -> tuple[ClientUpdate, Float[Array, ""]]:
-    """An update whose change is at most `norm` long, and how long its change was."""
+    """Shorten what a client sends.
+
+    Args:
+        update: what it would send.
+        inbox: what it received, of which `update` is a change.
+        norm: the largest Euclidean length.
+
+    Returns:
+        An update whose change is at most `norm` long, and how long its change was.
+    """
+    # One norm over all vectors together: what a client can do to the server at all is what is bounded.
     start = {kind: reference(kind, value, inbox) for kind, value in update.items() if kind in MODEL_KINDS}
     change = {kind: update[kind] - start[kind] for kind in start}
     square = sum((jnp.square(value).sum() for value in change.values()), start=jnp.zeros(()))

@@ -76,7 +76,8 @@ def rows_frame(
         len(names) == len(rows) == len(scores),
         f"{len(names)} clients, rows of {len(rows)} and scores of {len(scores)}; give one of each for every client",
     )
-    schema, parts = rows_schema(model), []
+    schema = rows_schema(model)
+    parts = []
     for name, numbers, columns in zip(names, rows, scores, strict=True):
         lengths = {len(numbers), *(len(values) for values in columns.values())}
         require(len(lengths) == 1, f"the columns of client {name!r} have lengths {sorted(lengths)}; expected one")

@@ -18,6 +18,8 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
+        # A copy of the layer, field by field: Equinox's own constructor would make another one. Its state is then
+        # replaced by one of floating-point arrays, as it starts.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
@@ -48,6 +50,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         if self.mode == "ema":
             mean, variance = state.get(_present(self.ema_state_index))
             return mean, variance, state
+        # Mode "batch": averages that started at zero, so that their weights sum to 1 - momentum^steps only.
         counter = state.get(_present(self.batch_counter))
         mean, variance = state.get(_present(self.batch_state_index))
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
@@ -57,6 +60,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         """Mean and variance that a training step uses, and the state with new running statistics."""
         batch = self._batch(x)
         if self.mode == "ema":
+            # the very first batch's statistics are taken as they are
             first = state.get(_present(self.ema_first_time_index)) > 0
             old = state.get(_present(self.ema_state_index))
             new = jax.tree.map(lambda b, r: jnp.where(first, b, self._step(r, b)), batch, old)
@@ -70,6 +74,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         return *batch, state.set(_present(self.batch_state_index), new)
 
     def _step(self, running: Array, batch: Array) -> Array:
+        """The running average after one batch; Equinox's momentum is the share of what was there."""
         return self.momentum * running + (1 - self.momentum) * batch
 
     def _batch(self, x: Array) -> tuple[Array, Array]:

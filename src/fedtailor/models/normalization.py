@@ -42,6 +42,7 @@ class GroupNorm(eqx.Module):
         self.groups = groups
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h w b"]:
+        # [groups, channels of a group, h, w, b]: all axes but the group and the example are averaged over
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         mean = grouped.mean((1, 2, 3), keepdims=True)
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
@@ -78,6 +79,8 @@ class BatchNorm(StatefulLayer):
         return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
+        # The division by the deviation and the scale are one factor a channel, which is cheaper than two on every
+        # pixel.
         slope = self.scale * jax.lax.rsqrt(variance + EPSILON)
         return (x - _per_channel(mean, x)) * _per_channel(slope, x) + _per_channel(self.bias, x)
 
@@ -103,12 +106,14 @@ def batch_statistics(
     over_channels = _along(channel_axis, x.ndim)
     pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
 
+    # Weighted means over examples and pixels; padding has weight 0.
     weight = weight.astype(x.dtype)
     total = jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
     share = (weight / total).reshape(over_batch)
     mean = (x * share).sum(all_but_channels)
     variance = (jnp.square(x - mean.reshape(over_channels)) * share).sum(all_but_channels)
 
+    # As in PyTorch: normalised by the biased variance, while the running one is made of unbiased ones.
     count = (weight > 0).sum().astype(x.dtype) * pixels
     unbiased = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running

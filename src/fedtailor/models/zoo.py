@@ -79,6 +79,8 @@ class LeNet5(Layered):
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
         layers: list[Layer] = [Reshape((h, w, c))]
+        # Without normalisation convolution, ReLU and pooling are fused, the first one straight from images; with it the
+        # layers stand one by one.
         if self.norm is None:
             layers += [ImageConvPool(c, 6, 5, self.pool, stream), ConvPool(6, 16, 5, self.pool, stream)]
         else:
@@ -91,6 +93,7 @@ class LeNet5(Layered):
         return Stack(layers)
 
     def _normalized(self, inputs: int, outputs: int, norm: NormKind, stream: InitStream) -> list[Layer]:
+        """Convolution, normalisation in place of its bias, ReLU and pooling."""
         return [Convolution(inputs, outputs, 5, stream), norm_layer(norm, outputs), ReluPool(self.pool)]
 
 
@@ -187,6 +190,7 @@ class SequenceLSTM(Drawn):
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> dict[str, Any]:
         if len(input_shape) != 1:
             raise ValueError(f"the LSTM takes token ids of shape [length], not inputs of shape {input_shape}")
+        # the first LSTM layer takes word vectors, each further one the states below it
         widths = (self.embedding, *[self.hidden] * self.layers)
         return {
             "embedding": Embedding(self.vocabulary, self.embedding, stream),

@@ -33,6 +33,7 @@ class Start:
         state = module.state_dict(keep_vars=True)
         self.present = {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
         self.shapes = {path: self.present[path].shape for path in paths}
+        # Tied layers: one tensor under several names of the state dict, of which `paths` has one.
         stored = {state[path].data_ptr(): path for path in paths if state[path].numel()}
         self.names = {
             name: name if name in paths else stored.get(tensor.data_ptr(), "") for name, tensor in state.items()

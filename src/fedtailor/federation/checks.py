@@ -74,7 +74,8 @@ def check_memory(numbers: float, itemsize: int, what: str) -> None:
     """
     needed = numbers * itemsize
     installed = _memory()
-    gib, installed_gib = needed / 2**30, installed / 2**30
+    gib = needed / 2**30
+    installed_gib = installed / 2**30
     require(needed <= installed, f"{what} needs {gib:,.0f} GiB of memory, and this machine has {installed_gib:.0f}")
 
 

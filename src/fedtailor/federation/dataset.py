@@ -72,7 +72,14 @@ class Dataset:
         return len(self.x)
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "Dataset":
-        """Some of the examples, by row numbers or a mask."""
+        """Some of the examples.
+
+        Args:
+            rows: their row numbers [n], or a mask [N].
+
+        Returns:
+            A data set of these, in that order, with the same classes and normalisation.
+        """
         chosen = {what: getattr(self, what) for what in ("x", "y", "test", "client")}
         return _replace(self, **{what: None if array is None else array[rows] for what, array in chosen.items()})
 

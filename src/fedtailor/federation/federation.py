@@ -203,6 +203,7 @@ class Federation:
         for key, value in normal.items():
             object.__setattr__(self, key, value)
         validate(self)
+        # only now, as before the check they might have been no integers
         if self.groups is not None:
             object.__setattr__(self, "groups", self.groups.astype(np.int64))
 
@@ -271,6 +272,11 @@ class Federation:
 
 
 def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
+    """Shift or scale as plain numbers, which compare and are written to files.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
     except (TypeError, ValueError):

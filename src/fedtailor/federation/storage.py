@@ -34,6 +34,7 @@ def save(federation: Federation, path: AnyPath) -> Path:
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}
+    # safetensors writes the memory of an array as it lies; text and numbers that are no arrays go into its metadata.
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     header = json.dumps({key: getattr(federation, key) for key in _PLAIN})
     metadata = {"format": _FORMAT, "federation": header, "digest": _digest(header, arrays)}

@@ -65,6 +65,7 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode_binary(paths: list[Path]) -> Arrays:
+    """The binary version: records of a label and 3,072 pixels, one byte each."""
     records = []
     for path in paths:
         expected = _PER_BATCH * (1 + _PIXELS)
@@ -75,6 +76,7 @@ def _decode_binary(paths: list[Path]) -> Arrays:
 
 
 def _decode_python(paths: list[Path]) -> Arrays:
+    """The Python version: pickled dicts of arrays."""
     pixels, labels = [], []
     for path in paths:
         content = io.BytesIO(path.read_bytes())
@@ -102,6 +104,7 @@ def _arranged(pixels: list[NDArray[np.uint8]], labels: list[NDArray[Any]], paths
             raise ValueError(
                 f"{paths[0].parent}: the {what} batches do not hold {share} images of each of 10 classes; replace them"
             )
+    # published as three colour planes one after another
     planes = np.concatenate(pixels).reshape(-1, 3, 32, 32)
     return {"x": np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), "y": np.concatenate(labels).astype(np.uint8)}
 

@@ -52,6 +52,7 @@ def femnist(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode_subset(paths: list[Path]) -> Arrays:
+    """The subset's arrays, without the images that it holds twice under two labels."""
     with np.load(paths[0], allow_pickle=False) as archive:
         kept = archive["dup"] == 0
         arrays = {key: archive[key][kept] for key in ("x", "y")}
@@ -74,6 +75,7 @@ def _leaf(data_dir: DataDir) -> Arrays | None:
 
 
 def _decode_leaf(train: list[Path], test: list[Path]) -> Arrays:
+    """All writers of LEAF's files, one after another."""
     parts: dict[str, list[Any]] = {"x": [], "y": [], "test": [], "writer": []}
     for path in (*train, *test):
         for writer, x, y in _writers(path):

@@ -41,6 +41,7 @@ def school(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode(paths: list[Path]) -> Arrays:
+    """Inputs standardised school by school, scores scaled to [0, 1], and the school of each pupil."""
     try:
         frame = pl.read_csv(paths[0])
         x, y = frame.select(_FEATURES).to_numpy().astype(np.float64), frame["score"].to_numpy()

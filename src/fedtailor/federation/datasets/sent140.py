@@ -79,6 +79,7 @@ def sent140(
     require(buckets <= _MAX_BUCKETS, f"buckets is {buckets}; token ids have 32 bits: at most {_MAX_BUCKETS}")
     subset = is_at_hand(data_home(data_dir) / "sent140" / _SUBSET.files[0])
     embed = partial(_bag, buckets=buckets) if features == "words" else partial(_ids, buckets=buckets, length=length)
+    # Everything that the decoded arrays depend on stands in the name under which they are cached.
     variant = f"-{features}-{buckets}-{min_samples}" + (f"-{length}" if features == "tokens" else "")
     load = _load_subset if subset else _load_original
     decode = partial(_decode, load=load, embed=embed, min_samples=min_samples)
@@ -126,6 +127,7 @@ def _decode(
 
 
 def _load_subset(content: bytes) -> pl.DataFrame:
+    """The subset has a header, and labels 0 and 1."""
     return pl.read_csv(content, columns=["user", "label", "split", "text"])
 
 
@@ -149,6 +151,7 @@ def _words(text: str) -> Iterator[int]:
 
 
 def _bag(texts: list[str], buckets: int) -> np.ndarray:
+    """How often each bucket occurs in each text, [n, buckets]."""
     check_memory(len(texts) * buckets, 1, f"{len(texts)} bags of {buckets} buckets")
     x = np.zeros((len(texts), buckets), np.uint8)
     for row, text in enumerate(texts):
@@ -157,6 +160,7 @@ def _bag(texts: list[str], buckets: int) -> np.ndarray:
 
 
 def _ids(texts: list[str], buckets: int, length: int) -> np.ndarray:
+    """The buckets of each text's first words, plus 1, with zeros behind them, [n, length]."""
     check_memory(len(texts) * length, 4, f"{len(texts)} sequences of {length} words")
     x = np.zeros((len(texts), length), np.int32)
     for row, text in enumerate(texts):

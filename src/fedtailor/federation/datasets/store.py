@@ -146,6 +146,7 @@ def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Ar
     What the cache holds is compared with its checksums: damaged, it is decoded again. Without a writable cache it is
     decoded every time.
     """
+    # A file that changed has another size or time: to read all of it at every start would cost more than to decode it.
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.sha256(repr((_VERSION, stats)).encode()).hexdigest()[:16]
     entry = platformdirs.user_cache_path("fedtailor") / "decoded" / f"{name.replace(os.sep, '-')}-{key}"

@@ -136,7 +136,11 @@ class ClientRows:
 
 
 def on_host(output: Any) -> Any:
-    """A tree of `ClientRows` as arrays on the host, stacked in the order of the cohort."""
+    """A tree of `ClientRows` as arrays on the host.
+
+    Returns:
+        The same tree of NumPy arrays [c, ...], in the order of the cohort.
+    """
     return jax.tree.map(lambda rows: rows.host(), output, is_leaf=lambda leaf: isinstance(leaf, ClientRows))
 
 
@@ -266,6 +270,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     Returns:
         What the generator returns.
     """
+    # An exchange's answers are sent into the generator, which yields the next exchange, until it returns.
     try:
         exchange = next(exchanges)
         while True:

@@ -61,5 +61,12 @@ class SGD:
         require(both, "private steps need dp_noise and dp_norm; give both, or neither")
 
     def rate(self, round: ArrayLike) -> ScalarLike:
-        """The learning rate in a round (traced or a number)."""
+        """The learning rate in a round.
+
+        Args:
+            round: 0-based; may be traced.
+
+        Returns:
+            lr (1 - lr_decay)^round, a number of numbers.
+        """
         return self.lr if is_off(self.lr_decay) else self.lr * (1 - self.lr_decay) ** round

@@ -11,7 +11,15 @@ from fedtailor.protocol import Answers, ClientRows, Exchange
 
 
 def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
-    """The same exchange with some of its clients (positions in the cohort)."""
+    """The same exchange with some of its clients.
+
+    Args:
+        exchange: with all of them.
+        chosen: positions in the cohort [n].
+
+    Returns:
+        An exchange of these clients, who are sent what they would have been sent.
+    """
     cohort = exchange.cohort
     downlink = exchange.downlink
 

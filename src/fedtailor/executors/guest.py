@@ -34,6 +34,9 @@ def guest_executor(
         group: its true group, where the data have groups.
         settings: devices and the like; one device is used.
 
+    Returns:
+        An executor whose `unseen` table is this client, and whose `seen` table is empty.
+
     Raises:
         ValueError: the examples do not fit the federation, or it has a client of that name.
     """

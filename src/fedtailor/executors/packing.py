@@ -47,6 +47,7 @@ class PackedInputs:
         count = len(reply)
         kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())
         width = FIXED + sum(columns for _, columns in kinds)
+        # Rows of padding: an address without examples, and -1, which receives nothing.
         numbers = np.zeros((padded, width), np.int32)
         numbers[count:, FIXED:] = -1
         columns = [

@@ -56,6 +56,8 @@ class States(Protocol):
 
 
 class _InMemory:
+    """What states in memory have in common: all can be read at once."""
+
     at_once = sys.maxsize
 
     def saved(self) -> None:

@@ -98,12 +98,14 @@ class Run:
     def ask_personal(self, clients: Iterable[int]) -> Exchanges[None]:
         """Ask for the personal models of clients (places in the federation) that nobody has asked for yet."""
         missing = [client for client in clients if self.federation.names[client] not in self._personal]
+        # one exchange for each table, with all of its clients that are wanted
         for table, unseen in ((self.executor.seen, False), (self.executor.unseen, True)):
             rows = np.flatnonzero(np.isin(table.listed, missing))
             if len(rows):
                 self._keep((yield from personal_models(self.training, rows, unseen=unseen)))
 
     def _keep(self, predictors: dict[str, Predictor]) -> None:
+        """Remember what clients predict with, by name: it is asked for once."""
         for name, predictor in predictors.items():
             self._personal[name] = self._personal_model(name, predictor)
 
@@ -129,9 +131,12 @@ class Run:
         return model.predict_rows(rows, **options)
 
     def row_outcomes(self) -> "pl.DataFrame":
-        """What became of every test row: client, row (its number in the data), loss, and correct, prediction and
-        confidence (the prediction's probability), or squared_error and prediction of a regression, by the final
-        personal models."""
+        """What became of every test row, by the final personal models.
+
+        Returns:
+            The columns client, row (its number in the data) and loss; of classifications correct, prediction and
+            confidence (the prediction's probability), of regressions squared_error and prediction.
+        """
         return drive(row_outcomes(self.training, self.executor), self.executor)
 
     def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:
@@ -143,6 +148,7 @@ class Run:
         Raises:
             ValueError: the examples do not fit the federation, or the method cannot serve the client.
         """
+        # An executor of its own, whose only client is the newcomer, answers what the server asks of it.
         federation, settings = self.federation, self.executor.settings
         guest = guest_executor(federation, self.model, np.asarray(x), np.asarray(y), name, group, settings)
         predictor = drive(guest_model(self.training, guest.unseen), guest)[name]

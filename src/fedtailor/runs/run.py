@@ -185,6 +185,7 @@ def run_exchanges(
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
+    # The manifest says what the run is; a directory that holds another one is refused before anything is written.
     store = RunDirectory(Path(directory))
     settings = manifest(
         algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked,
@@ -210,6 +211,8 @@ def run_exchanges(
                 store.save(training)
                 store.write_summary({"rounds": rounds, "diverged": str(error)})
                 raise
+        # The rounds are done and saved. What follows is made from the final state, the summary last of all: a directory
+        # that has one is whole.
         done = yield from finished_run(training, executor)
         store.write_ledger(done.ledger)  # with the delivery of the final models
         store.write_diagnostics(training.algorithm.diagnostics(training.server))
@@ -256,6 +259,7 @@ def train_until(
             if evaluated:
                 yield from training.evaluation()
             training.count_time(trained - started, perf_counter() - started)
+            # a list, not a generator: every callback sees every round, also behind one that stops the run
             enough = any([callback.after_round(training, evaluated) for callback in callbacks])
             if enough and not evaluated:
                 yield from training.evaluation()
@@ -273,6 +277,7 @@ def train_until(
 
 def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
     """The run, with the delivery of its final models charged to its ledger."""
+    # a copy: the training may go on, and its own ledger is of its rounds alone
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
@@ -301,7 +306,11 @@ def _require_count(name: str, value: Any) -> None:
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:
-    """The model for a federation's inputs and targets; a `Model` is returned as it is."""
+    """The model for a federation's inputs and targets.
+
+    Returns:
+        A classification of its classes, or a regression of its targets; a `Model` is returned as it is.
+    """
     if isinstance(model, Model):
         return model
     if federation.classes is not None:

@@ -310,7 +310,9 @@ def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
     means[labels, points] = np.inf
     b = means.min(axis=0)
     larger = np.maximum(a, b)
-    of_point = np.divide(b - a, larger, where=(larger > 0) & (size > 1), out=np.zeros(len(size)))
+    # alone in a cluster, or at one place with everything: 0
+    defined = (larger > 0) & (size > 1)
+    of_point = np.divide(b - a, larger, where=defined, out=np.zeros(len(size)))
     # sums in another order differ by rounding, which must neither make a silhouette positive nor break ties
     return round(float(weights @ of_point / weights.sum()), 12)
 

@@ -41,7 +41,8 @@ def mix(
     """
     rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
     w = np.asarray(weights, np.float64)
-    fits = w.shape == (len(theta), len(rows)) and theta.shape[1:] == rows.shape[1:]
+    same_models = theta.shape[1:] == rows.shape[1:]
+    fits = same_models and w.shape == (len(theta), len(rows))
     if not fits:
         raise ValueError(
             f"cannot mix streams {theta.shape} and clients {rows.shape} with weights {w.shape}; "

@@ -296,7 +296,8 @@ class CFL(Algorithm):
             first, second = (directions[split] * update).sum(axis=1)
             return jnp.where(second > first, split + 1, cluster)  # split k made cluster k + 1
 
-        return {"model": clusters[local.fori_loop(capacity, descend, jnp.int32(0))]}
+        leaf = local.fori_loop(capacity, descend, jnp.int32(0))
+        return {"model": clusters[leaf]}
 
     def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if "model" in state else inbox["model"][0]
@@ -310,7 +311,9 @@ def _capacity(clusters: int) -> int:
 def _with_capacity(rows: ArrayLike, capacity: int) -> Array:
     """The rows, and zeros below them."""
     rows = jnp.asarray(rows)
-    return jnp.concatenate([rows, jnp.zeros((capacity - len(rows), *rows.shape[1:]), rows.dtype)])
+    missing = capacity - len(rows)
+    zeros = jnp.zeros((missing, *rows.shape[1:]), rows.dtype)
+    return jnp.concatenate([rows, zeros])
 
 
 @jax.jit

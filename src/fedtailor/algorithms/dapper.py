@@ -223,7 +223,9 @@ class DAPPER(Algorithm):
         # C' of a client is a function of the run's seed and its id: the same whoever else is served, and whenever.
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)
         clusters = common.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
-        samples = [self._draw(common, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
+        samples = []
+        for of_client, cluster, count in zip(bits, clusters, counts, strict=True):
+            samples.append(self._draw(common, cohort, of_client, cluster, count))
         return Downlink({**models.streams, **example_streams(samples, counts)})
 
     def _draw(
@@ -282,7 +284,8 @@ class DAPPER(Algorithm):
         n = local.size
         has_val = local.count("val") > 0 if use_val else jnp.bool_(False)
         # One sample at least is left to train on.
-        taken = jnp.minimum(jnp.ceil(self.held_out * n).astype(jnp.int32), jnp.maximum(n - 1, 0))
+        wanted = jnp.ceil(self.held_out * n).astype(jnp.int32)
+        taken = jnp.minimum(wanted, jnp.maximum(n - 1, 0))
         cut = jnp.where(has_val, n, n - taken)
         rest = local.part(cut, n, "dapper")
 

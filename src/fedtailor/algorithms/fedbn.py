@@ -40,6 +40,7 @@ class FedBN(FedPer):
     """The part of the model that stays on the client."""
 
     def own_part(self, parts: tuple[str, ...]) -> str:
+        # without normalisation layers nothing stays on the client, and this is FedAvg
         return "nothing" if self.part == "norm" and "norm" not in parts else self.part
 
     def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:

@@ -142,7 +142,10 @@ class KNNPer(FedAvg):
             # The search for neighbours is the expensive part, and the same for all lambdas: one pass judges the whole
             # grid.
             neighbors = predictor.probabilities(z, outputs.shape[-1])
-            losses = [local.losses(predictor.combine(neighbors, outputs, lam), batch.y) for lam in grid]
+            losses = []
+            for lam in grid:
+                mixed = predictor.combine(neighbors, outputs, lam)
+                losses.append(local.losses(mixed, batch.y))
             return total + jnp.stack(losses) @ batch.weight
 
         count = local.count("val")

@@ -127,8 +127,10 @@ class MAPPER(FedAvg):
             return local, local, local
         n = local.size
         first, second, _ = self.split
+        # the parts are [0, a), [a, b) and [b, n)
         a = jnp.clip(jnp.round(first * n).astype(jnp.int32), 1, n - 2)
-        b = jnp.clip(jnp.round((first + second) * n).astype(jnp.int32), a + 1, n - 1)
+        end_of_second = jnp.round((first + second) * n).astype(jnp.int32)
+        b = jnp.clip(end_of_second, a + 1, n - 1)
         few = n < 3
         return (
             local.part(0, jnp.where(few, n, a), "mapper"),

@@ -247,7 +247,8 @@ def leading_vectors(
         return jnp.linalg.qr(times_gram(basis))[0]
 
     start = jax.random.normal(jax.random.key(0), (features, width), dtype)
-    basis = local.fori_loop(_ITERATIONS, iterate, jnp.broadcast_to(jnp.linalg.qr(start)[0], (classes, features, width)))
+    orthonormal = jnp.linalg.qr(start)[0]
+    basis = local.fori_loop(_ITERATIONS, iterate, jnp.broadcast_to(orthonormal, (classes, features, width)))
     # Rayleigh-Ritz: the singular vectors within the subspace, from the eigenvectors of V' (X' X) V
     squares, turn = jnp.linalg.eigh(jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis)))
     # `eigh` is ascending: the largest come last

@@ -162,6 +162,7 @@ class SelfFL(Algorithm):
         precisions = self._precisions(server)
         others: float | NDArray[np.float64] = precisions.sum()
         own: float | NDArray[np.float64] = _median_variance(server)
+        # for a newcomer all clients are others; to a seen one its own a_m does not count
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
             if self.intra_variances is not None:

@@ -136,7 +136,8 @@ class UCFL(Algorithm):
         if isinstance(self.streams, int):
             require(self.streams <= clients, f"{self.streams} streams for {clients} clients; ask for 1 to {clients}")
         if self.rows is not None:
-            fits = np.shape(self.rows) == (clients, clients) and np.allclose(np.sum(self.rows, axis=1), 1)
+            is_square = np.shape(self.rows) == (clients, clients)
+            fits = is_square and np.allclose(np.sum(self.rows, axis=1), 1)
             require(fits, f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
@@ -285,7 +286,9 @@ class UCFL(Algorithm):
             return self._mixed(server, answers["model"], cohort)
         models = answers["model"]
         # Candidate k mixes what the clients made of its stream: the k-th of the models that each sent.
-        mixed = [self._mixed(candidate, models.item(k), cohort) for k, candidate in enumerate(server.candidates)]
+        mixed = []
+        for k, candidate in enumerate(server.candidates):
+            mixed.append(self._mixed(candidate, models.item(k), cohort))
         server = server.after(mixed, answers, cohort)
         return server.chosen() if server.is_over(self.trial) else server
 

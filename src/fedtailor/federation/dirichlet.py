@@ -163,4 +163,5 @@ def _rows_of_clients(stock: list[Rows], counts: NDArray[np.int64]) -> list[Rows]
     """
     # cut behind every client's part; what nobody gets is a last piece, which no client reads
     by_class = [np.split(rows, np.cumsum(taken)) for rows, taken in zip(stock, counts, strict=True)]
-    return [np.concatenate([parts[client] for parts in by_class]) for client in range(counts.shape[1])]
+    clients = range(counts.shape[1])
+    return [np.concatenate([parts[client] for parts in by_class]) for client in clients]

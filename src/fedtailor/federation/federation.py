@@ -144,8 +144,11 @@ class Client:
         return Split(self.federation.x[rows], self.federation.y[rows])
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{getattr(self.federation, split).sizes[self.index]} {split}" for split in SPLITS)
-        return f"Client({self.name!r}: {sizes})"
+        sizes = []
+        for split in SPLITS:
+            count = getattr(self.federation, split).sizes[self.index]
+            sizes.append(f"{count} {split}")
+        return f"Client({self.name!r}: {', '.join(sizes)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

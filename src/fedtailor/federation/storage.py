@@ -59,8 +59,13 @@ def load(path: AnyPath) -> Federation:
             # safetensors calls a file damaged that it may not read: open it first, for the right message
             path.open("rb").close()
             header, arrays = _content(path)
+        # JSON knows no tuples
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header.items()}
-        splits = {split: Ragged(arrays.pop(f"{split}.rows"), arrays.pop(f"{split}.offsets")) for split in SPLITS}
+        splits = {}
+        for split in SPLITS:
+            rows = arrays.pop(f"{split}.rows")
+            offsets = arrays.pop(f"{split}.offsets")
+            splits[split] = Ragged(rows, offsets)
         pool: Any = {"groups": None, **arrays, **splits, **plain}
         return Federation(**pool)
     except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:

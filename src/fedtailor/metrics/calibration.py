@@ -41,7 +41,8 @@ class CalibrationError(Metric):
     ) -> dict[str, Array]:
         confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
         # Bins are closed above: a confidence of exactly k / bins lies in the lower one, and 0 in the first.
-        index = jnp.clip(jnp.ceil(confidence * self.bins).astype(jnp.int32) - 1, 0, self.bins - 1)
+        number = jnp.ceil(confidence * self.bins).astype(jnp.int32)
+        index = jnp.clip(number - 1, 0, self.bins - 1)
         in_bin = one_hot(index, self.bins, weight)
         correct = model.correct(outputs, y).astype(weight.dtype)
         # Not as a product of matrices, which some accelerators round to fewer digits than confidences have.

@@ -121,7 +121,9 @@ def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:
     """
     # the others in lower bins, and half of those in the same one
     below = numpy.cumsum(of_others, axis=-1) - of_others / 2
-    return (of_class * below).sum(axis=-1), of_class.sum(axis=-1) * of_others.sum(axis=-1)
+    ordered = (of_class * below).sum(axis=-1)
+    pairs = of_class.sum(axis=-1) * of_others.sum(axis=-1)
+    return ordered, pairs
 
 
 def _mean_area(statistic: Statistic) -> NDArray[np.float64]:

@@ -147,8 +147,12 @@ def _columns(x: Array, size: int, b: int) -> Array:
 @no_fuse
 def sum_rows(patches: Array) -> Array:
     """The first half of the transpose of `_columns`: [k, k, c, h2, w2 b] -> [k, c, h, w2 b]."""
+    # Row i of the kernel saw the image shifted by i rows: shift back, with zeros around, and add up.
     last = len(patches) - 1
-    shifted = [pad_zeros(patches[i], KEEP, KEEP, (i, last - i, 0), KEEP) for i in range(len(patches))]
+    shifted = []
+    for i in range(len(patches)):
+        rows = (i, last - i, 0)
+        shifted.append(pad_zeros(patches[i], KEEP, KEEP, rows, KEEP))
     return reduce(jnp.add, shifted)
 
 
@@ -156,7 +160,10 @@ def sum_rows(patches: Array) -> Array:
 def sum_columns(patches: Array, b: int) -> Array:
     """The second half: [k, c, h, w2 b] -> [c, h, w b]."""
     last = len(patches) - 1
-    shifted = [pad_zeros(patches[j], KEEP, KEEP, (j * b, (last - j) * b, 0)) for j in range(len(patches))]
+    shifted = []
+    for j in range(len(patches)):
+        columns = (j * b, (last - j) * b, 0)
+        shifted.append(pad_zeros(patches[j], KEEP, KEEP, columns))
     return reduce(jnp.add, shifted)
 
 

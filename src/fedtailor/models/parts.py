@@ -109,8 +109,10 @@ class Part:
         """
         leaves, structure = jax.tree.flatten(params)
         ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-        # An array's last entry speaks for all of it.
-        inside = [leaf.size > 0 and bool(self.mask[end - 1]) for leaf, end in zip(leaves, ends, strict=True)]
+        inside = []
+        for leaf, end in zip(leaves, ends, strict=True):
+            # an array's last entry speaks for all of it
+            inside.append(leaf.size > 0 and bool(self.mask[end - 1]))
         return jax.tree.unflatten(structure, inside)
 
     def _require(self, what: str, vector: Any, size: int) -> None:

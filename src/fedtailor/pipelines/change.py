@@ -107,8 +107,9 @@ def received_rows(kind: str, update: Update, downlink: Downlink) -> Float[Any, "
     models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
     several = update.get(start_kind(kind))
     if several is None:
-        # one model each: the same reference for all vectors of a client
-        row = recipients[:, :1].reshape(-1, *[1] * (_axes(rows, update, kind) - 2))
+        # one model each: the same reference for all vectors of a client, whatever axes they have between c and d
+        between = [1] * (_axes(rows, update, kind) - 2)
+        row = recipients[:, :1].reshape(-1, *between)
     else:
         # each vector names the one of its client's models that it is a change of
         index = np.asarray(several.values)

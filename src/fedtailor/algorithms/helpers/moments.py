@@ -68,7 +68,8 @@ def sums_of_moments(
         sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
         return sums, jnp.maximum(deviation, of_samples.max())
 
-    zero = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype), jnp.zeros((), theta.dtype)
+    no_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
+    zero = no_sums, jnp.zeros((), theta.dtype)
     steps = local.steps(SGD(batch_size=batch_size))
     return local.loop(zero, add, steps, batch_size, purpose="moments")
 

@@ -67,7 +67,10 @@ def runs_of(part: ModelPart) -> Int[np.ndarray, "runs 2"]:
     entries = part.indices
     # a run ends where the next entry is not the next number
     breaks = np.flatnonzero(np.diff(entries) != 1) + 1
-    runs = [(run[0], run[-1] + 1) for run in np.split(entries, breaks) if len(run)]
+    runs = []
+    for run in np.split(entries, breaks):
+        if len(run):
+            runs.append((run[0], run[-1] + 1))
     return np.array(runs, np.int64).reshape(-1, 2)
 
 

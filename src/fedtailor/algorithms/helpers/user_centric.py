@@ -149,7 +149,8 @@ class Trial(BeforeProbe):
         counted = cohort.reporting & self.validates[cohort.position]
         errors = self.errors
         if counted.any():
-            errors = np.concatenate([errors, answers.host("error")[counted].mean(axis=0, dtype=np.float64)[None]])
+            of_round = answers.host("error")[counted].mean(axis=0, dtype=np.float64)
+            errors = np.concatenate([errors, of_round[None]])
         return self.replace(candidates=list(candidates), errors=errors)
 
 

@@ -106,7 +106,9 @@ def _arranged(pixels: list[NDArray[np.uint8]], labels: list[NDArray[Any]], paths
             )
     # published as three colour planes one after another
     planes = np.concatenate(pixels).reshape(-1, 3, 32, 32)
-    return {"x": np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), "y": np.concatenate(labels).astype(np.uint8)}
+    images = planes.transpose(0, 2, 3, 1)
+    all_labels = np.concatenate(labels)
+    return {"x": np.ascontiguousarray(images), "y": all_labels.astype(np.uint8)}
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -43,9 +43,13 @@ _CLASSES: dict[str, str] = {
 def _source(split: Split, part: Part) -> Source:
     """The files of a part of a split."""
     parts = _parts(part)
-    files = tuple(f"emnist-{split}-{name}-{kind}-ubyte.gz" for name in parts for kind in ("images-idx3", "labels-idx1"))
-    folders = ("emnist", *(f"emnist-{split}-{name}" for name in parts if part != "all"), "EMNIST/raw")
-    return Source(f"EMNIST {split}", folders, files, _URL, _HASHES, inside="gzip")
+    files = []
+    for name in parts:
+        files += [f"emnist-{split}-{name}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    # a part alone may also lie in a folder of its own
+    own_folders = [f"emnist-{split}-{name}" for name in parts if part != "all"]
+    folders = ("emnist", *own_folders, "EMNIST/raw")
+    return Source(f"EMNIST {split}", folders, tuple(files), _URL, _HASHES, inside="gzip")
 
 
 def _parts(part: Part) -> list[str]:

@@ -80,7 +80,9 @@ def sent140(
     subset = is_at_hand(data_home(data_dir) / "sent140" / _SUBSET.files[0])
     embed = partial(_bag, buckets=buckets) if features == "words" else partial(_ids, buckets=buckets, length=length)
     # Everything that the decoded arrays depend on stands in the name under which they are cached.
-    variant = f"-{features}-{buckets}-{min_samples}" + (f"-{length}" if features == "tokens" else "")
+    variant = f"-{features}-{buckets}-{min_samples}"
+    if features == "tokens":
+        variant += f"-{length}"
     load = _load_subset if subset else _load_original
     decode = partial(_decode, load=load, embed=embed, min_samples=min_samples)
     arrays = read(_SUBSET if subset else _ORIGINAL, decode, data_dir, variant)

@@ -214,7 +214,8 @@ def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
     given = one.args[3:7]
     stride, padding, dilation, groups = (*given, *defaults[len(given) :])
-    return square and set(stride) == {1} and len(set(padding)) == 1 and set(dilation) == {1} and groups == 1
+    is_dense = set(stride) == {1} and set(dilation) == {1} and groups == 1
+    return square and is_dense and len(set(padding)) == 1
 
 
 def _only(readers: list[Operation]) -> Operation | None:

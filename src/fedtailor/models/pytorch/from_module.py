@@ -122,7 +122,9 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
     if not isinstance(model.architecture, TorchModule | TorchEngine):
         raise ValueError("this model does not come from from_torch, so that there is no state dict of it")
     start: Start = model.architecture.start
-    trained: Mapping[str, Any] = {path: np.asarray(values) for path, values in model.params(jnp.asarray(theta)).items()}
+    params: Mapping[str, Any] = model.params(jnp.asarray(theta))
+    trained = {path: np.asarray(values) for path, values in params.items()}
+    # what no training changes has no path, and is as it was in the module
     return {name: trained[path] if path else start.present[name] for name, path in start.names.items()}
 
 

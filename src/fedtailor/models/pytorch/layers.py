@@ -162,7 +162,8 @@ def _average_pool(
 
 
 def _is_two_by_two(x: Value, size: Any, stride: Any, padding: Any) -> bool:
-    return len(x.shape) == 4 and _all(size) == 2 and _all(stride or size) == 2 and _all(padding) == 0
+    is_image = len(x.shape) == 4
+    return is_image and _all(size) == 2 and _all(stride or size) == 2 and _all(padding) == 0
 
 
 def _windowed(x: Array, function: Callable[..., Array], start: float, size: Any, stride: Any, padding: Any) -> Array:
@@ -313,7 +314,8 @@ def _unrolled(
         The state after the last step, and the hidden states of all steps [t, b, hidden].
     """
     of_input, of_state = weights[0].T, weights[1].T
-    input_bias, state_bias = weights[2:] if len(weights) == 4 else (jnp.zeros(()), jnp.zeros(()))
+    has_biases = len(weights) == 4
+    input_bias, state_bias = weights[2:] if has_biases else (jnp.zeros(()), jnp.zeros(()))
 
     def step(state: tuple[Array, ...], now: Array) -> tuple[tuple[Array, ...], Array]:
         inner = state[0] @ of_state + state_bias

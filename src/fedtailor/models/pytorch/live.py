@@ -35,14 +35,16 @@ class LiveModule:
         self._torch, self._facts, self._name = torch, facts, type(module).__name__
         self._dtype = getattr(torch, dtype)
         self._module = copied(module).to(self._dtype)
-        ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for _, shape in facts.shapes)])
+        sizes = [int(np.prod(shape, dtype=int)) for _, shape in facts.shapes]
+        ends = np.cumsum([0, *sizes])
         self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
         self._gradient = torch.zeros_like(self.theta)
         # Every parameter becomes a view of its piece of theta, and its gradient one of the same piece of the gradient's
         # vector: to read or write a model is then one copy, and PyTorch sees nothing of it.
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        self._pieces = {path: slice(int(start), int(end))
-                        for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False)}  # fmt: skip
+        self._pieces = {}
+        for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False):
+            self._pieces[path] = slice(int(start), int(end))
         for path, shape in facts.shapes:
             tensors[path].data = self.theta[self._pieces[path]].view(shape)
             if path not in facts.statistics:

@@ -18,7 +18,10 @@ class Constants(Mapping[str, np.ndarray]):
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = dict(arrays)
-        self._content = tuple((name, a.shape, str(a.dtype), a.tobytes()) for name, a in sorted(self._arrays.items()))
+        content = []
+        for name, array in sorted(self._arrays.items()):
+            content.append((name, array.shape, str(array.dtype), array.tobytes()))
+        self._content = tuple(content)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._arrays[name]

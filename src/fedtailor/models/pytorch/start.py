@@ -47,9 +47,11 @@ class Start:
 
     def constants(self) -> str:
         """A fingerprint of what stands in the state dict and is not trained, but for counters."""
-        return digest(
-            {name: self.present[name] for name, path in self.names.items() if not path and COUNTER not in name}
-        )
+        fixed = {}
+        for name, path in self.names.items():
+            if not path and COUNTER not in name:
+                fixed[name] = self.present[name]
+        return digest(fixed)
 
     def build(self, key: Array) -> dict[str, Array]:
         """`draw` in JAX's compiled programs, from a key."""
@@ -106,7 +108,8 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     sha256 = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
-        sha256.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        header = f"{name} {array.dtype} {array.shape}"
+        sha256.update(header.encode() + np.ascontiguousarray(array).tobytes())
     return sha256.hexdigest()[:16]
 
 

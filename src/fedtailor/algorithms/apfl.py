@@ -140,4 +140,5 @@ class APFL(FedAvg):
         return alpha * v + (1 - alpha) * w
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
+        # a round as all others do it, from v = w; what it would send is dropped
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

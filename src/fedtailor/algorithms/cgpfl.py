@@ -98,6 +98,7 @@ class Contextual(Algorithm):
         return ContextualState(model=init(0)[None], context=np.full(len(population), -1))
 
     def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
+        # Three cases: nobody has a context yet, all clients of the cohort have one, or some come for the first time.
         context = server.context[cohort.position].astype(np.int32)
         if (server.context < 0).all():
             # nobody has reported, and all contexts are still the common initial model

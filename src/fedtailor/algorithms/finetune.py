@@ -77,4 +77,5 @@ class FineTune(FedAvg):
         return super().global_model(chosen(server))
 
     def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        # v_i = SGD(theta^T; D_i), whether or not the client ever took part
         return local.sgd(inbox["model"][0], self.tune)

@@ -75,4 +75,5 @@ class MRMTL(FedAvg):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        # a round as all others do it, from v = vbar; what it would send is dropped
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

@@ -114,6 +114,7 @@ class SCAFFOLD(Algorithm):
         return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
 
     def server(self, server: SCAFFOLDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> SCAFFOLDState:
+        # x <- x + server_lr (1/|S|) sum_S (y_i - x): a row of weights that sums to server_lr
         model = mix(server.model, answers["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
         # c moves by the mean over all m clients, of which those that are absent have not changed theirs; x above by the
         # mean over the reporters S.

@@ -44,6 +44,7 @@ def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
 def concatenate(parts: list[Answers]) -> Answers:
     """The answers of all parts of a cohort, one below the other, on the host."""
 
+    # On the host, in the order of the cohort: parts were computed one after another and share no rows.
     def stack(*leaves: ClientRows) -> ClientRows:
         values = np.concatenate([leaf.host() for leaf in leaves])
         return ClientRows(values, np.arange(len(values)))

@@ -45,6 +45,7 @@ def guest_executor(
     require(
         x.shape[1:] == federation.input_shape, f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}"
     )
+    # A federation of one client with the same kind of data: the executor needs no other code for it.
     guest = Federation(
         x=x.astype(federation.x.dtype),
         y=y.astype(federation.y.dtype),

@@ -62,6 +62,7 @@ class PackedInputs:
     @property
     def address(self) -> ClientAddress:
         """Where the client's examples are, and its keys."""
+        # unsigned words travelled as signed ones, bit for bit
         keys = jax.lax.bitcast_convert_type(self.numbers[6:10], jnp.uint32)
         return ClientAddress(self.numbers[:3], self.numbers[3:6], keys[:2], keys[2:])
 

@@ -117,6 +117,7 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
     Raises:
         ValueError: a row has none, or bytes that are no UTF-8.
     """
+    # Data frames give objects, among which any kind of missing cell may stand.
     if values.dtype.kind == "O":
         missing = [row for row, value in enumerate(values.flat) if _is_missing(value)]
         require(not missing, f"row {missing[0] if missing else 0} has no {what}; fill it in or drop the row")

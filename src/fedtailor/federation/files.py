@@ -100,6 +100,7 @@ def from_frame(
     else:
         frame, where = _read(_existing(source)), str(source)
         options.setdefault("name", Path(source).name.split(".")[0])
+    # Columns that have a role are no features, unless they are named as such.
     roles = {"client": client, "label": label, "split": split, "group": group}
     special = [column for column in roles.values() if column is not None]
     if features is None:

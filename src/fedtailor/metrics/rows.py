@@ -81,6 +81,7 @@ def rows_frame(
     for name, numbers, columns in zip(names, rows, scores, strict=True):
         lengths = {len(numbers), *(len(values) for values in columns.values())}
         require(len(lengths) == 1, f"the columns of client {name!r} have lengths {sorted(lengths)}; expected one")
+        # in the order of the schema, which is the same for all clients
         content = {"client": [name] * len(numbers), "row": numbers, **columns}
         parts.append(pl.DataFrame({key: _column(content[key]) for key in schema}, schema=schema, strict=False))
     return pl.concat(parts) if parts else pl.DataFrame(schema=schema)

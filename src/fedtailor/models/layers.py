@@ -266,6 +266,7 @@ class Stack(StatefulLayer):
         return x
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Stack"]:
+        # As in `__call__`, but every layer comes back with its new statistics, and all of them make the new stack.
         trained = []
         for index, layer in enumerate(self.layers):
             layer_key = None if key is None else jax.random.fold_in(key, index)

@@ -60,5 +60,8 @@ class Cast(Transform):
 
 
 def _wide(dtype: DTypeLike) -> DTypeLike:
-    """The type that everybody computes in: that of JAX's floating-point numbers."""
+    """The type in which what travelled as 16 bits is computed with: that of JAX's floating-point numbers.
+
+    Other types stay as they are.
+    """
     return jnp.result_type(float) if dtype in TYPES else dtype

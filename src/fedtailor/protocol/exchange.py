@@ -130,6 +130,7 @@ class ClientRows:
         Returns:
             [r], in the order of `self.values`.
         """
+        # the opposite of `host`: from the order of the cohort into the executor's
         spread = np.full(len(self.values), fill, np.asarray(values).dtype)
         spread[self.row] = values
         return spread

@@ -40,6 +40,7 @@ class Streams:
             clients: the size of the cohort.
             already_held: as in `Streams`.
         """
+        # stream 0 is the only one there is
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
 

@@ -110,6 +110,7 @@ def encode(
     Returns:
         The messages that travel, and each transform's new state.
     """
+    # Each transform is given what the one before it lets travel.
     new_states = []
     for transform, state in zip(pipeline, states, strict=True):
         update, new_state = transform.encode(update, inbox, state, local)
@@ -146,6 +147,7 @@ def decode(
     Returns:
         What the algorithm's server sees, and each transform's new state, in the order of the pipeline.
     """
+    # what was applied last is undone first
     kept = []
     for transform, state in zip(reversed(pipeline), reversed(states), strict=True):
         update, state = transform.decode(update, downlink, cohort, state)

@@ -53,6 +53,7 @@ class SGD:
         usable = self.optimizer is None or hasattr(self.optimizer, "update")
         require(usable, f"optimizer is {self.optimizer!r}; it must be an optax.GradientTransformation, set in Python")
 
+        # private steps: what they add, what they clip to, and what their epsilon is reported for
         require(self.dp_noise is None or self.dp_noise > 0, f"dp_noise is {self.dp_noise}; it must be above 0")
         require(self.dp_norm is None or self.dp_norm > 0, f"dp_norm is {self.dp_norm}; it must be above 0")
         delta = self.dp_delta is None or 0 < self.dp_delta < 1

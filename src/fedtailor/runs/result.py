@@ -125,6 +125,7 @@ class Run:
         Raises:
             ValueError: there is no such client, or all that is wrong with the rows.
         """
+        # raw rows go through the table's preprocessing; arrays are taken for inputs as the model has them
         model = self.personal(client)
         if model.preprocessing is None or isinstance(rows, np.ndarray):
             return model.predict(rows, **options)

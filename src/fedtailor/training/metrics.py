@@ -154,6 +154,7 @@ class Metrics:
         Returns:
             The evaluations in the order in which they first occur in the frame.
         """
+        # rows of one evaluation stand together in the frame, in the order in which they were written
         position = {name: index for index, name in enumerate(names)}
         metrics = cls()
         keys = ["round", "unseen", "split", "metric"]

@@ -58,5 +58,9 @@ def chosen(server: Any) -> Any:
 
 
 def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
-    """What a client sends of the model that it received: its mean validation loss, and of how many samples."""
+    """What a client sends of the model that it received.
+
+    Returns:
+        Its mean validation loss (0 without samples), and of how many samples it is.
+    """
     return {"validation_loss": local.loss(theta, "val"), "validation_samples": local.count("val").astype(jnp.int32)}

@@ -49,6 +49,7 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: a file is damaged or not CIFAR-10's.
     """
+    # whichever version is there; if neither is, the binary one is downloaded, which needs no unpickling
     folder = data_home(data_dir) / _PYTHON.folders[0]
     pickled = all([is_at_hand(folder / name) for name in _PYTHON.files])
     arrays = read(_PYTHON, _decode_python, data_dir) if pickled else read(_BINARY, _decode_binary, data_dir)

@@ -82,6 +82,7 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
         images, targets, is_test = [], [], []
         for number, name in enumerate(_parts(part)):
             x, y = read_labelled(paths[2 * number], paths[2 * number + 1], labels)
+            # published column by column
             images.append(x.transpose(0, 2, 1))
             targets.append((y - first).astype(np.uint8))
             is_test.append(np.full(len(y), name == "test"))

@@ -83,6 +83,7 @@ def mnist_writers(data_dir: DataDir = None) -> Dataset:
         MissingData: the files of MNIST or of QMNIST are not at hand and cannot be downloaded.
         ValueError: a file is not the published one.
     """
+    # QMNIST tells the writers; that its labels are MNIST's, example by example, shows that the order is the same.
     data = mnist(data_dir)
     labels = read(_WRITERS, _decode_writers, data_dir)
     if not np.array_equal(labels["digit"], data.y):

@@ -88,6 +88,7 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
         MissingData: they are not there and cannot be downloaded.
         ValueError: a folder or the like has the name of a file.
     """
+    # Everything in one folder, or nothing: half a data set in each of two would be a mixture of versions.
     root = data_home(data_dir)
     for folder in source.folders:
         paths = [root / folder / name for name in source.files]

@@ -110,6 +110,7 @@ def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, word
     Returns:
         Outputs (or features) [b, ...], and the running statistics after the pass.
     """
+    # What comes back must be known beforehand: shapes of the outputs and of every statistic.
     facts = engine.facts
     shape = facts.feature_shape if what == "features" else facts.output_shape
     assert shape is not None

@@ -100,12 +100,13 @@ def _example(module: TorchModuleType, given: Any) -> Tensor:
 def _converted(
     made: TorchModuleType, make: Callable[[], TorchModuleType] | None, example: Tensor, check: bool
 ) -> TorchModule:
-    # What PyTorch itself refuses is no matter of the conversion.
+    # What PyTorch itself refuses is no matter of the conversion: it says so in its own words.
     tried(copied(made), random_like(example).to(example.dtype), training=False, name=type(made).__name__)
     both = [exported(made, example, training) for training in (True, False)]
     training, evaluation = map(converted, both)
     if check:
         check_conversion(both, (training, evaluation), example)
+    # Parameters in the order of theta, also those that one of the two modes does not use.
     paths = sorted({path for program in (training, evaluation) for _, path in program.names})
     convolves = any(one.name.startswith("conv") for one in training.operations)
     kind = "float32" if example.is_floating_point() else "int32"

@@ -79,6 +79,7 @@ class Program:
             watch: the name of a value to stop at, and to return instead of the output.
             given: the name of a value, and what it is to be instead of what its operation computes.
         """
+        # An interpreter: every operation looks its arguments up by name, and leaves its output under its own.
         values: dict[str, Any] = {name: network[path] for name, path in self.names}
         values |= {name: jax.numpy.asarray(array, _dtype(array, context)) for name, array in self.constants.items()}
         values[self.input] = x

@@ -56,12 +56,14 @@ class Start:
     def build(self, key: Array) -> dict[str, Array]:
         """`draw` in JAX's compiled programs, from a key."""
         kinds = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes.items()}
+        # PyTorch draws on the host; a compiled program asks for it, once for each key
         return jax.pure_callback(self.draw, kinds, jax.random.key_data(key), vmap_method="sequential")
 
     def draw(self, words: NDArray[np.uint32]) -> dict[str, NDArray[np.float32]]:
         """Parameters and running statistics, by path, from two random words."""
         torch = pytorch()
 
+        # The module's own layers draw, from PyTorch's global generator, which is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(words))
             module = self._module if self._make is None else self._make()

@@ -34,6 +34,9 @@ def best_rows(
         sizes: training samples n_j, or what counts as such: numbers above 0.
         complexity: c of `estimation_term` (that term for S = 1), above 0.
 
+    Returns:
+        The weights of every row, and the minima.
+
     Raises:
         ValueError: the complexity is not above 0.
     """

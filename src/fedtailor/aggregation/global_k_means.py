@@ -71,6 +71,9 @@ class GroupSums:
         Args:
             labels: [n] in 0..count-1.
             count: the number of clusters, not less than before.
+
+        Returns:
+            New sums; these stay as they are.
         """
         old = self.labels
         new = copy(self)
@@ -272,6 +275,9 @@ def _none_empty(old: Labels, labels: Labels, count: int, leave: Sequence[int] = 
         labels: [n] labels after them.
         count: the number of old clusters.
         leave: points that start new clusters, and do not go back.
+
+    Returns:
+        Labels [n] of which each of the old clusters has a member.
     """
     while True:
         is_empty = np.bincount(labels, minlength=count) == 0

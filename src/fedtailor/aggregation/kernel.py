@@ -182,6 +182,9 @@ def _bound_rows(
     Args:
         own_noise, noise: variances v of the rows' [r] and the columns' [m] gradients.
         own: whether the rows are the columns' clients, each at no distance from itself.
+
+    Returns:
+        Rows [r, m] that sum to 1.
     """
     if np.isinf(noise).all():  # single samples only: nothing tells distance from noise
         return np.full(squared.shape, 1 / len(noise))

@@ -15,6 +15,9 @@ def no_moments(like: Float[Array | np.ndarray, "..."], *, per_coordinate: bool =
     Args:
         like: an array of the values' shape and type.
         per_coordinate: whether M2 has that shape; else it is one number (the trace of the covariance).
+
+    Returns:
+        A count of 0, and zeros.
     """
     like = jnp.asarray(like)
     m2_shape = like.shape if per_coordinate else ()

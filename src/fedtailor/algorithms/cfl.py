@@ -324,5 +324,8 @@ def _distances(models: Float[Array, "c d"], starts: Float[Array, "s d"], start: 
         models: what is measured.
         starts: models to start from.
         start: the row of `starts` that belongs to each model.
+
+    Returns:
+        The Euclidean norm of each difference [c].
     """
     return jnp.linalg.norm(models - starts[start], axis=1)

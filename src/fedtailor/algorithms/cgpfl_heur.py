@@ -58,7 +58,7 @@ class CGPFLHeur(Contextual):
         # The second term's sums for every K that is worth comparing, clients weighted by their samples.
         numbers, costs = costs_of_models(models, sizes / sizes.sum(), len(models) // 2)
         samples = float(sizes.sum())
-        # First term of eq. 11, with d at most m: beyond, the logarithm would turn negative.
+        # First term of eq. 11, with d at most m: for a d above e m the logarithm would be negative.
         d = min(models.shape[1] if self.complexity is None else self.complexity, samples)
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))
         mu = self.mu

@@ -30,6 +30,9 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
         path: the file.
         kind: the name of its class.
 
+    Returns:
+        The class, which is registered under the name of its `about`.
+
     Raises:
         ValueError: the file has no such method, or one of a name that is taken.
     """

@@ -164,6 +164,9 @@ class HypCluster(Algorithm):
         Args:
             trained: the model that each client trained [c].
             share: each client's share of the reporters [c].
+
+        Returns:
+            A state with another `model` and `optimizer`.
         """
         # W of h_i <- h_i - opt_i( h_i - sum_k W_ik h_k ): row i holds the clients that trained model i, scaled to sum
         # 1; the row of a model that nobody trained is zero, which freezes the model and its optimiser.

@@ -84,6 +84,9 @@ class MOON(FedAvg):
         Args:
             received: the global model, whose features are drawn near.
             previous: the client's last model, whose features are pushed away.
+
+        Returns:
+            (parameters, batch, step) -> the gradient, as a pytree.
         """
         others = local.params(received), local.params(previous)
 

@@ -212,6 +212,9 @@ class UCFL(Algorithm):
             probe: with tr S_i / n_i for sigma_i^2.
             share: of the batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i (1/share - 1); NaN = the kernel
                 `bound`.
+
+        Returns:
+            A state with the candidate's rows and streams.
         """
         if np.isnan(share):
             return self._with_streams(server, user_centric_weights(probe, "bound"), probe).replace(kernel="bound")

@@ -170,6 +170,9 @@ class DeviceExecutor:
         Args:
             request: what was asked.
             outputs: what `Devices.run` gave for it, stacked by rows.
+
+        Returns:
+            What the server is given; to wait for its `work` is to wait for the devices.
         """
         # The row of each client, in the order of the cohort; rows stay where they were computed.
         rows = np.argsort(request.order)

@@ -86,6 +86,9 @@ def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
         values: an array, or anything that NumPy makes one of.
         what: its name, for messages.
 
+    Returns:
+        A NumPy array without mask; the user's own where it was one.
+
     Raises:
         ValueError: rows of different lengths, something that is no array, or masked entries.
     """

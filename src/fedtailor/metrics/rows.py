@@ -67,6 +67,9 @@ def rows_frame(
             must not depend on the split or the method.
         scores: [c] columns of `row_scores` for these examples, without padding.
 
+    Returns:
+        The columns of `rows_schema`, clients in the order of `names`.
+
     Raises:
         ValueError: a client's columns differ in length, or lists have not one entry for each client.
     """

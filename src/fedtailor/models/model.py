@@ -67,6 +67,9 @@ class Architecture(ABC):
         Args:
             network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for arrays).
             input_shape: shape of one input.
+
+        Returns:
+            The paths of these layers; the default knows none.
         """
         return Anatomy()
 

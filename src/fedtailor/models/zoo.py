@@ -172,6 +172,9 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
         dropout: a quarter of the pooled features and half of the dense ones, as in FedJAX's version.
         image_shape: as for `lenet5`.
 
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
     Raises:
         ValueError: (when bound) the inputs are no images of 6x6 or more.
     """
@@ -236,6 +239,9 @@ def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1
         embedding: width of the learned word vectors.
         hidden: width of the state.
         layers: LSTM layers on top of one another.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs are no sequences of ids.

@@ -39,6 +39,9 @@ class Streams:
             theta: a vector [d], or a matrix [1, d] of one.
             clients: the size of the cohort.
             already_held: as in `Streams`.
+
+        Returns:
+            Streams [1, d], of which every client receives row 0.
         """
         # stream 0 is the only one there is
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta

@@ -122,6 +122,9 @@ class Run:
                 names of their columns (a frame, a dict, a list of dicts), as `PersonalModel.predict_rows` takes them.
             options: of `predict_rows`: missing, unknown.
 
+        Returns:
+            What `PersonalModel.predict` or `predict_rows` gives: a prediction for each row [n].
+
         Raises:
             ValueError: there is no such client, or all that is wrong with the rows.
         """

@@ -164,6 +164,9 @@ def run_exchanges(
 
     Args:
         stopped: where several runs are driven, the event that asks all of them to save and end.
+
+    Returns:
+        The exchanges of the whole run, whose return value is the finished `Run`.
     """
     for name, value in (
         ("rounds", rounds),

@@ -122,6 +122,9 @@ def privacy_account(
         participation: who reports.
         population: the clients.
 
+    Returns:
+        An empty account, to which rounds are added.
+
     Raises:
         ValueError: what it would promise is not true of these methods or of this participation, or the accountant is
             not installed.

@@ -245,6 +245,9 @@ class Rounds(Generic[ExecutorT]):
 
         Args:
             reporting: [m] who reports, in the order of the population.
+
+        Returns:
+            A cohort that knows who of it reports; empty where nobody does and the method trains reporters only.
         """
         everyone = self.algorithm.participants == "all"
         clients = np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)

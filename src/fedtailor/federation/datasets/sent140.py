@@ -110,6 +110,9 @@ def _decode(
         load: content of the file -> a frame with the columns user, text and label.
         embed: texts [n] -> inputs [n, ...].
         min_samples: users with fewer tweets are left out.
+
+    Returns:
+        "x", "y" and "user" of every tweet that is kept; "test" where the file says who is held out.
     """
     content = paths[0].read_bytes()
     try:

@@ -159,6 +159,9 @@ def fused(operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
     Args:
         operations: in the order in which they run.
         shapes: of parameters, by their name in the operations.
+
+    Returns:
+        As many operations, less two for each that were fused.
     """
     # Who reads each value: only what has a single reader may disappear into it.
     readers: dict[str, list[Operation]] = {}

@@ -52,6 +52,9 @@ def from_torch(
         check: compare a conversion with PyTorch; do not turn this off but for speed, for modules that have passed it.
         engine: "jax" converts the module, "torch" leaves it to PyTorch.
 
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
     Raises:
         ValueError: PyTorch is missing; the module cannot be converted (the message names the operation), or the result
             differs from PyTorch's; or, with `engine="torch"`, it has parameters that are not float32 on the CPU, fails

@@ -29,6 +29,9 @@ def host_call(function: Function, shapes: Sequence[jax.ShapeDtypeStruct], arrays
         shapes: of what it returns.
         arrays: what it is given.
 
+    Returns:
+        What the function returned, as JAX arrays.
+
     Raises:
         ValueError: a compiled program, or a derivative of the function, is asked for.
     """

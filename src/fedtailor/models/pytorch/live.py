@@ -74,6 +74,9 @@ class LiveModule:
             words: two random words for dropout.
             what: see `What`.
 
+        Returns:
+            A tensor that `backward` goes back from.
+
         Raises:
             ValueError: the module's own code failed.
         """

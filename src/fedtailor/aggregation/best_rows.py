@@ -65,7 +65,10 @@ def _best_row(
     above_least = bias - least
     order = np.argsort(bias, kind="stable")
     b = above_least[order]
-    s0, s1, s2 = (np.cumsum(n[order] * b**power) for power in range(3))
+    samples = n[order]
+    s0 = np.cumsum(samples)
+    s1 = np.cumsum(samples * b)
+    s2 = np.cumsum(samples * b**2)
     # For the k nearest the equation is s0 nu^2 - 2 s1 nu + s2 = c^2, with s_p the sum of their n_j b_j^p, of which nu
     # is the larger root. They are all that take part if nu does not reach the next one's cost.
     mean = s1 / s0

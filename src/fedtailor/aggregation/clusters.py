@@ -114,7 +114,9 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     """
     rows = np.asarray(rows, np.float64)
     require(len(rows) > 0, "there are no rows to choose a number of streams for; give one for each client")
-    scores = {int(labels.max()) + 1: score for labels, score in clusterings(rows, len(rows) - 1)}
+    scores = {}
+    for labels, score in clusterings(rows, len(rows) - 1):
+        scores[int(labels.max()) + 1] = score
     best_k = 0
     best_value = -np.inf
     for k, score in scores.items():

@@ -88,7 +88,9 @@ class GroupSums:
             joined = moved[target == cluster]
             left = moved[origin == cluster]
             before = new.values[cluster]
-            updated = before + self.rows[joined].sum(axis=0) - self.rows[left].sum(axis=0)
+            gained = self.rows[joined].sum(axis=0)
+            lost = self.rows[left].sum(axis=0)
+            updated = before + gained - lost
             # Sum anew where that is no more work than an update, or where little remains of a large sum: it has the
             # rounding of the large one, in which members that lie close together would be lost.
             no_more_work = len(joined) + len(left) >= members.sum()

@@ -228,7 +228,8 @@ def _rows(
     # 0 * inf, and quotients beyond the range: weight 0
     with np.errstate(invalid="ignore", over="ignore"):
         scale = 2 * own * (own if kernel == "eq9" else sigma[None])
-        exponents = np.where(scale > 0, -distances / np.where(scale > 0, scale, 1.0), -np.inf)
+        divisor = np.where(scale > 0, scale, 1.0)
+        exponents = np.where(scale > 0, -distances / divisor, -np.inf)
     if among is not None:
         exponents = np.where(among, exponents, -np.inf)
         distances = np.where(among, distances, np.inf)

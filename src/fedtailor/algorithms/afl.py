@@ -105,7 +105,8 @@ class AFL(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> AFLState:
         shares = population.sizes / population.sizes.sum()
-        mixture = shares if self.initial == "samples" else np.full(len(population), 1 / len(population))
+        clients = len(population)
+        mixture = shares if self.initial == "samples" else np.full(clients, 1 / clients)
         theta = init(0)[None]
         return AFLState(model=theta, average=theta, rounds=0, mixture=mixture, shares=shares)
 
@@ -129,7 +130,8 @@ class AFL(Algorithm):
         weights = (mixture[cohort.position] * scale)[None]
         if self.update == "model":
             # more than the whole way to the clients' mean would overshoot it; rounding is no overshooting
-            theta = mix(theta, answers["model"], weights / max(1.0, round(weights.sum(), 12)))
+            total = round(weights.sum(), 12)
+            theta = mix(theta, answers["model"], weights / max(1.0, total))
         else:
             # Primal step. Mixed onto zeros, the row of weights gives the sum of lambda_k grad F_k(w) alone.
             theta = theta - self.lr * mix(jnp.zeros_like(theta), answers["gradient"], weights)

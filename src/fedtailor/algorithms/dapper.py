@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.aggregation import ServerOptimizer
+from fedtailor.aggregation import ServerOptimizer, reporter_weights
 from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
 from fedtailor.algorithms.helpers.moments import WithMoments, loss_by_moments, models_of, sums_of_moments
 from fedtailor.algorithms.helpers.selection import closest, require_cover
@@ -205,8 +205,9 @@ class DAPPER(Algorithm):
         means, deviation = answers.host("moments"), answers.host("deviation")[cohort.reporting]
         require(not len(deviation) or float(deviation.max()) < _ROUNDING, _LINEAR)
         # The mean over all clients' samples is the mean of the clients' means, weighted by n_k.
-        share = np.where(cohort.reporting, cohort.sizes, 0) / max(cohort.sizes[cohort.reporting].sum(), 1)
-        return server.replace(moments=(share[:, None, None] * means).sum(axis=0).astype(means.dtype))
+        share = reporter_weights(cohort, "samples")
+        moments = (share[:, None, None] * means).sum(axis=0)
+        return server.replace(moments=moments.astype(means.dtype))
 
     # after training: examples C' for every client -------------------------------------------------------------------
 
@@ -216,7 +217,8 @@ class DAPPER(Algorithm):
             return models
         if self.source == "moments":
             assert isinstance(server, WithMoments)
-            moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
+            to_everyone = np.zeros((len(cohort), 1), np.int32)
+            moments = Streams(jnp.asarray(server.moments)[None], to_everyone)
             return Downlink({**models.streams, "moments": moments})
         common = chosen(models_of(server))
         counts = self.r * cohort.sizes
@@ -290,7 +292,9 @@ class DAPPER(Algorithm):
         rest = local.part(cut, n, "dapper")
 
         def loss(h: Float[Array, " d"]) -> Float[Array, ""]:
-            return jnp.where(has_val, local.loss(h, "val"), rest.loss(h)) if use_val else rest.loss(h)
+            if not use_val:
+                return rest.loss(h)
+            return jnp.where(has_val, local.loss(h, "val"), rest.loss(h))
 
         return local.part(0, cut, "dapper"), loss
 
@@ -325,10 +329,13 @@ class DAPPER(Algorithm):
             return local.batch_gradient(params, chosen_batch)
 
         def from_moments(params: Params, batch: Batch, step: Array) -> Params:
+            def loss_of_others(params: Params) -> Float[Array, ""]:
+                return loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:])
+
             own = local.batch_gradient(params, batch)
             # grad F_C' exactly, from M_uu and M_uy: no example, no chance.
-            others = jax.grad(lambda params: loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:]))
-            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others(params))
+            others = jax.grad(loss_of_others)(params)
+            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others)
 
         if self.source == "moments":
             gradient = from_moments

@@ -121,7 +121,7 @@ class FedAMP(Algorithm):
         clients = cohort.position
         # u_i, a row of xi for each client of the cohort; rows sum to 1, so nothing of `mix`'s old models stays.
         means = mix(server.models[clients], server.models, server.attention[clients])
-        return Downlink({"model": Streams(means, np.arange(len(cohort), dtype=np.int32)[:, None])})
+        return Downlink({"model": Streams.one_each(means)})
 
     def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
         if not cohort.reporting.any():
@@ -181,10 +181,11 @@ class FedAMP(Algorithm):
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        to = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
+        # Every newcomer receives the models of those that have ever sent one.
+        available = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
+        models = Streams(jnp.asarray(server.models), np.tile(available, (len(cohort), 1)))
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        models = Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1)))
         return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
@@ -222,4 +223,5 @@ class FedAMP(Algorithm):
         # Then its own row of xi, and a round's training towards the u that it makes.
         xi = self._weights(like, sent, len(models) + 1, jnp)
         xi = xi / jnp.maximum(xi.sum(), 1)  # one client more than alpha was checked for
-        return {"model": self._train(w, xi @ models + (1 - xi.sum()) * w, local)}
+        u = xi @ models + (1 - xi.sum()) * w
+        return {"model": self._train(w, u, local)}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.algorithms.helpers.own_steps import descend_in_training, head_of, mean_over, require_plain
@@ -109,7 +110,7 @@ class FedDBE(FedAvg):
         return FedDBEState(**shared, initial=init(0), mean=mean, told=np.zeros(len(population), bool))
 
     def aggregate_probe(self, server: FedDBEState, answers: Answers, cohort: Cohort) -> FedDBEState:
-        share = np.where(cohort.reporting, cohort.sizes, 0) / max(cohort.sizes[cohort.reporting].sum(), 1)
+        share = reporter_weights(cohort, "samples")
         means = answers.host("features")
         # zbar, weighted by samples. Not a product of matrices, whose rounding depends on where in memory they lie.
         weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means

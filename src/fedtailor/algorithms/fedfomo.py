@@ -151,10 +151,12 @@ class FedFomo(Algorithm):
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
+        # Every newcomer receives the models of those that have ever uploaded one.
         uploads = np.where(server.uploaded, np.arange(len(server.uploaded)), -1).astype(np.int32)
+        models = Streams(server.model, np.tile(uploads, (len(cohort), 1)))
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink({"model": Streams(server.model, np.tile(uploads, (len(cohort), 1))), "initial": start})
+        return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedFomoState) -> Sequence[Diagnostic]:
         return [MatrixDiagnostic("affinity", "Weights that clients gave to others' models", server.affinity)]
@@ -203,7 +205,8 @@ class FedFomo(Algorithm):
             return local.loss(theta, "val") + loss if use_val else loss
 
         # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; where no model is better all are 0, and theta stays b.
-        gain = jnp.where(available, jnp.maximum(validate(base) - local.map(validate, models), 0), 0)
+        better_by = validate(base) - local.map(validate, models)
+        gain = jnp.where(available, jnp.maximum(better_by, 0), 0)
         away = models - base
         distance = jnp.abs(away).sum(axis=1) if self.norm == "l1" else jnp.linalg.norm(away, axis=1)
         weights = gain / (distance + 1e-12)

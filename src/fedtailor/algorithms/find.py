@@ -39,7 +39,8 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
     # Loading the file registers its methods by name; one that took the place of another method is sent back.
     before = dict(Algorithm.registry)
     module = module_of(path)
-    taken = next((name for name, known in before.items() if Algorithm.registry[name] is not known), None)
+    replaced = [name for name, known in before.items() if Algorithm.registry[name] is not known]
+    taken = replaced[0] if replaced else None
     if taken is not None:
         Algorithm.registry.update(before)
         raise ValueError(f"{path}: there is already a method {taken!r}; give yours another name in its `about`")

@@ -130,7 +130,8 @@ class HypCluster(Algorithm):
         numbers = np.arange(self.clusters)
         received = np.where(numbers < server.round, numbers, -1)
         models = jnp.concatenate([server.model, server.initial[None]])
-        return Downlink({"model": Streams(models, np.tile([*received, self.clusters], (clients, 1)))})
+        to_everyone = np.tile([*received, self.clusters], (clients, 1))
+        return Downlink({"model": Streams(models, to_everyone)})
 
     def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
         if not cohort.reporting.any():

@@ -252,7 +252,8 @@ def leading_vectors(
     # Rayleigh-Ritz: the singular vectors within the subspace, from the eigenvectors of V' (X' X) V
     squares, turn = jnp.linalg.eigh(jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis)))
     # `eigh` is ascending: the largest come last
-    leading = jnp.einsum("cfv,cvw->cwf", basis, turn)[:, ::-1][:, :vectors]
+    ascending = jnp.einsum("cfv,cvw->cwf", basis, turn)
+    leading = ascending[:, ::-1][:, :vectors]
     squares = squares[:, ::-1]
     # squared singular values that are rounding of the first one are directions that the class does not have
     is_direction = squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
@@ -273,7 +274,8 @@ def principal_angles(
     other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)
     rank = np.minimum(dimensions, other_dimensions)
     angles = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
-    angles[np.arange(cosines.shape[-1]) >= rank[..., None]] = np.nan
+    beyond_rank = np.arange(cosines.shape[-1]) >= rank[..., None]
+    angles[beyond_rank] = np.nan
     angles = angles.reshape(len(others), -1)
     angles[np.isnan(angles).all(axis=1)] = 90.0
     return angles

@@ -176,7 +176,8 @@ class PFedHN(Algorithm):
                 break
             weights = rng.uniform(-reach, reach, (inputs, outputs))
             bias = np.zeros(outputs) if is_last else rng.uniform(-reach, reach, outputs)
-            layers.append({"weights": jnp.asarray(weights, theta.dtype), "bias": jnp.asarray(bias, theta.dtype)})
+            layer = {"weights": weights, "bias": bias}
+            layers.append({name: jnp.asarray(values, theta.dtype) for name, values in layer.items()})
         embeddings = jnp.asarray(embeddings, theta.dtype)
         memory = tuple(jax.tree.leaves(self._optimizer().init((layers, embeddings))))
         return PFedHNState(layers, embeddings, memory, theta, runs)
@@ -191,7 +192,7 @@ class PFedHN(Algorithm):
         # theta_i = theta^0 + H(e_i; phi): every client of the cohort has a stream of its own.
         start = server.part.take(server.initial)
         models = _generate(server.layers, start, server.embeddings[cohort.position])
-        return Downlink({"model": Streams(models, np.arange(len(cohort), dtype=np.int32)[:, None])})
+        return Downlink({"model": Streams.one_each(models)})
 
     def server(self, server: PFedHNState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PFedHNState:
         if not cohort.reporting.any():
@@ -308,8 +309,13 @@ def _step(
         New layers, embeddings and memory of the optimiser.
     """
     params = (server.layers, server.embeddings)
+
     # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > in phi and all e_i at once, delta_i held fixed.
-    models, pull_back = jax.vjp(lambda params: _generate(params[0], initial, params[1][clients]), params)
+    def generate(params: tuple[Layers, Array]) -> Float[Array, "r d_shared"]:
+        layers, embeddings = params
+        return _generate(layers, initial, embeddings[clients])
+
+    models, pull_back = jax.vjp(generate, params)
     (gradient,) = pull_back(-share[:, None] * (trained - models))
     fixed = algorithm.embedding == "one-hot"
     if fixed:

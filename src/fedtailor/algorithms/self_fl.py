@@ -142,7 +142,9 @@ class SelfFL(Algorithm):
             require(fits, f"intra_variances must be {len(population)} numbers of 0 or more, one for each client")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)] if self.warm else [(self, None)]
+        if self.warm == 0:
+            return [(self, None)]
+        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
 
     # on the server --------------------------------------------------------------------------------------------------
 

@@ -141,7 +141,9 @@ class UCFL(Algorithm):
             require(fits, f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)] if self.warm else [(self, None)]
+        if self.warm == 0:
+            return [(self, None)]
+        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
 
     @property
     def probes(self) -> bool:
@@ -339,7 +341,7 @@ class UCFL(Algorithm):
             models, usable = self._mixed_for_newcomers(server)
             rows = late_rows(server, cohort, usable)
             start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
-            return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
+            return Streams.one_each(mix(start, models, rows))
         rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
         return Streams(server.model, nearest_streams(server, rows).astype(np.int32)[:, None])
 
@@ -350,7 +352,8 @@ class UCFL(Algorithm):
             One model for each client [m, d], and which of them were ever trained [m].
         """
         if server.uploads is None:
-            return ClientRows(server.model, np.arange(len(server.rows))), np.zeros(len(server.rows), bool)
+            nobody = np.zeros(len(server.rows), bool)
+            return ClientRows(server.model, np.arange(len(server.rows))), nobody
         return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
 
     # reports ----------------------------------------------------------------------------------------------------------

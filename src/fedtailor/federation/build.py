@@ -271,8 +271,10 @@ def _parts(data: Dataset, partitioner: Partitioner, seed: int) -> tuple[tuple[st
         return tuple(named), list(named.values())
     parts = partitioner(data, check_seed(seed))
     _check_parts(data, parts)
+    # numbers of one width, so that names sort as numbers do
     digits = len(str(max(len(parts) - 1, 0)))
-    return tuple(f"client-{number:0{digits}d}" for number in range(len(parts))), parts
+    names = tuple(f"client-{number:0{digits}d}" for number in range(len(parts)))
+    return names, parts
 
 
 def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:

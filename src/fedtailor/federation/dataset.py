@@ -80,8 +80,11 @@ class Dataset:
         Returns:
             A data set of these, in that order, with the same classes and normalisation.
         """
-        chosen = {what: getattr(self, what) for what in ("x", "y", "test", "client")}
-        return _replace(self, **{what: None if array is None else array[rows] for what, array in chosen.items()})
+        chosen = {}
+        for what in ("x", "y", "test", "client"):
+            array = getattr(self, what)
+            chosen[what] = None if array is None else array[rows]
+        return _replace(self, **chosen)
 
     def sample(self, size: int, seed: int = 0) -> "Dataset":
         """`size` examples at random without replacement, in their old order.
@@ -93,7 +96,8 @@ class Dataset:
         check_seed(seed)
         if not 1 <= size <= len(self):
             raise ValueError(f"{self.name}: cannot take {size} of {len(self)} examples")
-        return self.take(np.sort(server_rng(seed, "sample", 0).permutation(len(self))[:size]))
+        shuffled = server_rng(seed, "sample", 0).permutation(len(self))
+        return self.take(np.sort(shuffled[:size]))
 
     def only(self, labels: Sequence[int]) -> "Dataset":
         """The examples of some classes.

@@ -167,8 +167,10 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         raise ValueError(
             f"unseen is {unseen} of {len(names)} clients; give a count or a fraction that leaves somebody to train"
         )
+    # each client draws a number by its name; the smallest ones are unseen, in whatever order clients are listed
+    drawn = draw_bits(seed, "unseen", 0, client_ids(names))
     chosen = np.zeros(len(names), np.bool_)
-    chosen[np.argsort(draw_bits(seed, "unseen", 0, client_ids(names)))[:count]] = True
+    chosen[np.argsort(drawn)[:count]] = True
     return chosen
 
 

@@ -60,7 +60,8 @@ class Rotations:
 
         def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
             images = x.reshape(len(x), side, side, -1)
-            return np.rot90(images, self.turns[group], axes=(1, 2)).reshape(x.shape), y
+            turned = np.rot90(images, self.turns[group], axes=(1, 2))
+            return turned.reshape(x.shape), y
 
         return _by_group(federation, _assign(federation, len(self.turns), seed, groups), change)
 

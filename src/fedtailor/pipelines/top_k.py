@@ -95,7 +95,8 @@ def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], 
     _, places = jax.lax.top_k(jnp.abs(x), count)
     places = jnp.sort(places, axis=-1)
     fits_two_bytes = x.shape[-1] <= np.iinfo(np.uint16).max + 1
-    return jnp.take_along_axis(x, places, axis=-1), places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
+    values = jnp.take_along_axis(x, places, axis=-1)
+    return values, places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
 
 
 def scattered(values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int) -> Float[Array, "*n d"]:

@@ -48,6 +48,12 @@ class Streams:
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
 
     @staticmethod
+    def one_each(values: Shaped[Array, "c ..."]) -> "Streams":
+        """A stream of its own for each client of the cohort, in the order of the cohort."""
+        own = np.arange(len(values), dtype=np.int32)
+        return Streams(values, own[:, None])
+
+    @staticmethod
     def all_to_all(values: Shaped[Array, "s ..."], clients: int, already_held: bool = False) -> "Streams":
         """Every stream to every client of the cohort (arguments as for `everyone`)."""
         streams = np.arange(len(values), dtype=np.int32)

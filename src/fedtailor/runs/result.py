@@ -164,7 +164,10 @@ class Run:
         Raises:
             ValueError: the directory holds other files or cannot be written, or there is no such client.
         """
-        chosen = self.personal_models().values() if clients is None else [self.personal(client) for client in clients]
+        if clients is None:
+            chosen = list(self.personal_models().values())
+        else:
+            chosen = [self.personal(client) for client in clients]
         return export_models(chosen, directory)
 
     def summary(self) -> Summary:

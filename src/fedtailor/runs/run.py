@@ -220,7 +220,8 @@ def run_exchanges(
         store.write_ledger(done.ledger)  # with the delivery of the final models
         store.write_diagnostics(training.algorithm.diagnostics(training.server))
         summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
-        if keep_models and len(federation) * model.size * np.dtype(model.dtype).itemsize <= _MOST_KEPT:
+        size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
+        if keep_models and size_of_models <= _MOST_KEPT:
             yield from done.ask_personal(range(len(federation)))
             store.write_models(done.personal_models().values())
         if keep_rows:
@@ -318,7 +319,8 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
         return model
     if federation.classes is not None:
         return model.bind(federation.input_shape, federation.classes, loss=cross_entropy)
-    return model.bind(federation.input_shape, int(np.prod(federation.y.shape[1:], dtype=int)), loss=squared_error)
+    targets = int(np.prod(federation.y.shape[1:], dtype=int))
+    return model.bind(federation.input_shape, targets, loss=squared_error)
 
 
 def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:

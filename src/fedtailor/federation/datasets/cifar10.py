@@ -73,7 +73,9 @@ def _decode_binary(paths: list[Path]) -> Arrays:
         if path.stat().st_size != expected:
             raise ValueError(f"{path} has {path.stat().st_size} bytes, not {expected}; replace it by the published one")
         records.append(np.fromfile(path, np.uint8).reshape(_PER_BATCH, 1 + _PIXELS))
-    return _arranged([part[:, 1:] for part in records], [part[:, 0] for part in records], paths)
+    pixels = [part[:, 1:] for part in records]
+    labels = [part[:, 0] for part in records]
+    return _arranged(pixels, labels, paths)
 
 
 def _decode_python(paths: list[Path]) -> Arrays:

@@ -81,7 +81,8 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
     def decode(paths: list[Path]) -> Arrays:
         images, targets, is_test = [], [], []
         for number, name in enumerate(_parts(part)):
-            x, y = read_labelled(paths[2 * number], paths[2 * number + 1], labels)
+            image_file, label_file = paths[2 * number : 2 * number + 2]
+            x, y = read_labelled(image_file, label_file, labels)
             # published column by column
             images.append(x.transpose(0, 2, 1))
             targets.append((y - first).astype(np.uint8))

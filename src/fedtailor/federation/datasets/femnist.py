@@ -104,7 +104,8 @@ def _writers(path: Path) -> list[tuple[str, Any, Any]]:
                 raise ValueError(f"writer {writer}: the labels are {y.dtype}, not whole numbers")
             if y.min(initial=0) < 0 or y.max(initial=0) >= len(_CLASSES):
                 raise ValueError(f"writer {writer}: a label is outside 0..{len(_CLASSES) - 1}")
-            writers.append((writer, np.rint(255 * x).astype(np.uint8), y.astype(np.uint8)))
+            images = np.rint(255 * x).astype(np.uint8)
+            writers.append((writer, images, y.astype(np.uint8)))
         return writers
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(

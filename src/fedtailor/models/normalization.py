@@ -48,6 +48,7 @@ class GroupNorm(eqx.Module):
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
         normal = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
         normal = normal.reshape(x.shape)
+        # scale and bias are of each channel, not of the group
         return normal * _per_channel(self.scale, x) + _per_channel(self.bias, x)
 
 
@@ -73,6 +74,7 @@ class BatchNorm(StatefulLayer):
         return self._normalized(x, self.running_mean, self.running_variance)
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "BatchNorm"]:
+        # Normalised by the batch itself; the running statistics are for evaluation only.
         running = self.running_mean, self.running_variance
         mean, variance, renewed = batch_statistics(x, weight, running, MOMENTUM)
         layer = eqx.tree_at(lambda layer: (layer.running_mean, layer.running_variance), self, renewed)
@@ -100,7 +102,10 @@ def batch_statistics(
     Returns:
         The batch's mean and biased variance [c], which a training step normalises by, and the new running ones.
     """
-    batch_axis, channel_axis = (0, 1) if channels_first or x.ndim == 2 else (x.ndim - 1, 0)
+    if channels_first or x.ndim == 2:
+        batch_axis, channel_axis = 0, 1
+    else:
+        batch_axis, channel_axis = x.ndim - 1, 0
     all_but_channels = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     over_batch = _along(batch_axis, x.ndim)
     over_channels = _along(channel_axis, x.ndim)
@@ -111,7 +116,8 @@ def batch_statistics(
     total = jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
     share = (weight / total).reshape(over_batch)
     mean = (x * share).sum(all_but_channels)
-    variance = (jnp.square(x - mean.reshape(over_channels)) * share).sum(all_but_channels)
+    squares = jnp.square(x - mean.reshape(over_channels))
+    variance = (squares * share).sum(all_but_channels)
 
     # As in PyTorch: normalised by the biased variance, while the running one is made of unbiased ones.
     count = (weight > 0).sum().astype(x.dtype) * pixels

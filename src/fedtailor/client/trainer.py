@@ -216,7 +216,7 @@ class DeviceTrainer(ClientData):
             # Work counted here would be a value of the loop's inside, which must not leave it.
             if trace.work is not work_before:
                 raise TypeError(
-                    "inside Local.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
+                    "inside LocalTrainer.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
                 )
             return out
 

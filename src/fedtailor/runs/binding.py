@@ -20,7 +20,10 @@ OF_OTHERS = {
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:
-    """The model for a federation's inputs and targets; a `Model` is returned as it is.
+    """The model for a federation's inputs and targets.
+
+    Returns:
+        A classification of its classes, or a regression of its targets; a `Model` is returned as it is.
 
     Raises:
         ValueError: one of both is something else, or the model does not take such inputs.
@@ -31,7 +34,8 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
         return model
     if federation.classes is not None:
         return model.bind(federation.input_shape, federation.classes, loss=cross_entropy)
-    return model.bind(federation.input_shape, int(np.prod(federation.y.shape[1:], dtype=int)), loss=squared_error)
+    targets = int(np.prod(federation.y.shape[1:], dtype=int))
+    return model.bind(federation.input_shape, targets, loss=squared_error)
 
 
 def require_model(model: object) -> None:

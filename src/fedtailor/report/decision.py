@@ -1,7 +1,8 @@
 """What a comparison decides: who gains from sharing, which method is best, and what to know before believing it."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -17,7 +18,7 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import Candidate, Experiment
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -39,14 +40,15 @@ class Decision:
     Attributes:
         scenario: its label.
         metric: what runs are judged by.
-        winner: of the paired test over clients and seeds; None where there is only one method. Where methods were left
-            out it names nobody: being better than the few that were trained is not being better than all.
+        winner: of the paired test over clients and seeds; None where there is only one method. Methods that halving has
+            left out take part as they were then (see `best_method`).
         choice: a method for each client by its validation data; None without such data.
         base: the row of the method that trains every client alone; None where there is none.
         gain_metric: what gains are measured in.
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
-        left_out: methods that were not trained to the end, by their validation data.
+        left_out: methods that halving has left out by their validation data -> after how many rounds.
+        rounds: of a whole run.
         warnings: what to know before believing all this.
     """
 
@@ -58,7 +60,8 @@ class Decision:
     gain_metric: str = ""
     gains: pl.DataFrame | None = None
     why_no_gains: str = ""
-    left_out: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -68,8 +71,7 @@ class Decision:
         sentences: list[str] = []
         if self.winner is not None:
             sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
-        if self.left_out:
-            sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out by validation data.")
+            sentences += self._about_left_out()
         if self.choice is not None:
             reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
             sentences.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
@@ -84,6 +86,19 @@ class Decision:
             sentences.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
                          f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
         return sentences
+
+    def _about_left_out(self) -> list[str]:
+        """Which methods took part in the paired test as they were when halving left them out."""
+        parts = [
+            f"{', '.join(name for name, rounds in self.left_out.items() if rounds == after)} after {after}"
+            for after in sorted(set(self.left_out.values()), reverse=True)
+        ]
+        if not parts:
+            return []
+        return [
+            "Left out by validation data on the first seed, and tested there against the others as all were then: "
+            f"{' and '.join(parts)} of {self.rounds} rounds."
+        ]
 
     def _mean_gain(self, method: str) -> str:
         """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
@@ -117,6 +132,7 @@ class Decision:
             "winner": None if winner is None else winner.winner,
             "leader": None if winner is None else winner.leader,
             "unbeaten": [] if winner is None else list(winner.unbeaten),
+            "left_out": dict(self.left_out),
             "pairs": [] if winner is None else _finite(winner.pairs),
             "choice": [] if self.choice is None else _finite(self.choice.chosen),
             "gain_metric": self.gain_metric,
@@ -148,9 +164,12 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     base = next((label for label, seeds in runs.items() if seeds[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
     left_out = _left_out(experiment, scenario)
-    winner = best_method(test, higher_is_better=higher) if several else None
-    if winner is not None and left_out:
-        winner = replace(winner, winner=None)
+    whole = experiment.index.scenarios[scenario].rounds
+    winner = None
+    if several:
+        parts = [test.with_columns(round=pl.lit(whole, pl.Int32))]
+        parts += _tests_when_left_out(experiment, runs, left_out, whole)
+        winner = best_method(pl.concat(parts), higher_is_better=higher, left_out=list(left_out))
     return Decision(
         scenario,
         metric,
@@ -160,7 +179,8 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
-        left_out=left_out,
+        left_out={label: candidate.rounds or whole for label, candidate in left_out.items()},
+        rounds=whole,
         warnings=warnings,
     )
 
@@ -178,11 +198,46 @@ def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame
     return pl.concat(parts)
 
 
-def _left_out(experiment: Experiment, scenario: str) -> list[str]:
-    """The rows that halving did not train to the end."""
+def _left_out(experiment: Experiment, scenario: str) -> dict[str, Candidate]:
+    """The rows that halving did not train to the end: of each the setting that it left out last (of those the best)."""
     tried = [it for it in experiment.index.candidates if it.scenario == scenario]
-    rows = list(dict.fromkeys(it.algorithm for it in tried)) if experiment.index.budget is not None else []
-    return [row for row in rows if not any(it.chosen for it in tried if it.algorithm == row)]
+    chosen = {it.algorithm for it in tried if it.chosen}
+    left_out: dict[str, Candidate] = {}
+    if experiment.index.budget is None:
+        return left_out
+    for candidate in sorted(tried, key=lambda it: (it.rounds or 0, -math.inf if it.val is None else it.val)):
+        if candidate.algorithm not in chosen and candidate.val is not None:
+            left_out[candidate.algorithm] = candidate
+    return left_out
+
+
+def _tests_when_left_out(
+    experiment: Experiment, runs: Mapping[str, Sequence[StoredRun]], left_out: Mapping[str, Candidate], whole: int
+) -> list[pl.DataFrame]:
+    """The metric of seen clients on test after the rounds in which methods were left out: of these, and of all others.
+
+    A run may have gone on since, for another comparison: what it measured later is left aside.
+
+    Args:
+        experiment, runs: see `decide`.
+        left_out: see `_left_out`.
+        whole: rounds of a whole run. Those of `runs` are known after it.
+
+    Returns:
+        Frames with the columns of `_values` and `round`.
+    """
+    last = {label: candidate.rounds or whole for label, candidate in left_out.items()}
+    cuts = set(last.values())
+    wanted = [
+        (label, StoredRun(experiment.results / candidate.run), {cut for cut in cuts if cut <= last[label]})
+        for label, candidate in left_out.items()
+    ]
+    wanted += [(label, run, cuts - {whole}) for label, seeds in runs.items() for run in seeds]
+    columns = ["client", "value", pl.col("round").cast(pl.Int32)]
+    return [
+        run.after("test", rounds).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), *columns)
+        for label, run, rounds in wanted
+    ]
 
 
 def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:

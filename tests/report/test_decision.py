@@ -124,7 +124,14 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
             ("local", 3, 0.5), ("shared", 3, 0.6), ("other", 2, 0.4), ("early", 1, 0.2), ("wild", 1, None)
         )
     ]  # fmt: skip
-    write_index(tmp_path, cells, algorithms=[it["algorithm"] for it in candidates], published={}, sweeps={},
+    first = {
+        "parameters": {"lr": 1},
+        "run": "runs/early-0",
+        "rounds": 1,
+        "val": 0.9,
+    }  # left out before the other setting
+    candidates.insert(0, candidates[2] | first)
+    write_index(tmp_path, cells, algorithms=[name.upper() for name in (*after, "wild")], published={}, sweeps={},
                 candidates=candidates, seeds=list(SEEDS), budget={"rounds": 1, "full": 3})  # fmt: skip
     decision = decide(Experiment.read(tmp_path, NAME), "shift")
     assert decision.winner.winner == "SHARED" and decision.left_out == {"EARLY": 1, "OTHER": 2}

@@ -145,6 +145,11 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
     }  # fmt: skip
     assert "SHARED is better than every other method, over 3 clients and 2 seeds" in decision.sentences[0]
     assert decision.sentences[1].endswith("OTHER after 2 and EARLY after 1 of 3 rounds.")
+    (tmp_path / "runs/other-0" / SUMMARY).unlink()  # as while it goes on for the full comparison
+    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    assert decision.winner.winner is None and decision.winner.leader == "SHARED"
+    assert decision.sentences[1].endswith("EARLY after 1 of 3 rounds.") and "OTHER" not in decision.sentences[1]
+    assert decision.sentences[2].startswith("Nothing is said of OTHER: left out by validation data")
 
 
 def test_runs_that_kept_no_rows_say_so(tmp_path):

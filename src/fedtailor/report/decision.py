@@ -1,8 +1,7 @@
 """What a comparison decides: who gains from sharing, which method is best, and what to know before believing it."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -18,10 +17,12 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
-from fedtailor.report.experiment import Candidate, Experiment
+from fedtailor.report.experiment import Experiment
+from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.run_files import SUMMARY
 
 ALONE = "local"
 """The method that trains every client alone."""
@@ -48,6 +49,7 @@ class Decision:
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
         left_out: methods that halving has left out by their validation data -> after how many rounds.
+        not_tested: those of them whose runs are not there (or go on for another comparison); no winner is named then.
         rounds: of a whole run.
         warnings: what to know before believing all this.
     """
@@ -61,6 +63,7 @@ class Decision:
     gains: pl.DataFrame | None = None
     why_no_gains: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
+    not_tested: Sequence[str] = ()
     rounds: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -89,16 +92,19 @@ class Decision:
 
     def _about_left_out(self) -> list[str]:
         """Which methods took part in the paired test as they were when halving left them out."""
+        tested = {name: rounds for name, rounds in self.left_out.items() if name not in self.not_tested}
         parts = [
-            f"{', '.join(name for name, rounds in self.left_out.items() if rounds == after)} after {after}"
-            for after in sorted(set(self.left_out.values()), reverse=True)
+            f"{', '.join(name for name, rounds in tested.items() if rounds == after)} after {after}"
+            for after in sorted(set(tested.values()), reverse=True)
         ]
-        if not parts:
-            return []
-        return [
-            "Left out by validation data on the first seed, and tested there against the others as all were then: "
-            f"{' and '.join(parts)} of {self.rounds} rounds."
-        ]
+        sentences = []
+        if parts:
+            sentences.append("Left out by validation data on the first seed, and tested there against the others as "
+                             f"all were then: {' and '.join(parts)} of {self.rounds} rounds.")  # fmt: skip
+        if self.not_tested:
+            sentences.append(f"Nothing is said of {', '.join(self.not_tested)}: left out by validation data, and the "
+                             "run is not there; the same command makes it again.")  # fmt: skip
+        return sentences
 
     def _mean_gain(self, method: str) -> str:
         """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
@@ -163,13 +169,17 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     several = len(runs) > 1
     base = next((label for label, seeds in runs.items() if seeds[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
-    left_out = _left_out(experiment, scenario)
+    left_out = left_out_methods(experiment, scenario)
+    not_tested = [label for label, it in left_out.items() if not (experiment.results / it.run / SUMMARY).is_file()]
     whole = experiment.index.scenarios[scenario].rounds
     winner = None
     if several:
+        stopped = {label: candidate for label, candidate in left_out.items() if label not in not_tested}
         parts = [test.with_columns(round=pl.lit(whole, pl.Int32))]
-        parts += _tests_when_left_out(experiment, runs, left_out, whole)
-        winner = best_method(pl.concat(parts), higher_is_better=higher, left_out=list(left_out))
+        parts += tests_when_left_out(experiment, runs, stopped, whole)
+        winner = best_method(pl.concat(parts), higher_is_better=higher, left_out=list(stopped))
+        if not_tested:
+            winner = replace(winner, winner=None)
     return Decision(
         scenario,
         metric,
@@ -180,6 +190,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gains=gains,
         why_no_gains=missing,
         left_out={label: candidate.rounds or whole for label, candidate in left_out.items()},
+        not_tested=not_tested,
         rounds=whole,
         warnings=warnings,
     )
@@ -196,48 +207,6 @@ def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame
     parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
              for label, seeds in runs.items() for run in seeds]  # fmt: skip
     return pl.concat(parts)
-
-
-def _left_out(experiment: Experiment, scenario: str) -> dict[str, Candidate]:
-    """The rows that halving did not train to the end: of each the setting that it left out last (of those the best)."""
-    tried = [it for it in experiment.index.candidates if it.scenario == scenario]
-    chosen = {it.algorithm for it in tried if it.chosen}
-    left_out: dict[str, Candidate] = {}
-    if experiment.index.budget is None:
-        return left_out
-    for candidate in sorted(tried, key=lambda it: (it.rounds or 0, -math.inf if it.val is None else it.val)):
-        if candidate.algorithm not in chosen and candidate.val is not None:
-            left_out[candidate.algorithm] = candidate
-    return left_out
-
-
-def _tests_when_left_out(
-    experiment: Experiment, runs: Mapping[str, Sequence[StoredRun]], left_out: Mapping[str, Candidate], whole: int
-) -> list[pl.DataFrame]:
-    """The metric of seen clients on test after the rounds in which methods were left out: of these, and of all others.
-
-    A run may have gone on since, for another comparison: what it measured later is left aside.
-
-    Args:
-        experiment, runs: see `decide`.
-        left_out: see `_left_out`.
-        whole: rounds of a whole run. Those of `runs` are known after it.
-
-    Returns:
-        Frames with the columns of `_values` and `round`.
-    """
-    last = {label: candidate.rounds or whole for label, candidate in left_out.items()}
-    cuts = set(last.values())
-    wanted = [
-        (label, StoredRun(experiment.results / candidate.run), {cut for cut in cuts if cut <= last[label]})
-        for label, candidate in left_out.items()
-    ]
-    wanted += [(label, run, cuts - {whole}) for label, seeds in runs.items() for run in seeds]
-    columns = ["client", "value", pl.col("round").cast(pl.Int32)]
-    return [
-        run.after("test", rounds).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), *columns)
-        for label, run, rounds in wanted
-    ]
 
 
 def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:

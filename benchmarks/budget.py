@@ -15,7 +15,7 @@ grid names no winner, and there is little to agree on; see --clients and --rows.
 --out, where none is repeated: of a whole run halving reads what it measured until a cut, and counts the
 rounds until then (a run that is stopped there and goes on measures the same to the bit, as the tests show).
 
-The schedule of halving was made on seeds 300 to 302, 500 and 501; take others.
+The schedule of halving was chosen on seeds 500 and 501; take others.
 """
 
 import argparse

@@ -15,6 +15,9 @@ def no_moments(like: Float[Array | np.ndarray, "..."], *, per_coordinate: bool =
     Args:
         like: an array of the values' shape and type.
         per_coordinate: whether M2 has that shape; else it is one number (the trace of the covariance).
+
+    Returns:
+        A count of 0, and zeros.
     """
     like = jnp.asarray(like)
     m2_shape = like.shape if per_coordinate else ()
@@ -35,6 +38,7 @@ def update(moments: Moments, x: Float[Array, "..."]) -> Moments:
 def merge(first: Moments, second: Moments) -> Moments:
     """The moments of two disjoint collections together; either may be empty."""
     (n, mean, m2), (other_n, other_mean, other_m2) = first, second
+    # Chan et al.: M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / (n_a + n_b)
     count = n + other_n
     share = other_n / jnp.maximum(count, 1).astype(mean.dtype)
     difference = other_mean - mean
@@ -51,6 +55,8 @@ def variance(moments: Moments) -> Float[Array, "..."]:
 @jax.jit
 def variance_between(models: Float[Array, "c d"], reporting: Bool[Array, " c"]) -> Float[Array, ""]:
     """The unbiased variance over the models of those that report (two at least), averaged over coordinates."""
+    # In two passes, mean first: models of one round are close to each other and far from the origin. Rows of clients
+    # that do not report may hold anything.
     count = reporting.sum()
     mean = jnp.where(reporting[:, None], models, 0).sum(axis=0) / count
     squares = jnp.where(reporting[:, None], jnp.square(models - mean), 0)

@@ -30,6 +30,7 @@ def check_order(uplink: Pipeline) -> None:
     Raises:
         ValueError: with the two that are in the wrong order.
     """
+    # transforms of the user's own may stand anywhere
     known = [transform for transform in uplink if type(transform) in _STAGES]
     for before, after in pairwise(known):
         one, other = type(before).__name__, type(after).__name__

@@ -42,6 +42,7 @@ def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> N
     Returns:
         64 random bits [m] for every client id [m].
     """
+    # A hash of the four numbers, one after another: each is added to the state, which is then mixed.
     state = np.full(np.shape(ids), np.uint64(seed & UINT64_MAX))
     words = (np.uint64(zlib.crc32(purpose.encode())), np.uint64(round), np.asarray(ids, np.uint64))
     # Unsigned overflow is arithmetic modulo 2^64, which the hash is made of.

@@ -48,6 +48,7 @@ def register(*sources: Source) -> Callable[[Reader], Reader]:
 
 def discover(package: ModuleType) -> None:
     """Import every module of a package, so that its data sets are registered, and make them attributes of it."""
+    # to import a module is to run its decorators
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     for name, registered in DATASETS.items():

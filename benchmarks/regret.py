@@ -46,7 +46,7 @@ WITH_A_BODY = {"fedala", "fedbabu", "fedper", "fedrep", "lg-fedavg"}
 
 
 def linear(
-    slopes: Callable[[np.random.Generator], np.ndarray],
+    slopes: Callable[[np.random.Generator, int], np.ndarray],
     *,
     shift: float = 0.0,
     intercepts: float = 0.0,
@@ -56,54 +56,54 @@ def linear(
     """A table with y = [slope x + intercept + noise > 0] at every client.
 
     Args:
-        slopes: draws one slope for each client [clients, features].
+        slopes: draws one slope for each of so many clients [clients, features].
         shift: deviation of clients' means of x.
         intercepts: deviation of clients' intercepts.
         noise: deviation of the noise.
         unequal: whether sizes go from a third of the usual to about twice.
 
     Returns:
-        The table of a seed; and of a number of rows a client, if it is to be another one.
+        The table of a seed; and of a number of rows a client and of clients, if they are to be other ones.
     """
 
-    def build(seed: int, rows: int = ROWS) -> Federation:
+    def build(seed: int, rows: int = ROWS, clients: int = CLIENTS) -> Federation:
         rng = np.random.default_rng(seed)
-        slope = slopes(rng)
-        sizes = np.full(CLIENTS, rows)
+        slope = slopes(rng, clients)
+        sizes = np.full(clients, rows)
         if unequal:
-            sizes = np.linspace(rows / 3, 5 * rows / 3, CLIENTS).astype(int)
-            sizes[-1] += CLIENTS * rows - sizes.sum()
-        owner = np.repeat(np.arange(CLIENTS), sizes)
-        x = rng.normal(size=(len(owner), FEATURES)) + shift * rng.normal(size=(CLIENTS, FEATURES))[owner]
-        score = np.einsum("nf,nf->n", x, slope[owner]) + (intercepts * rng.normal(size=CLIENTS))[owner]
+            sizes = np.linspace(rows / 3, 5 * rows / 3, clients).astype(int)
+            sizes[-1] += clients * rows - sizes.sum()
+        owner = np.repeat(np.arange(clients), sizes)
+        x = rng.normal(size=(len(owner), FEATURES)) + shift * rng.normal(size=(clients, FEATURES))[owner]
+        score = np.einsum("nf,nf->n", x, slope[owner]) + (intercepts * rng.normal(size=clients))[owner]
         y = (score + noise * rng.normal(size=len(owner)) > 0).astype(np.int64)
         return from_arrays(x.astype(np.float32), y, [f"c{client}" for client in owner], classes=2, seed=seed, **SPLITS)
 
     return build
 
 
-def common(rng: np.random.Generator) -> np.ndarray:
-    return np.tile(rng.normal(size=FEATURES), (CLIENTS, 1))
+def common(rng: np.random.Generator, clients: int) -> np.ndarray:
+    return np.tile(rng.normal(size=FEATURES), (clients, 1))
 
 
-def near(rng: np.random.Generator) -> np.ndarray:
-    return common(rng) + 0.4 * rng.normal(size=(CLIENTS, FEATURES))
+def near(rng: np.random.Generator, clients: int) -> np.ndarray:
+    return common(rng, clients) + 0.4 * rng.normal(size=(clients, FEATURES))
 
 
-def own(rng: np.random.Generator) -> np.ndarray:
-    return rng.normal(size=(CLIENTS, FEATURES))
+def own(rng: np.random.Generator, clients: int) -> np.ndarray:
+    return rng.normal(size=(clients, FEATURES))
 
 
-def groups(count: int) -> Callable[[np.random.Generator], np.ndarray]:
-    return lambda rng: rng.normal(size=(count, FEATURES))[np.arange(CLIENTS) % count]
+def groups(count: int) -> Callable[[np.random.Generator, int], np.ndarray]:
+    return lambda rng, clients: rng.normal(size=(count, FEATURES))[np.arange(clients) % count]
 
 
-def opposed(rng: np.random.Generator) -> np.ndarray:
-    return common(rng) * np.where(np.arange(CLIENTS) % 2, 1, -1)[:, None]
+def opposed(rng: np.random.Generator, clients: int) -> np.ndarray:
+    return common(rng, clients) * np.where(np.arange(clients) % 2, 1, -1)[:, None]
 
 
-def outlier(rng: np.random.Generator) -> np.ndarray:
-    return common(rng) * np.where(np.arange(CLIENTS) == CLIENTS - 1, -1, 1)[:, None]
+def outlier(rng: np.random.Generator, clients: int) -> np.ndarray:
+    return common(rng, clients) * np.where(np.arange(clients) == clients - 1, -1, 1)[:, None]
 
 
 TABLES: dict[str, Callable[..., Federation]] = {

@@ -64,6 +64,27 @@ def test_missing_values_pair_what_is_there():
     np.testing.assert_allclose(pair, (table[2, 1] - table[1, 1]).mean(), rtol=1e-12)
 
 
+def test_who_was_left_out_early_is_compared_as_all_were_then_and_leads_nobody():
+    rng = np.random.default_rng(3)
+    early = rng.normal(0, 0.01, (3, 1, 12)) + np.array([0.5, 0.4, 0.3])[:, None, None]
+    late = rng.normal(0, 0.01, (2, 1, 12)) + np.array([0.9, 0.2])[:, None, None]  # the second one has fallen back
+    frame = pl.concat([values(early).with_columns(round=pl.lit(3)), values(late).with_columns(round=pl.lit(8))])
+    found = best_method(frame, higher_is_better=True, left_out=["m2"])
+    assert found.winner == "m0" and len(found.pairs) == 3 and list(found.means) == ["m0", "m1", "m2"]
+    gained = {
+        (one, other): gain for one, other, gain in found.pairs.select("method", "other", "difference").iter_rows()
+    }
+    np.testing.assert_allclose(gained["m0", "m1"], (late[0] - late[1]).mean(), rtol=1e-12)
+    np.testing.assert_allclose(gained["m0", "m2"], (early[0] - early[2]).mean(), rtol=1e-12)
+    np.testing.assert_allclose(gained["m1", "m2"], (early[1] - early[2]).mean(), rtol=1e-12)  # not of 0.2 and 0.3
+    # where it was not shown to be worse then, nobody has won
+    frame = frame.with_columns(value=pl.when(pl.col("method") == "m2").then(0.5).otherwise(pl.col("value")))
+    found = best_method(frame, higher_is_better=True, left_out=["m2"])
+    assert found.winner is None and found.leader == "m0" and set(found.unbeaten) == {"m0", "m2"}
+    with pytest.raises(ValueError, match="m0 and m2 were never measured after the same round"):
+        best_method(frame.filter((pl.col("round") == 8) | (pl.col("method") == "m2")), higher_is_better=True)
+
+
 def test_one_seed_and_one_method_are_said():
     one = best_method(values(np.random.default_rng(0).normal(size=(2, 1, 5))), higher_is_better=True)
     assert "over 5 clients and 1 seed, too few to speak of other seeds" in one.sentence()

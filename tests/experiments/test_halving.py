@@ -43,15 +43,15 @@ def halved(experiment, tmp_path_factory):
 
 
 def test_cuts_fall_on_evaluations_and_numbers_on_equal_ratios():
-    assert halving.cuts(50, 2) == [4, 6, 14] and halving.cuts(8, 1) == [1, 2]
+    assert halving.cuts(50, 2) == [4, 18] and halving.cuts(8, 1) == [1, 3]
     assert halving.cuts(50, 20) == [20] and halving.cuts(1, 1) == []
-    assert halving.kept(6, 3) == [6, 4, 3] and halving.kept(40, 3) == [40, 10, 3]
-    assert halving.kept(2, 3) == [2, 2, 2] and halving.kept(6, 1) == [3] and halving.kept(6, 0) == []
+    assert halving.kept(6, 2) == [6, 2] and halving.kept(32, 3) == [32, 8, 2]
+    assert halving.kept(1, 2) == [1, 1] and halving.kept(6, 1) == [2] and halving.kept(6, 0) == []
     # the default comparison of a table takes a third of the rounds, with any number of seeds
-    after, left = halving.cuts(50, 2), [12, *halving.kept(6, 3)]
+    after, left = halving.cuts(50, 2), [12, *halving.kept(6, 2)]
     trained = sum(count * (to - since) for count, since, to in zip(left, [0, *after], [*after, 50], strict=True))
     for seeds in (1, 3, 5):
-        assert trained + halving.ON_ALL_SEEDS * (seeds - 1) * 50 <= (12 + 6 * (seeds - 1)) * 50 / 3
+        assert trained + halving.FINALISTS * (seeds - 1) * 50 <= (12 + 6 * (seeds - 1)) * 50 / 3
 
 
 def test_the_best_setting_of_each_goes_on_and_with_them_training_alone():
@@ -66,9 +66,9 @@ def test_the_best_setting_of_each_goes_on_and_with_them_training_alone():
 def test_two_methods_are_trained_to_the_end_and_the_index_says_what_became_of_the_others(halved):
     results, index = halved
     reached = {(it["algorithm"], it["parameters"].get("sgd.lr")): it["rounds"] for it in index["candidates"]}
-    # seven candidates; a setting of each of four methods is left after round 1, and three of them after round 2
-    assert reached["FedAvg", 0.1] == reached["Alone", 0.1] == reached["Tuned", None] == 8
-    assert reached["FedAvg", 1e30] == 1 and sorted(reached.values()) == [1, 1, 1, 2, 8, 8, 8]
+    # seven candidates; a setting of each of four methods is left after round 1, and two of them after round 3
+    assert reached["FedAvg", 0.1] == reached["Alone", 0.1] == 8 and reached["Tuned", None] == 3
+    assert reached["FedAvg", 1e30] == 1 and sorted(reached.values()) == [1, 1, 1, 3, 3, 8, 8]
     assert {(it["algorithm"], it["parameters"].get("sgd.lr")) for it in index["candidates"] if it["chosen"]} == {
         ("FedAvg", 0.1), ("Alone", 0.1),
     }  # fmt: skip
@@ -81,9 +81,9 @@ def test_two_methods_are_trained_to_the_end_and_the_index_says_what_became_of_th
     ]  # fmt: skip
     why = {it["algorithm"]: it["why"] for it in index["skipped"]}
     assert set(why) == {"Tuned", "Still"} and all(it["runs"] == 1 for it in index["skipped"])
-    assert "left out after 8 of 8 rounds by its validation data" in why["Tuned"] and "2 of 8 rounds" in why["Still"]
-    # on the first seed 7 for a round, 4 for another, 3 for the rest; on the second 2 for all
-    assert index["budget"] == {"rounds": 7 + 4 + 3 * 6 + 2 * 8, "full": 7 * 8 + 4 * 8}
+    assert all("left out after 3 of 8 rounds by its validation data" in reason for reason in why.values())
+    # on the first seed 7 for a round, 4 for another two, 2 for the rest; on the second 2 for all
+    assert index["budget"] == {"rounds": 7 + 4 * 2 + 2 * 5 + 2 * 8, "full": 7 * 8 + 4 * 8}
 
 
 def test_the_report_says_what_was_left_out(halved):
@@ -92,12 +92,28 @@ def test_the_report_says_what_was_left_out(halved):
     assert stored.done == stored.index.runs
     decision = decide(stored, "turned")
     text = markdown(stored, tables(stored), [decision])
-    assert "Budget: 45 rounds instead of 88" in text and "Not run: Tuned on turned: left out after" in text
-    assert "Nothing is said of Still, Tuned: left out by validation data." in text
-    assert "sgd.lr 1e+30: diverged" in text and "| Still | - | as it is: " in text and " after 2 rounds" in text
+    assert "Budget: 41 rounds instead of 88" in text and "Not run: Tuned on turned: left out after" in text
+    assert "tested there against the others as all were then: Tuned, Still after 3 of 8 rounds." in text
+    assert "sgd.lr 1e+30: diverged" in text and "| Still | - | as it is: " in text and " after 3 rounds" in text
     assert any("halving chose by" in warning and "validation rows" in warning for warning in decision.warnings)
-    # better than the other one that was trained is not better than all
-    assert decision.winner.winner is None and decision.as_dict()["winner"] is None and decision.winner.leader
+    assert set(list(decision.winner.means)[2:]) == {"Tuned", "Still"} and len(decision.winner.pairs) == 6
+    assert decision.as_dict()["left_out"] == {"Tuned": 3, "Still": 3}
+
+
+def test_who_was_left_out_is_compared_after_the_rounds_that_it_was_trained(halved):
+    results, index = halved
+    pairs = decide(Experiment.read(results, "halved"), "turned").winner.pairs
+    run = {it["algorithm"]: results / it["run"] for it in index["candidates"] if it["rounds"] > 1}
+
+    def mean_after(rounds, method):
+        frame = pl.read_parquet(run[method] / METRICS)
+        wanted = (pl.col("round") == rounds) & (pl.col("split") == "test") & (pl.col("metric") == "accuracy")
+        return frame.filter(wanted)["value"].mean()
+
+    for line in pairs.filter(pl.col("other").is_in(["Tuned", "Still"])).iter_rows(named=True):
+        expected = mean_after(3, line["method"]) - mean_after(3, line["other"])
+        assert line["difference"] == pytest.approx(expected, abs=1e-12)
+    assert mean_after(8, "FedAvg") != mean_after(3, "FedAvg")  # or the round would not matter
 
 
 def test_an_interrupted_one_ends_the_same_and_trains_no_round_again(experiment, halved, tmp_path):
@@ -133,17 +149,21 @@ def test_an_interrupted_one_ends_the_same_and_trains_no_round_again(experiment, 
 
 def test_the_full_comparison_goes_on_with_what_was_halved(experiment, halved, tmp_path):
     results, index = halved
-    damaged = next(it for it in index["candidates"] if it["rounds"] == 2)
+    damaged = next(it for it in index["candidates"] if it["rounds"] == 3)
     path = results / damaged["run"] / METRICS
     whole = path.read_bytes()
     path.write_bytes(whole[:-20] + bytes(20))
     with pytest.raises(Damaged, match=r"metrics.parquet"):
         Comparison(experiment, results, Settings(), budget=True).run()
     path.write_bytes(whole)
+    before = decide(Experiment.read(results, "halved"), "turned").as_dict()
     full = json.loads(Comparison(experiment, results, Settings()).run().read_text())
     assert full["budget"] is None and len(full["cells"]) == 8
     best = {it["algorithm"]: it["parameters"] for it in full["candidates"] if it["chosen"]}
     assert best == {"Alone": {"sgd.lr": 0.1}, "FedAvg": {"sgd.lr": 0.1}}  # the others have nothing to choose
+    # a budget that comes later decides as it would have: what it would not have trained is left aside
+    Comparison(experiment, results, Settings(), budget=True).run()
+    assert decide(Experiment.read(results, "halved"), "turned").as_dict() == before
 
 
 def test_a_budget_needs_validation_data(tmp_path):

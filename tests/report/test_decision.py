@@ -21,6 +21,7 @@ SHARE = {  # of test rows that are right
     "local": {"gains": 0.5, "loses": 0.9, "same": 0.7},
     "shared": {"gains": 0.95, "loses": 0.4, "same": 0.7},
     "other": {"gains": 0.6, "loses": 0.8, "same": 0.7},
+    "early": {"gains": 0.5, "loses": 0.5, "same": 0.5},
 }
 
 
@@ -101,6 +102,58 @@ def test_without_training_alone_there_is_one_line_instead(tmp_path):
     decision = decide(build(tmp_path, ("shared", "other")), "shift")
     assert decision.gains is None and decision.table is None
     assert decision.sentences[-1] == "Gains over training alone need the method local; add it to the comparison."
+
+
+def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
+    build(tmp_path, ("local", "shared"))
+    after = {  # test accuracy after rounds 1, 2 and 3; runs of methods that were left out have gone on since
+        "local": (0.5, 0.5, 0.5), "shared": (0.55, 0.6, 0.9), "other": (0.3, 0.4, 0.99), "early": (0.2, 0.99, 0.99),
+    }  # fmt: skip
+    for method in ("other", "early"):
+        make_run(tmp_path / f"runs/{method}-0", method, 0)
+    noise = np.random.default_rng(0).normal(0, 0.001, (len(after), 3))
+    for path in tmp_path.glob("runs/*"):
+        method = path.name.partition("-")[0]
+        luck = dict(zip(CLIENTS_OF, noise[list(after).index(method)], strict=True))
+        lines = [(rounds, name, False, "test", "accuracy", value + luck[name])
+                 for rounds, value in enumerate(after[method], 1) for name in CLIENTS_OF]  # fmt: skip
+        frame = pl.read_parquet(path / METRICS).filter(pl.col("split") == "val")
+        pl.concat([frame, pl.DataFrame(lines, schema=frame.schema, orient="row")]).write_parquet(path / METRICS)
+    cells = [Cell("shift", name.upper(), seed, f"runs/{name}-{seed}") for name in ("local", "shared") for seed in SEEDS]
+    candidates = [
+        {"scenario": "shift", "algorithm": name.upper(), "parameters": {}, "seed": 0, "run": f"runs/{name}-0",
+         "val": val, "chosen": rounds == 3, "rounds": rounds}
+        for name, rounds, val in (
+            ("local", 3, 0.5), ("shared", 3, 0.6), ("other", 2, 0.4), ("early", 1, 0.2), ("wild", 1, None)
+        )
+    ]  # fmt: skip
+    first = {
+        "parameters": {"lr": 1},
+        "run": "runs/early-0",
+        "rounds": 1,
+        "val": 0.9,
+    }  # left out before the other setting
+    candidates.insert(0, candidates[2] | first)
+    write_index(tmp_path, cells, algorithms=[name.upper() for name in (*after, "wild")], published={}, sweeps={},
+                candidates=candidates, seeds=list(SEEDS), budget={"rounds": 1, "full": 3})  # fmt: skip
+    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    assert decision.winner.winner == "SHARED" and decision.left_out == {"EARLY": 1, "OTHER": 2}
+    gains = {(one, other): gain for one, other, gain in
+             decision.winner.pairs.select("method", "other", "difference").iter_rows()}  # fmt: skip
+    assert gains == {
+        ("SHARED", "LOCAL"): pytest.approx(0.4, abs=0.003),
+        ("SHARED", "OTHER"): pytest.approx(0.2, abs=0.003), ("SHARED", "EARLY"): pytest.approx(0.35, abs=0.003),
+        ("LOCAL", "OTHER"): pytest.approx(0.1, abs=0.003), ("LOCAL", "EARLY"): pytest.approx(0.3, abs=0.003),
+        ("OTHER", "EARLY"): pytest.approx(0.1, abs=0.003),
+    }  # fmt: skip
+    assert "SHARED is better than every other method, over 3 clients and 2 seeds" in decision.sentences[0]
+    assert decision.sentences[1].startswith("Sharing is shown to help on average by SHARED (")
+    assert decision.sentences[2].endswith("OTHER after 2 and EARLY after 1 of 3 rounds.")
+    (tmp_path / "runs/other-0" / SUMMARY).unlink()  # as while it goes on for the full comparison
+    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    assert decision.winner.winner is None and decision.winner.leader == "SHARED"
+    assert decision.sentences[2].endswith("EARLY after 1 of 3 rounds.") and "OTHER" not in decision.sentences[2]
+    assert decision.sentences[3].startswith("Nothing is said of OTHER: left out by validation data")
 
 
 def test_runs_that_kept_no_rows_say_so(tmp_path):

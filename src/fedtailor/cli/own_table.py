@@ -13,7 +13,7 @@ from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_ra
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 CLASSIFICATION_RATES = (0.1, 0.01)
-"""The larger one first: of rates that validation data do not tell apart the first is chosen, and training with the
+"""The larger one first: of rates with the same result on validation data the first is chosen, and training with the
 larger one has come farther."""
 
 

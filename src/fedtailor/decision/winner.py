@@ -1,6 +1,7 @@
 """Which method is best over all clients, or that these data cannot show it."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -22,7 +23,7 @@ class Winner:
         winner: the method that is better than every other one, or None.
         leader: the method with the best mean, which need not be shown to be best.
         unbeaten: methods that no other is shown to be better than, best mean first.
-        means: method -> mean over clients and seeds, best first.
+        means: method -> mean over clients and seeds after its last round, best first; methods that were left out last.
         pairs: one line for each pair: `method`, `other`, `difference` (of their metric; positive where `method` is the
             better one), its interval `low`, `high` (of this pair alone), `p`, `p_holm` (over all pairs).
         clients, seeds: how many there were.
@@ -58,7 +59,9 @@ class Winner:
         return f"No single winner, {over}: nothing is shown to be better than {', '.join(self.unbeaten)}."
 
 
-def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 0.05) -> Winner:
+def best_method(
+    values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 0.05, left_out: Collection[str] = ()
+) -> Winner:
     """The method whose mean over clients is best, tested.
 
     For every pair of methods: is the expected difference of their metric, of a client and a seed drawn like the ones
@@ -68,25 +71,42 @@ def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 
     by the same test data is covered, since no pair is left out. Clients count the same, whatever their size, and are
     taken as a sample of clients: from a handful of them little can follow.
 
+    A method that was left out early is compared with each other one as both were then: after the last round in which
+    both were measured, so that nobody gains by having been trained for longer. What is said of it holds for that round.
+    No pair is missing, and Holm's correction stays the same.
+
     Args:
-        values: a line for each method, seed and client: columns `method`, `seed`, `client`, `value` (test data).
+        values: a line for each method, seed and client: columns `method`, `seed`, `client`, `value` (test data). Where
+            methods were left out early, a line for each round, too, in the column `round`.
         higher_is_better: direction of the metric.
         alpha: level of the test.
+        left_out: methods that were left out early, or on the other seeds. None of them is the leader: their means are
+            those of fewer rounds or seeds.
 
     Returns:
         The winner, if there is one, and the tests of all pairs.
 
     Raises:
-        ValueError: a column is missing, or there is no method, or a cell stands there twice.
+        ValueError: a column is missing, or there is no method, or a cell stands there twice, or two methods were never
+            measured after the same round.
     """
-    methods, table = dense_values(values)
+    _require_values(values)
+    if "round" not in values.columns:
+        values = values.with_columns(round=pl.lit(0))
+    methods = values["method"].unique(maintain_order=True).to_list()
+    rounds = {name: set(values.filter(pl.col("method") == name)["round"].to_list()) for name in methods}
+    tables = _tables(values)
     sign = 1.0 if higher_is_better else -1.0
-    means = [_mean_over_clients(part) for part in _measured(table)]
-    best_first = sorted(range(len(methods)), key=lambda i: (np.isnan(means[i]), -sign * means[i]))
+    last = {name: max(rounds[name]) for name in methods}
+    means = {name: _mean_over_clients(_measured(tables[last[name]][name])) for name in methods}
+    best_first = sorted(methods, key=lambda name: (np.isnan(means[name]), name in left_out, -sign * means[name]))
     lines = []
-    for i, j in combinations(best_first, 2):
-        interval = two_way_interval(sign * (table[i] - table[j]), 1 - alpha)
-        lines.append((methods[i], methods[j], interval.estimate, interval.low, interval.high, interval.p))
+    for one, other in combinations(best_first, 2):
+        if not rounds[one] & rounds[other]:
+            raise ValueError(f"{one} and {other} were never measured after the same round; give one to compare them by")
+        table = tables[max(rounds[one] & rounds[other])]
+        interval = two_way_interval(sign * (table[one] - table[other]), 1 - alpha)
+        lines.append((one, other, interval.estimate, interval.low, interval.high, interval.p))
     names = {"method": pl.String, "other": pl.String}
     numbers = dict.fromkeys(("difference", "low", "high", "p"), pl.Float64)
     pairs = pl.DataFrame(lines, schema=names | numbers, orient="row")
@@ -96,21 +116,28 @@ def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 
     shown = pairs.filter(pl.col("p_holm") < alpha).select("method", "other", "difference")
     better = [(method, other) if gain > 0 else (other, method) for method, other, gain in shown.iter_rows()]
     beaten = {worse for _, worse in better}
-    ranked = tuple(methods[i] for i in best_first)
     wins = Counter(name for name, _ in better)
-    beats_all = [name for name in ranked if len(ranked) > 1 and wins[name] == len(ranked) - 1]
-    winner = beats_all[0] if beats_all else None
-    measured = ~np.isnan(table)
+    beats_all = [name for name in best_first if len(methods) > 1 and wins[name] == len(methods) - 1]
+    measured = values.filter(pl.col("value").is_not_nan() & pl.col("value").is_not_null())
     return Winner(
-        winner=winner,
-        leader=methods[best_first[0]],
-        unbeaten=tuple(name for name in ranked if name not in beaten),
-        means={methods[i]: means[i] for i in best_first},
+        winner=beats_all[0] if beats_all else None,
+        leader=best_first[0],
+        unbeaten=tuple(name for name in best_first if name not in beaten),
+        means={name: means[name] for name in best_first},
         pairs=pairs,
-        clients=int(measured.any(axis=(0, 1)).sum()),
-        seeds=int(measured.any(axis=(0, 2)).sum()),
+        clients=measured["client"].n_unique(),
+        seeds=measured["seed"].n_unique(),
         alpha=alpha,
     )
+
+
+def _tables(values: pl.DataFrame) -> dict[int, dict[str, NDArray[np.float64]]]:
+    """The values [seeds, clients] of every method after each round."""
+    tables = {}
+    for (after,), part in values.group_by(["round"]):
+        methods, table = dense_values(part)
+        tables[after] = dict(zip(methods, table, strict=True))
+    return tables
 
 
 def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
@@ -126,9 +153,7 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
     Raises:
         ValueError: as `best_method`.
     """
-    _require_columns(values, ("method", "seed", "client", "value"))
-    if not len(values):
-        raise ValueError("there are no values to compare; give a line for each method, seed and client")
+    _require_values(values)
     methods = values["method"].unique(maintain_order=True).to_list()
     order = {method: index for index, method in enumerate(methods)}
     method = values["method"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
@@ -143,13 +168,16 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
     return methods, table
 
 
-def _measured(table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Each method's values over the clients and seeds that it has."""
-    parts = []
-    for values in table:
-        known = ~np.isnan(values)
-        parts.append(values[known.any(axis=1)][:, known.any(axis=0)])
-    return parts
+def _require_values(values: pl.DataFrame) -> None:
+    _require_columns(values, ("method", "seed", "client", "value"))
+    if not len(values):
+        raise ValueError("there are no values to compare; give a line for each method, seed and client")
+
+
+def _measured(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A method's values [seeds, clients] over the clients and seeds that it has."""
+    known = ~np.isnan(values)
+    return values[known.any(axis=1)][:, known.any(axis=0)]
 
 
 def _mean_over_clients(values: NDArray[np.float64]) -> float:

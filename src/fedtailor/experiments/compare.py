@@ -197,10 +197,9 @@ class Comparison:
                 self._skip(entry, None, refusal.parameters, refusal.why)
         cuts = halving.cuts(column.rounds, self._runs.evaluate_every(column))
         kept = halving.kept(len(entries), len(cuts))
-        in_the_end = halving.ON_ALL_SEEDS if other_seeds else halving.FINALISTS
         left: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
         done = 0
-        for rounds, keep in zip([*cuts, column.rounds], [*kept, in_the_end], strict=True):
+        for rounds, keep in zip([*cuts, column.rounds], [*kept, halving.FINALISTS], strict=True):
             scores = [self._score_after(entry, candidate, seed, rounds) for entry, candidate in going]
             self._rounds += len(going) * (rounds - done)
             done = rounds

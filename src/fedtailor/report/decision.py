@@ -19,9 +19,11 @@ from fedtailor.decision import (
 )
 from fedtailor.decision.warnings import named
 from fedtailor.report.experiment import Experiment
+from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.run_files import SUMMARY
 
 ALONE = "local"
 """The method that trains every client alone."""
@@ -40,14 +42,16 @@ class Decision:
     Attributes:
         scenario: its label.
         metric: what runs are judged by.
-        winner: of the paired test over clients and seeds; None where there is only one method. Where methods were left
-            out it names nobody: being better than the few that were trained is not being better than all.
+        winner: of the paired test over clients and seeds; None where there is only one method. Methods that halving has
+            left out take part as they were then (see `best_method`).
         choice: a method for each client by its validation data; None without such data.
         base: the row of the method that trains every client alone; None where there is none.
         gain_metric: what gains are measured in.
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
-        left_out: methods that were not trained to the end, by their validation data.
+        left_out: methods that halving has left out by their validation data -> after how many rounds.
+        not_tested: those of them whose runs are not there (or go on for another comparison); no winner is named then.
+        rounds: of a whole run.
         warnings: what to know before believing all this.
     """
 
@@ -59,7 +63,9 @@ class Decision:
     gain_metric: str = ""
     gains: pl.DataFrame | None = None
     why_no_gains: str = ""
-    left_out: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    not_tested: Sequence[str] = ()
+    rounds: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -70,8 +76,7 @@ class Decision:
         if self.winner is not None:
             sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
             sentences += self._sharing(self.winner)
-        if self.left_out:
-            sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out by validation data.")
+            sentences += self._about_left_out()
         if self.choice is not None:
             each, one = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
             said = self.choice.sentence().removesuffix(".")
@@ -102,6 +107,22 @@ class Decision:
         else:
             said = "Sharing is not shown to help on average, nor to hurt"
         return [f"{said} (tested over all pairs of methods at once; each interval below stands for itself)."]
+
+    def _about_left_out(self) -> list[str]:
+        """Which methods took part in the paired test as they were when halving left them out."""
+        tested = {name: rounds for name, rounds in self.left_out.items() if name not in self.not_tested}
+        parts = [
+            f"{', '.join(name for name, rounds in tested.items() if rounds == after)} after {after}"
+            for after in sorted(set(tested.values()), reverse=True)
+        ]
+        sentences = []
+        if parts:
+            sentences.append("Left out by validation data on the first seed, and tested there against the others as "
+                             f"all were then: {' and '.join(parts)} of {self.rounds} rounds.")  # fmt: skip
+        if self.not_tested:
+            sentences.append(f"Nothing is said of {', '.join(self.not_tested)}: left out by validation data, and the "
+                             "run is not there; the same command makes it again.")  # fmt: skip
+        return sentences
 
     def _mean_gain(self, method: str) -> str:
         """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
@@ -135,6 +156,7 @@ class Decision:
             "winner": None if winner is None else winner.winner,
             "leader": None if winner is None else winner.leader,
             "unbeaten": [] if winner is None else list(winner.unbeaten),
+            "left_out": dict(self.left_out),
             "pairs": [] if winner is None else _finite(winner.pairs),
             "choice": [] if self.choice is None else _finite(self.choice.chosen),
             "gain_metric": self.gain_metric,
@@ -165,10 +187,17 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     several = len(runs) > 1
     base = next((label for label, seeds in runs.items() if seeds[0].method == ALONE), None)
     gain_metric, gains, missing = _gains(runs, metric, base)
-    left_out = _left_out(experiment, scenario)
-    winner = best_method(test, higher_is_better=higher) if several else None
-    if winner is not None and left_out:
-        winner = replace(winner, winner=None)
+    left_out = left_out_methods(experiment, scenario)
+    not_tested = [label for label, it in left_out.items() if not (experiment.results / it.run / SUMMARY).is_file()]
+    whole = experiment.index.scenarios[scenario].rounds
+    winner = None
+    if several:
+        stopped = {label: candidate for label, candidate in left_out.items() if label not in not_tested}
+        parts = [test.with_columns(round=pl.lit(whole, pl.Int32))]
+        parts += tests_when_left_out(experiment, runs, stopped, whole)
+        winner = best_method(pl.concat(parts), higher_is_better=higher, left_out=list(stopped))
+        if not_tested:
+            winner = replace(winner, winner=None)
     return Decision(
         scenario,
         metric,
@@ -178,7 +207,9 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
-        left_out=left_out,
+        left_out={label: candidate.rounds or whole for label, candidate in left_out.items()},
+        not_tested=not_tested,
+        rounds=whole,
         warnings=warnings,
     )
 
@@ -194,13 +225,6 @@ def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame
     parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
              for label, seeds in runs.items() for run in seeds]  # fmt: skip
     return pl.concat(parts)
-
-
-def _left_out(experiment: Experiment, scenario: str) -> list[str]:
-    """The rows that halving did not train to the end."""
-    tried = [it for it in experiment.index.candidates if it.scenario == scenario]
-    rows = list(dict.fromkeys(it.algorithm for it in tried)) if experiment.index.budget is not None else []
-    return [row for row in rows if not any(it.chosen for it in tried if it.algorithm == row)]
 
 
 def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:

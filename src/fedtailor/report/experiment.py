@@ -57,6 +57,7 @@ class Candidate:
     Attributes:
         val: mean over clients, on val, of the accuracy or of minus the loss: higher is better. None: it diverged.
         rounds: after how many rounds; None: after all.
+        run: its directory below the results.
     """
 
     scenario: str
@@ -66,6 +67,7 @@ class Candidate:
     val: float | None
     chosen: bool
     rounds: int | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _budget(budget: Budget | None) -> str:
         return ""
     return (
         f"Budget: {budget.rounds:,} rounds instead of {budget.full:,}: methods and settings were halved on validation "
-        "data of the first seed, and the last two methods went on"
+        "data of the first seed, and the last two methods were trained to the end"
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,6 +176,10 @@ class StoredRun:
     def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
         """The metric of clients on a split after the last evaluation, with the columns of `metrics`."""
         return self._scores(split, unseen=unseen).filter(pl.col("round") == pl.col("round").max())
+
+    def after(self, split: str, rounds: Collection[int]) -> pl.DataFrame:
+        """The metric of seen clients on a split after some rounds, with the columns of `metrics`."""
+        return self._scores(split, unseen=False).filter(pl.col("round").is_in(list(rounds)))
 
     def spread(self) -> dict[str, float]:
         """Mean, worst, worst10 and std of `scores` over the seen clients; NaN where there are none."""

@@ -31,8 +31,8 @@ class Options:
     seeds_at_once: int = 1
     """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
     budget: bool = False
-    """Halve methods and settings on validation data after an eighth, a quarter and half of the rounds: about a third
-    of all rounds."""
+    """Choose settings after a twelfth and two methods after three eighths of the rounds, on validation data: about a
+    third of all rounds."""
     any_version: bool = False
     """Take runs that another version of fedtailor made, too; otherwise they are made anew."""
     canonical: bool = False

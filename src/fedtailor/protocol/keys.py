@@ -42,7 +42,7 @@ def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> N
     Returns:
         64 random bits [m] for every client id [m].
     """
-    state = np.full(np.shape(ids), np.uint64(seed & UINT64_MAX))
+    state = np.array([seed & UINT64_MAX], np.uint64)  # one number, until the last word is the clients' ids
     words = (np.uint64(zlib.crc32(purpose.encode())), np.uint64(round), np.asarray(ids, np.uint64))
     # Unsigned overflow is arithmetic modulo 2^64, which the hash is made of.
     with np.errstate(over="ignore"):

@@ -31,7 +31,7 @@ class Cast(Transform):
     """Vectors of the model's size travel as 16-bit numbers, which halves the bytes; everybody computes as before."""
 
     name: ClassVar[str] = "cast"
-    stage: ClassVar[Stage] = "numbers"
+    stage: ClassVar[Stage | None] = "numbers"
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     """`bfloat16` keeps the range of single precision (8 bits of precision), `float16` more precision (11 bits)."""

@@ -28,7 +28,7 @@ class Clip(Transform):
     """
 
     name: ClassVar[str] = "clip"
-    stage: ClassVar[Stage] = "bound"
+    stage: ClassVar[Stage | None] = "bound"
 
     norm: float = 1.0
     """Largest Euclidean norm of a client's change, above 0."""

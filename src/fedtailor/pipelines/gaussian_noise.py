@@ -55,7 +55,7 @@ class GaussianNoise(Transform):
     """
 
     name: ClassVar[str] = "gaussian-noise"
-    stage: ClassVar[Stage] = "noise"
+    stage: ClassVar[Stage | None] = "noise"
 
     multiplier: float = 1.0
     """Standard deviation of the noise over the norm, z, above 0."""

@@ -48,7 +48,7 @@ class Quantize(Transform):
     """
 
     name: ClassVar[str] = "quantize"
-    stage: ClassVar[Stage] = "numbers"
+    stage: ClassVar[Stage | None] = "numbers"
 
     block: int = 1024
     """Consecutive entries that share a scale, 1 or more."""

@@ -39,7 +39,7 @@ class TopK(Transform):
     """
 
     name: ClassVar[str] = "top-k"
-    stage: ClassVar[Stage] = "entries"
+    stage: ClassVar[Stage | None] = "entries"
 
     fraction: Any = 0.01
     """Share of the entries of each vector that travel, in (0, 1]; at least one entry does."""

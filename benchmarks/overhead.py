@@ -9,12 +9,9 @@ programs on the machine slow down less. Milliseconds, minimum / median of all ro
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+from checkouts import HERE, Checkout, in_turns
 from measuring import Times, load, machine
 from rich.console import Console
 from rich.table import Table
@@ -65,42 +62,21 @@ for line in sys.stdin:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = Path(__file__).resolve().parents[1]
-    parser.add_argument("checkouts", nargs="*", type=Path, default=[here], help="of the repository; default: this one")
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[HERE], help="of the repository; default: this one")
     parser.add_argument("--turns", type=int, default=7, help=f"of {ROUNDS_A_TURN} rounds each")
     options = parser.parse_args()
-    workers = {checkout: start(checkout) for checkout in options.checkouts}
+    checkouts = {root: Checkout(root, WORKER) for root in options.checkouts}
     table = Table("method", "checkout", "round, ms", "host, ms", "load")
     for method in METHODS:
-        seconds: dict[Path, list[tuple[float, float]]] = {checkout: [] for checkout in workers}
-        for worker in workers.values():
-            rounds_of(worker, method)  # compiles
-        for turn in range(options.turns):
-            for checkout in list(workers)[:: 1 if turn % 2 == 0 else -1]:
-                seconds[checkout] += rounds_of(workers[checkout], method)
-        for checkout, rounds in seconds.items():
+        for root, turns in in_turns(checkouts, f"{method} {ROUNDS_A_TURN}", options.turns).items():
+            rounds = [seconds for turn in turns for seconds in turn]
             whole, host = (Times(values) for values in zip(*rounds, strict=True))
-            table.add_row(method, str(checkout), in_ms(whole), in_ms(host), load())
-    for worker in workers.values():
-        worker.communicate()
+            table.add_row(method, str(root), in_ms(whole), in_ms(host), load())
+    for checkout in checkouts.values():
+        checkout.close()
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
     console.print(table)
-
-
-def start(checkout: Path) -> subprocess.Popen[str]:
-    """A process that trains with a checkout's code when it is asked to."""
-    environment = os.environ | {"PYTHONPATH": str(checkout.resolve() / "src")}
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def rounds_of(worker: subprocess.Popen[str], method: str) -> list[tuple[float, float]]:
-    """The seconds of a turn's rounds: of each until its result is there, and of the host's computation."""
-    assert worker.stdin is not None and worker.stdout is not None
-    print(method, ROUNDS_A_TURN, file=worker.stdin, flush=True)
-    return [(whole, host) for whole, host in json.loads(worker.stdout.readline())]
 
 
 def in_ms(times: Times) -> str:

@@ -66,7 +66,7 @@ def test_noise_has_its_deviation_anew_in_every_step():
 
 def test_how_many_are_drawn_is_binomial():
     for n, batch in ((30, 10), (400, 32), (11, 10)):
-        table = np.asarray(drawn_at_most(jnp.int32(n), batch))
+        table = np.asarray(drawn_at_most(jnp.int32(n), batch, batch_room(batch)))
         np.testing.assert_allclose(table, stats.binom.cdf(np.arange(len(table)), n, batch / n), atol=2e-5)
         assert stats.binom.sf(batch_room(batch), n, batch / n) < 1e-12
 

@@ -219,9 +219,11 @@ def test_runs_share_the_time_of_those_that_have_not_ended():
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_federations_of_other_forms_may_meet(debug):
-    fedavg = FedAvg(sgd=PLAIN)
-    wide = replace(federation(3), x=federation(3).x + 1, shift=1.0)
-    federations = [federation(3), wide]
+    fedavg = FedAvg(sgd=SGD(lr=0.1, batch_size=128))
+    shifted = replace(federation(3), x=federation(3).x + 1, shift=1.0)
+    # Batches of all that a client has have other room there, and so another order of their sums.
+    larger = classification(sizes=[11, 17, 23, 29, 70])
+    federations = [federation(3), shifted, larger]
 
     def start(executor):
         training = Training(fedavg, executor, executor.model)

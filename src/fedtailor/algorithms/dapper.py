@@ -276,16 +276,18 @@ class DAPPER(Algorithm):
         batch_size = self.tune.batch_size
 
         def weighted(params: Params, batch: Batch, step: Array) -> Params:
-            others = self._batch_of_others(start, inbox, local, step, self.r * batch_size)
+            others = self._batch_of_others(start, inbox, local, step, self.r * len(batch.y))
             local.count_work(gradients=self.r)
             both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, others)
             weight = jnp.concatenate([lam * _mean(batch.weight), (1 - lam) * _mean(others.weight)])
             return local.batch_gradient(params, Batch(both.x, both.y, weight))
 
         def tossed(params: Params, batch: Batch, step: Array) -> Params:
-            others = self._batch_of_others(start, inbox, local, step, batch_size)
+            # A client has r samples of others for each of its own, so that their batch may have more than its own has.
+            size = min(batch_size, self.r * len(batch.y))
+            others = self._batch_of_others(start, inbox, local, step, size)
             is_own = jax.random.bernoulli(jax.random.fold_in(local.key("coin"), step), lam)
-            chosen_batch = jax.tree.map(lambda a, b: jnp.where(is_own, a, b), batch, others)
+            chosen_batch = jax.tree.map(lambda a, b: jnp.where(is_own, a, b), _padded(batch, size), others)
             return local.batch_gradient(params, chosen_batch)
 
         def from_moments(params: Params, batch: Batch, step: Array) -> Params:
@@ -328,6 +330,14 @@ def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
         return x[rows], y[rows]
 
     return draw
+
+
+def _padded(batch: Batch, size: int) -> Batch:
+    """The batch with so many places: those behind its samples have weight 0."""
+    missing = size - len(batch.y)
+    if not missing:
+        return batch
+    return jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), batch)
 
 
 def _mean(weight: Float[Array, " b"]) -> Float[Array, " b"]:

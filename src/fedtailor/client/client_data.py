@@ -105,6 +105,10 @@ class ClientData:
         """Inputs and targets at some places of the pool's rows."""
         return gathered(self.pool, places)
 
+    def room(self, batch_size: int) -> int:
+        """For how many samples a batch has room: a larger one than the largest client's split would only be padded."""
+        return min(batch_size, self.pool.largest)
+
     def draw(
         self, purpose: str, step: ArrayLike, batch_size: int, *, split: str = "train", drop_last: bool = False
     ) -> Batch:
@@ -133,8 +137,7 @@ class ClientData:
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
         epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step
-        # No client has more samples than the pool has rows: a larger batch makes no room for more.
-        width = min(batch_size, len(self.pool.rows))
+        width = self.room(batch_size)
         positions = (step - epoch * batches) * batch_size + jnp.arange(width, dtype=jnp.int32)
         order = shuffled(jnp.clip(positions, 0, n - 1), n, words, epoch)
         return self.examples(order, positions < n, split)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import NDArray
 
 from fedtailor.federation import SPLITS, Federation
+from fedtailor.protocol import next_power_of_two
 
 _ALIGNMENT = 64
 """Bytes. JAX's CPU devices share a host array that begins at a multiple of this, and copy any other."""
@@ -27,6 +28,7 @@ class Pool:
         rows: [r] rows of x, client after client, split after split.
         shift, scale: the model's input is (x - shift) * scale; shape () or [channels].
         normalize: whether shift and scale do anything.
+        largest: no client has more samples in a split (see `largest_split`).
     """
 
     x: Shaped[Array | np.ndarray, "n ..."]
@@ -35,6 +37,7 @@ class Pool:
     shift: Float[Array | np.ndarray, "..."]
     scale: Float[Array | np.ndarray, "..."]
     normalize: bool = field(metadata={"static": True})
+    largest: int = field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -58,6 +61,14 @@ class ClientAddress:
 def split_sizes(federation: Federation) -> NDArray[np.int32]:
     """[m, 3] samples of every client in train, val and test."""
     return np.stack([getattr(federation, name).sizes for name in SPLITS], axis=1).astype(np.int32)
+
+
+def largest_split(federation: Federation) -> int:
+    """The samples of the largest split of any client, rounded up to a power of two.
+
+    Batches have room for no more. Rounded, so that federations of nearly one size share compiled programs.
+    """
+    return next_power_of_two(int(split_sizes(federation).max(initial=1)))
 
 
 def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, list[NDArray[np.int32]]]:
@@ -87,6 +98,7 @@ def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, lis
         shift=shift,
         scale=scale,
         normalize=bool((shift != 0).any() or (scale != 1).any()),
+        largest=max(map(largest_split, federations)),
     )
     starts = [start + offset for (_, start), offset in zip(addresses, first_row, strict=False)]
     return pool, starts

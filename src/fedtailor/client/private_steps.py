@@ -36,7 +36,8 @@ class PrivateSteps:
         self._count = local.count(split)
         self._key = local.key(f"private steps {local.trace.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
-        self._below = drawn_at_most(self._count, sgd.batch_size)
+        self._room = local.room(batch_room(sgd.batch_size))
+        self._below = drawn_at_most(self._count, sgd.batch_size, self._room)
 
     def direction(self, params: Params, step: Int[Array, ""]) -> Params:
         """What step number `step` descends along, before weight decay and the like."""
@@ -69,11 +70,10 @@ class PrivateSteps:
         key = jax.random.fold_in(self._key, step)
         how_many, order, dropout, noise = jax.random.split(key, 4)
         n, batch_size = self._count, self._sgd.batch_size
-        room = batch_room(batch_size)
         # The first so many of a random permutation are distributed as the examples that independent draws choose.
         drawn = (jax.random.uniform(how_many) > self._below).sum()
         drawn = jnp.where(n <= batch_size, n, jnp.minimum(drawn, n))
-        positions = jnp.arange(room, dtype=jnp.int32)
+        positions = jnp.arange(self._room, dtype=jnp.int32)
         words = jax.random.bits(order, (2,), jnp.uint32)
         examples = shuffled(jnp.clip(positions, 0, jnp.maximum(n - 1, 0)), n, words, jnp.int32(0))
         with self._local.trace.reading_privately():
@@ -81,11 +81,11 @@ class PrivateSteps:
         return batch, dropout, noise
 
 
-def drawn_at_most(n: Int[Array, ""], batch_size: int) -> Float[Array, " room"]:
+def drawn_at_most(n: Int[Array, ""], batch_size: int, room: int) -> Float[Array, " room"]:
     """P(K <= k), k = 0 .. room - 1, for how many of n examples are drawn when `batch_size` are expected."""
     # Below 1, so that log(1 - q) is finite; where all examples are drawn, `_draw` does not look at this.
     q = jnp.minimum(batch_size / jnp.maximum(n, 1), 1 - 1e-6)
-    k = jnp.arange(batch_room(batch_size) - 1)
+    k = jnp.arange(room - 1)
     # By their ratios, in the log domain: P(K = k + 1) / P(K = k) = (n - k) / (k + 1) * q / (1 - q).
     log_choices = jnp.log(jnp.maximum(n - k, 1) / (k + 1))
     log_ratios = jnp.where(k < n, log_choices + jnp.log(q) - jnp.log1p(-q), -jnp.inf)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
+from fedtailor.client.pool import largest_split
 from fedtailor.executors.debug import DebugExecutor
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.devices import Devices, ExchangeRequest
@@ -179,7 +180,7 @@ def _answer(members: Sequence[_Member]) -> None:
 
 
 def _form(federation: Federation) -> tuple[Hashable, ...]:
-    """Equal for federations whose examples can lie in one pool."""
+    """Equal for federations whose examples can lie in one pool, and whose batches have as much room there as alone."""
     x, y = federation.x, federation.y
     normalisation = (np.asarray(value, float).tobytes() for value in (federation.shift, federation.scale))
-    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, *normalisation
+    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, largest_split(federation), *normalisation

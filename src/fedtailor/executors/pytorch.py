@@ -89,11 +89,11 @@ class TorchTrainer(DebugTrainer):
         live.theta.copy_(live.inputs(np.asarray(theta)))
         descent = Descent(live, sgd, sgd.rate(self.round), pull, drift, train_only)
         mode = "training" if self.model.stochastic or self.model.has_statistics else "evaluation"
-        largest = min(sgd.batch_size, len(self.pool.rows))
+        room = self.room(sgd.batch_size)
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
             found = live.forward(live.inputs(x), mode, words)
             self.model.require_outputs(found.shape, len(x))
-            gradient = live.backward(found, slopes(self.model, found.detach().numpy(), y, largest))
+            gradient = live.backward(found, slopes(self.model, found.detach().numpy(), y, room))
             descent.step(gradient)
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)

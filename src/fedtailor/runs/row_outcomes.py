@@ -68,7 +68,7 @@ def _client_scores(
         block[: len(chosen)] = chosen
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
-        pool = Pool(federation.x[block], y, block, shift, scale, normalize=True)
+        pool = Pool(federation.x[block], y, block, shift, scale, normalize=True, largest=_BLOCK)
         with jax.disable_jit(model.in_python):
             scored = _block_scores(model, predictor, pool)
         blocks.append({name: np.asarray(values)[: len(chosen)] for name, values in scored.items()})

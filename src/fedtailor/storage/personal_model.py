@@ -68,7 +68,7 @@ class PersonalModel:
         )
         self._require_finite(x)
         kind = self.model.dtype
-        pool = Pool(x, x, x, np.asarray(self.shift, kind), np.asarray(self.scale, kind), normalize=True)
+        pool = Pool(x, x, x, np.asarray(self.shift, kind), np.asarray(self.scale, kind), normalize=True, largest=len(x))
         with jax.disable_jit(self.model.in_python):
             return np.asarray(_outputs(self.model, self.predictor, pool))
 

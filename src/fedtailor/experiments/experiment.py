@@ -240,8 +240,10 @@ def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) 
 def _column(label: str, table: _Scenario, file: _File) -> Column:
     place = ("scenarios", label)
     name = table.use or label
-    check_choice_at(name, list(scenarios.SCENARIOS), (*place, "use") if table.use else place, "scenario")
-    scenario = scenarios.find(name)
+    try:
+        scenario = scenarios.find(name)  # also of an installed package
+    except ValueError as error:
+        raise ConfigError((*place, "use") if table.use else place, str(error)) from None
     arguments = table.model_extra or {}
     for key in arguments:
         check_choice_at(key, [*scenario.parameters, *_Scenario.model_fields], (*place, key), f"argument of {name}")

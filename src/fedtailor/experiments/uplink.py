@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.experiments.parsing import configure
-from fedtailor.pipelines import check_order, find_transform
-from fedtailor.protocol import Pipeline, Transform, require
+from fedtailor.pipelines import check_order, find_transform, transform_names
+from fedtailor.protocol import Pipeline, require
 
 
 def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
@@ -22,7 +22,7 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
         settings = dict(entry)
         name = settings.pop("use", None)
         if name is None:
-            raise ConfigError(place, f"a transform needs a name: use = {' | '.join(sorted(Transform.registry))}")
+            raise ConfigError(place, f"a transform needs a name: use = {' | '.join(transform_names())}")
         try:
             transform = find_transform(str(name))
         except ValueError as error:

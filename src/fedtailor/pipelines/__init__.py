@@ -14,7 +14,7 @@ from fedtailor.pipelines.quantize import Quantize
 from fedtailor.pipelines.top_k import TopK
 from fedtailor.protocol import Pipeline, Stage, Transform, find_registered, import_modules, require
 
-__all__ = ["Cast", "Clip", "GaussianNoise", "Quantize", "TopK", "check_order", "find_transform"]
+__all__ = ["Cast", "Clip", "GaussianNoise", "Quantize", "TopK", "check_order", "find_transform", "transform_names"]
 
 ENTRY_POINTS = "fedtailor.transforms"
 """The group of entry points under which other packages offer transforms."""
@@ -29,6 +29,12 @@ def find_transform(name: str) -> type[Transform]:
         ValueError: neither fedtailor nor an installed package has a transform of that name, or the package's is broken.
     """
     return find_registered(Transform.registry, name, "uplink transform", ENTRY_POINTS, base=Transform)
+
+
+def transform_names() -> list[str]:
+    """The names of all transforms, in the order in which they may follow each other; those without a stage last."""
+    stages = [*get_args(Stage), None]
+    return sorted(Transform.registry, key=lambda name: (stages.index(Transform.registry[name].stage), name))
 
 
 def check_order(uplink: Pipeline) -> None:

@@ -201,7 +201,7 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(tmp_path, mon
     (tmp_path / "outside_scenario.py").write_text(
         "from dataclasses import replace\n"
         "from fedtailor.experiments.scenarios import SCENARIOS\n"
-        'THEIRS = replace(SCENARIOS["digits-rotated"], name="theirs", rounds=7)\n'
+        'THEIRS = replace(SCENARIOS["digits-rotated"], name="theirs")\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -210,10 +210,10 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(tmp_path, mon
         return [EntryPoint(name, "outside_scenario:THEIRS", group)] if theirs else []
 
     monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
-    (tmp_path / "e.toml").write_text('[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n')
+    (tmp_path / "e.toml").write_text('title = "theirs"\n[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n')
     try:
-        (entry,) = load(tmp_path / "e.toml").entries
-        assert (entry.column.scenario.name, entry.column.rounds) == ("theirs", 7)
+        (entry, *_) = load(tmp_path / "e.toml").entries
+        assert entry.column.scenario.name == "theirs"
     finally:
         SCENARIOS.pop("theirs", None)
         sys.modules.pop("outside_scenario", None)

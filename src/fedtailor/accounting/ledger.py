@@ -119,6 +119,7 @@ class Ledger:
             raise ValueError(f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}")
         clients = len(reporting)
         reporters = int(np.count_nonzero(reporting))
+        # Down: all clients of the cohort receive; up: those send that report; computing: all of them.
         for kind, sent in downlink.streams.items():
             self.entries.extend(_sent(round, phase, kind, sent))
         for kind in downlink.scalars:
@@ -137,6 +138,7 @@ class Ledger:
 
     def totals(self) -> Totals:
         """Sums over training and the delivery of the final models."""
+        # Serving clients that arrive later is no cost of training.
         entries = [entry for entry in self.entries if entry.phase != "unseen"]
         down = [entry for entry in entries if entry.direction == "down"]
         up = [entry for entry in entries if entry.direction == "up"]
@@ -196,7 +198,11 @@ class Ledger:
 
 
 def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
-    """The entry of one kind of message down, if anybody receives it."""
+    """What one kind of message down costs.
+
+    Yields:
+        Its entry; nothing where nobody receives it, or all hold it already.
+    """
     rows = np.sort(np.asarray(sent.recipients), axis=1)
     # A client that is sent one stream twice needs it once: of equal neighbours only the first counts.
     counted = rows >= 0
@@ -220,7 +226,16 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
 
 
 def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> Entry:
-    """The entry of one kind of answer [c, ...]."""
+    """What one kind of answer costs.
+
+    Args:
+        value: the answers of all clients [c, ...]; only shape and type are looked at.
+        reporters: how many of them send it.
+
+    Returns:
+        Its entry.
+    """
+    # one number a client: a scalar
     if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
     # A client that trains several models [k, d] sends k vectors; other kinds of answers count as one.
@@ -239,4 +254,5 @@ def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> 
 
 
 def _bytes_of_row(values: Any) -> int:
+    """Bytes on the wire of one client's, or one stream's, part of an array."""
     return prod(values.shape[1:]) * np.dtype(values.dtype).itemsize

@@ -15,8 +15,11 @@ ORDERS = (*range(2, 64), 72, 80, 96, 128, 192, 256, 512, 1024)
 
 
 def batch_room(batch_size: int) -> int:
-    """Places for the examples that a private step draws, when `batch_size` are expected: so many that more are drawn
-    less than once in 10^12 steps (Poisson's upper tail)."""
+    """Places for the examples that a private step draws, when `batch_size` are expected.
+
+    Returns:
+        So many that more are drawn less than once in 10^12 steps (Poisson's upper tail).
+    """
     return batch_size + 8 * math.ceil(math.sqrt(batch_size)) + 8
 
 
@@ -43,10 +46,15 @@ def sampled_gaussian_epsilon(multiplier: float, probability: float, steps: int, 
         probability: with which a unit takes part in a sum; 1 = always.
         steps: sums.
         delta: probability that the guarantee may fail.
+
+    Returns:
+        Epsilon, for adding or removing one unit; 0 where nothing was published.
     """
     if steps == 0:
         return 0.0
     library = require_accountant()
+    # A noisy sum over all units, or over a sample of them, whose privacy is amplified by the sampling; composed `steps`
+    # times by adding Rényi divergences up.
     sum_of_all = library.GaussianDpEvent(multiplier)
     event = sum_of_all if probability == 1 else library.PoissonSampledDpEvent(probability, sum_of_all)
     accountant = library.rdp.RdpAccountant(ORDERS)
@@ -66,18 +74,23 @@ def sgd_epsilon(multiplier: float, batch_size: int, examples: int, steps: int, d
         examples: that the client trains on.
         steps: that it has taken.
         delta: probability that the guarantee may fail.
+
+    Returns:
+        Epsilon; infinite where overfull draws alone spend half of delta.
     """
     if steps == 0 or examples == 0:
         return 0.0
     probability = min(1.0, batch_size / examples)
-    found = sampled_gaussian_epsilon(multiplier, probability, steps, delta)
+    epsilon = sampled_gaussian_epsilon(multiplier, probability, steps, delta)
     from scipy import stats  # it takes half a second to import
 
     # of two mechanisms that differ with probability p, one has delta + (1 + e^epsilon) p of the other's delta
     differ = steps * float(stats.binom.sf(batch_room(batch_size), examples, probability))
     if differ == 0:
-        return found
-    lost = differ * (1 + math.exp(min(found + 1, 700)))
+        return epsilon
+    # With at most half of delta gone epsilon grows by less than 1 (by log 2 at the order 2, less at larger ones); 700
+    # keeps exp from overflowing.
+    lost = differ * (1 + math.exp(min(epsilon + 1, 700)))
     if lost >= delta / 2:
         return math.inf
     return sampled_gaussian_epsilon(multiplier, probability, steps, delta - lost)

@@ -73,6 +73,7 @@ class Wireless:
         """
         require(samples is None or samples > 0, f"samples is {samples}; it must be above 0")
         wanted = np.asarray(rounds, np.int64)
+        # elapsed[t]: the time after t rounds, before the models of the last one are handed out
         elapsed = np.concatenate([[0.0], np.cumsum(self._round_times(ledger, samples))])
         if wanted.size and (wanted.min() < 0 or wanted.max() >= len(elapsed)):
             raise ValueError(f"the ledger has {len(elapsed) - 1} rounds; there is no time for {wanted.tolist()}")
@@ -106,12 +107,14 @@ class Wireless:
                 examples=(pl.col("gradients") + FORWARD * pl.col("forwards")).sum() / pl.col("clients").max(),
             )
         )
+        # models that one client sends, all sending at once; or that all clients send, one after the other
         uploads = exchanges["uploads" if self.uplink == "simultaneous" else "all_uploads"].to_numpy()
         passes = 1.0 if samples is None else exchanges["examples"].to_numpy() / samples
         # The expected maximum of m independent exponential delays is their mean times H_m.
         slowest_delay = self.mean_delay * _harmonic(exchanges["awaited"].to_numpy())
         computing = passes * (self.t_min + slowest_delay)
         sending = self.t_dl * (exchanges["streams"].to_numpy() + self.rho * uploads)
+        # T_round of the class's docstring; a probe's time is added to the round that it precedes.
         durations = computing + sending
         return np.bincount(exchanges["round"].to_numpy(), weights=durations).astype(np.float64)
 

@@ -34,6 +34,9 @@ def best_rows(
         sizes: training samples n_j, or what counts as such: numbers above 0.
         complexity: c of `estimation_term` (that term for S = 1), above 0.
 
+    Returns:
+        The weights of every row, and the minima.
+
     Raises:
         ValueError: the complexity is not above 0.
     """
@@ -47,13 +50,27 @@ def best_rows(
 def _best_row(
     bias: Float[np.ndarray, " m"], n: Float[np.ndarray, " m"], complexity: float
 ) -> tuple[Float[np.ndarray, " m"], float]:
-    """One row of `best_rows`: its weights, and the minimum."""
+    """One row of `best_rows`.
+
+    Args:
+        bias: b_j [m].
+        n: samples [m].
+        complexity: c.
+
+    Returns:
+        The weights [m], which sum to 1, and the minimum.
+    """
+    # A constant added to all costs changes the minimum by that constant, and no weight: small numbers lose no digits.
     least = bias.min()
     above_least = bias - least
     order = np.argsort(bias, kind="stable")
     b = above_least[order]
-    s0, s1, s2 = (np.cumsum(n[order] * b**power) for power in range(3))
-    # The k nearest: s0 nu^2 - 2 s1 nu + s2 = c^2. They are all that take part if nu does not reach the next one.
+    samples = n[order]
+    s0 = np.cumsum(samples)
+    s1 = np.cumsum(samples * b)
+    s2 = np.cumsum(samples * b**2)
+    # For the k nearest the equation is s0 nu^2 - 2 s1 nu + s2 = c^2, with s_p the sum of their n_j b_j^p, of which nu
+    # is the larger root. They are all that take part if nu does not reach the next one's cost.
     mean = s1 / s0
     nus = mean + np.sqrt(np.maximum(mean**2 - (s2 - complexity**2) / s0, 0.0))
     next_bias = np.append(b[1:], np.inf)

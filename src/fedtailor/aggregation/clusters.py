@@ -114,8 +114,11 @@ def choose_streams(rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = 
     """
     rows = np.asarray(rows, np.float64)
     require(len(rows) > 0, "there are no rows to choose a number of streams for; give one for each client")
-    scores = {int(labels.max()) + 1: score for labels, score in clusterings(rows, len(rows) - 1)}
-    best_k, best_value = 0, -np.inf
+    scores = {}
+    for labels, score in clusterings(rows, len(rows) - 1):
+        scores[int(labels.max()) + 1] = score
+    best_k = 0
+    best_value = -np.inf
     for k, score in scores.items():
         value = score if trade_off is None else trade_off(k, score)
         require(not np.isnan(value), f"the trade-off function is NaN for k = {k} streams of silhouette {score:.3f}")
@@ -154,6 +157,7 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
     Raises:
         ValueError: there are more new clusters than old ones.
     """
+    # SciPy is imported where it is used: it takes its time, and most methods need none of it.
     from scipy.optimize import linear_sum_assignment
 
     new, old = cost.shape
@@ -180,6 +184,7 @@ def bipartition(similarity: Float[np.ndarray, "m m"], linkage: Literal["complete
 
     require(len(similarity) >= 2, "a split needs at least two clients")
     require(linkage in ("complete", "single"), f"linkage is {linkage!r}; it must be 'complete' or 'single'")
+    # `squareform` reads one triangle of the matrix; the two may differ by rounding.
     symmetric = (np.asarray(similarity, np.float64) + np.transpose(similarity)) / 2
     dissimilarity = 1.0 - symmetric
     tree = merge(squareform(dissimilarity, checks=False), linkage)
@@ -225,6 +230,7 @@ def agglomerative(
         return _by_first_member(fcluster(tree, threshold, "distance"))
     if clusters is not None:
         return _by_first_member(cut_tree(tree, clusters).ravel())
+    # The third column of SciPy's tree: the distance at which each merge is made, ascending.
     heights = tree[:, 2]
     gaps = np.diff(heights)
     if count == 2 or gaps.max() <= _SAME * heights[-1]:
@@ -241,8 +247,10 @@ class _Points:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
+        # "At most `same` apart" is made transitive: whatever hangs together by such pairs is one point.
         _, points = connected_components(csr_array(squared <= np.square(same)), directed=False)
         self.of_row = _by_first_member(points)
+        # of each point one row stands for all
         _, first = np.unique(self.of_row, return_index=True)
         self.squared = squared[np.ix_(first, first)]
         self.multiplicity = np.bincount(self.of_row).astype(np.float64)
@@ -263,6 +271,11 @@ class _Points:
 
 
 def _of_rows(rows: NDArray[np.float64]) -> _Points:
+    """The distinct rows of weights.
+
+    Raises:
+        ValueError: a row is not finite.
+    """
     from scipy.spatial.distance import pdist, squareform
 
     broken = ~np.isfinite(rows).all(axis=1)
@@ -271,12 +284,21 @@ def _of_rows(rows: NDArray[np.float64]) -> _Points:
 
 
 def _of_models(models: Rows) -> _Points:
+    """The distinct models."""
     # models are single-precision vectors, and distances from a Gram matrix have an error of this order too
     return _Points(squared_distances(models), same=1e-7 * _longer(np.asarray(models)))
 
 
 def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
-    """`silhouette` of points with multiplicities, from the sums of their distances to the members of each cluster."""
+    """`silhouette` of points that stand for several rows each.
+
+    Args:
+        distances: sums of each point's distances to the members of each cluster.
+        weights: multiplicities [n] of the points.
+
+    Returns:
+        The mean over all rows, to 12 decimals.
+    """
     labels = distances.labels
     points = np.arange(len(weights))
     sizes = np.bincount(labels, weights)
@@ -290,7 +312,9 @@ def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
     means[labels, points] = np.inf
     b = means.min(axis=0)
     larger = np.maximum(a, b)
-    of_point = np.divide(b - a, larger, where=(larger > 0) & (size > 1), out=np.zeros(len(size)))
+    # alone in a cluster, or at one place with everything: 0
+    defined = (larger > 0) & (size > 1)
+    of_point = np.divide(b - a, larger, where=defined, out=np.zeros(len(size)))
     # sums in another order differ by rounding, which must neither make a silhouette positive nor break ties
     return round(float(weights @ of_point / weights.sum()), 12)
 
@@ -298,7 +322,9 @@ def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
 def _by_first_member(labels: NDArray[Any]) -> Labels:
     """The same clusters, numbered in the order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first)).astype(np.int64)[inverse]
+    # Sorting twice gives ranks: the new number of each old label.
+    rank = np.argsort(np.argsort(first)).astype(np.int64)
+    return rank[inverse]
 
 
 def _longer(rows: NDArray[Any]) -> NDArray[np.float64]:

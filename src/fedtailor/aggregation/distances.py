@@ -27,11 +27,13 @@ def gram(rows: Float[Rows, "m d"], *, centred: bool = False) -> Float[np.ndarray
         ValueError: a row is not finite.
     """
     rows = np.asarray(rows)
+    # A few columns at a time: models are long, and all of them in double precision would be twice as large again.
     products = np.zeros((len(rows), len(rows)))
     for block in _columns(rows):
         if centred:
             block -= block.mean(axis=0)
         products += block @ block.T
+    # One entry that is not finite makes its row's product with itself not finite: a look at m numbers is enough.
     broken = ~np.isfinite(products.diagonal())
     if broken.any():
         rows_finite = np.isfinite(rows).all(axis=1)
@@ -54,6 +56,7 @@ def squared_distances(rows: Float[Rows, "r d"], others: Float[Rows, "m d"] | Non
     """
     count = len(rows)
     all_rows = rows if others is None else np.concatenate([np.asarray(rows), np.asarray(others)])
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may have made negative
     products = gram(all_rows, centred=True)
     norms = products.diagonal()
     distances = np.maximum(norms[:, None] + norms[None] - 2 * products, 0.0)
@@ -61,7 +64,17 @@ def squared_distances(rows: Float[Rows, "r d"], others: Float[Rows, "m d"] | Non
 
 
 def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
-    """<a, b> / (|a| |b|) for all pairs of rows, in [-1, 1]; 0 between a zero row and any other."""
+    """Cosines of the angles between rows.
+
+    Args:
+        rows: models, updates or embeddings of m clients.
+
+    Returns:
+        <a, b> / (|a| |b|) for all pairs, in [-1, 1]; 0 between a zero row and any other, 1 of every row with itself.
+
+    Raises:
+        ValueError: a row is not finite.
+    """
     products = gram(rows)
     norms = np.sqrt(products.diagonal())
     scale = np.outer(norms, norms)

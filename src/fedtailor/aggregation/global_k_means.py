@@ -45,6 +45,7 @@ def partitions(
     """
     partition = Partition(squared, weights)
     for number in numbers:
+        # Where one cluster is added, several seeds are tried; where numbers leap, the seeds are taken as they come.
         more = number - partition.count
         if more > 1:
             partition = partition.grown(partition.seeds(more))
@@ -59,6 +60,7 @@ class GroupSums:
     """Weighted sums of the rows of a matrix [n, n] over the members of each cluster: `values` [k, n]."""
 
     def __init__(self, matrix: Values, weights: Values) -> None:
+        """All points in one cluster."""
         self.rows = matrix * weights[:, None]
         self.labels: Labels = np.zeros(len(matrix), np.int64)
         self.values = self.rows.sum(axis=0, keepdims=True)
@@ -69,12 +71,16 @@ class GroupSums:
         Args:
             labels: [n] in 0..count-1.
             count: the number of clusters, not less than before.
+
+        Returns:
+            New sums; these stay as they are.
         """
         old = self.labels
         new = copy(self)
         new.labels = labels
         empty = np.zeros((count - len(self.values), len(old)))
         new.values = np.concatenate([self.values, empty])
+        # Only clusters that a point has left or joined have other sums than before.
         moved = np.flatnonzero(labels != old)
         target, origin = labels[moved], old[moved]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):
@@ -82,7 +88,9 @@ class GroupSums:
             joined = moved[target == cluster]
             left = moved[origin == cluster]
             before = new.values[cluster]
-            updated = before + self.rows[joined].sum(axis=0) - self.rows[left].sum(axis=0)
+            gained = self.rows[joined].sum(axis=0)
+            lost = self.rows[left].sum(axis=0)
+            updated = before + gained - lost
             # Sum anew where that is no more work than an update, or where little remains of a large sum: it has the
             # rounding of the large one, in which members that lie close together would be lost.
             no_more_work = len(joined) + len(left) >= members.sum()
@@ -115,7 +123,15 @@ class Partition:
         return len(self.sizes)
 
     def squared_to_own(self) -> Values:
-        """Squared distances of the points to the means of their clusters [n]."""
+        """Squared distances of the points to the means of their clusters.
+
+        They follow from distances between points, without coordinates: over the members j of a point's cluster,
+
+            |x_i - mean|^2 = ( sum_j w_j |x_i - x_j|^2 - sum_j w_j |x_j - mean|^2 ) / sum_j w_j
+
+        Returns:
+            [n], never negative.
+        """
         from_members = self.groups.values[self.labels, self.each]
         squared = (from_members - self.within[self.labels]) / self.sizes[self.labels]
         # Rounding may have made those of points at the mean negative.
@@ -129,6 +145,7 @@ class Partition:
         points, then the differences of those that a seed has taken over.
         """
         nearest = self.squared_to_own()
+        # falls[j]: by how much the cost would fall, at least, with a new cluster at point j.
         falls = nearest[:, None] - self.squared
         falls = _weighted(self.weights, np.maximum(falls, 0, out=falls))
         remaining = np.bincount(self.labels)
@@ -154,7 +171,15 @@ class Partition:
         return seeds
 
     def grown(self, seeds: list[int]) -> "Partition":
-        """With a cluster more at each of the seeds, and the points where they then belong."""
+        """With one cluster more at each of the seeds.
+
+        Args:
+            seeds: points, none of which is the last one of its cluster.
+
+        Returns:
+            The partition after points have moved until no move lowers the cost.
+        """
+        # Each point joins the nearest seed that is nearer to it than its mean; a seed stays its own cluster's (-1).
         nearest = self.squared_to_own()
         nearest[seeds] = -1
         labels = self.labels.copy()
@@ -164,6 +189,7 @@ class Partition:
             labels[taken] = label
             nearest[taken] = self.squared[seed, taken]
         labels = _none_empty(self.labels, labels, self.count, seeds)
+        # Then Lloyd's and Hartigan's moves in turn, as long as the cost falls.
         new = self._moved(labels, self.count + len(seeds))
         better = new._improved()
         while better.cost < new.cost:
@@ -186,6 +212,7 @@ class Partition:
 
     def _improved(self) -> "Partition":
         """After moves of all points that are nearer to another mean or, where none is, of single points; or itself."""
+        # to_means[k, i] = |x_i - mean_k|^2, as in `squared_to_own` but for every cluster
         mean_distances = self.groups.values / self.sizes[:, None]
         spreads = (self.within / self.sizes)[:, None]
         to_means = mean_distances - spreads
@@ -250,6 +277,9 @@ def _none_empty(old: Labels, labels: Labels, count: int, leave: Sequence[int] = 
         labels: [n] labels after them.
         count: the number of old clusters.
         leave: points that start new clusters, and do not go back.
+
+    Returns:
+        Labels [n] of which each of the old clusters has a member.
     """
     while True:
         is_empty = np.bincount(labels, minlength=count) == 0

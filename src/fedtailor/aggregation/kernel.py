@@ -81,6 +81,7 @@ def user_centric_weights(probe: Probe, kernel: Kernel = "eq9") -> Float[np.ndarr
         return _bound_rows(distances, noise, noise, own=True)
     sigma = _deviations(probe, probe)
     weights = _rows(distances, sigma, probe, sigma, kernel)
+    # The limit sigma_i -> 0 of either kernel, which the quotient does not give.
     alone = sigma == 0
     weights[alone] = np.eye(len(sigma))[alone]
     return weights
@@ -130,6 +131,7 @@ def restrict_to_reporters(
     Returns:
         Rows over the cohort's clients, each of sum 1 or zero.
     """
+    # What is left of each row on the reporters, against their share of the samples (the mass that FedAvg's row has).
     present = np.where(cohort.reporting, rows[:, cohort.position], 0.0)
     mass = present.sum(axis=1, keepdims=True)
     share = sizes[cohort.position][cohort.reporting].sum() / sizes.sum()
@@ -138,7 +140,15 @@ def restrict_to_reporters(
 
 
 def _deviations(probe: Probe, others: Probe) -> NDArray[np.float64]:
-    """sigma [m], with the median of the others' where a single sample gives none; infinite where nobody has one."""
+    """Deviations of the clients' batch gradients.
+
+    Args:
+        probe: whose deviations.
+        others: clients whose median stands in for what a single sample does not tell.
+
+    Returns:
+        sigma [m]; infinite for single samples where nobody has more.
+    """
     several = np.asarray(others.sizes) > 1
     known = np.sqrt(np.asarray(others.sigma2, np.float64)[several])
     stand_in = np.median(known) if len(known) else np.inf
@@ -149,7 +159,15 @@ def _deviations(probe: Probe, others: Probe) -> NDArray[np.float64]:
 
 
 def _noise(probe: Probe, others: Probe) -> NDArray[np.float64]:
-    """The variances v [m] of gradients; of a single sample's, the median of what one of the others' samples has."""
+    """Variances of the clients' whole gradients, as the kernel `bound` takes them.
+
+    Args:
+        probe: whose variances.
+        others: clients whose median stands in for what a single sample does not tell.
+
+    Returns:
+        v [m] = tr S / n; for a single sample, the median of the others' tr S.
+    """
     several = np.asarray(others.sizes) > 1
     traces = (np.asarray(others.sigma2, np.float64) * others.sizes)[several]
     stand_in = np.median(traces) if several.any() else np.inf
@@ -164,9 +182,13 @@ def _bound_rows(
     Args:
         own_noise, noise: variances v of the rows' [r] and the columns' [m] gradients.
         own: whether the rows are the columns' clients, each at no distance from itself.
+
+    Returns:
+        Rows [r, m] that sum to 1.
     """
     if np.isinf(noise).all():  # single samples only: nothing tells distance from noise
         return np.full(squared.shape, 1 / len(noise))
+    # E |g_i - g_j|^2 = |E g_i - E g_j|^2 + v_i + v_j: what is left without the noise is the distance itself.
     apart = np.sqrt(np.maximum(squared - own_noise[:, None] - noise[None], 0.0))
     if own:
         np.fill_diagonal(apart, 0.0)
@@ -187,13 +209,27 @@ def _rows(
     kernel: Kernel,
     among: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
-    """The kernel's rows [r, m] from squared distances [r, m] and deviations own [r], sigma [m]; 0 outside `among`."""
+    """The rows of `eq9` or `eq6`, as a softmax: the factors exp(-distance / scale) of networks underflow.
+
+    Args:
+        distances: |g_i - g_j|^2 [r, m].
+        own: sigma_i of the rows' clients [r].
+        clients: the columns' clients.
+        sigma: sigma_j of these [m].
+        kernel: which.
+        among: [m] the clients that may have weight; None = all.
+
+    Returns:
+        Rows [r, m] that sum to 1; 0 outside `among`.
+    """
     if kernel not in ("eq9", "eq6"):
         raise ValueError(f"kernel is {kernel!r}; it must be 'eq9', 'eq6' or 'bound'")
     own = own[:, None]
-    with np.errstate(invalid="ignore", over="ignore"):  # 0 * inf, and quotients beyond the range: weight 0
+    # 0 * inf, and quotients beyond the range: weight 0
+    with np.errstate(invalid="ignore", over="ignore"):
         scale = 2 * own * (own if kernel == "eq9" else sigma[None])
-        exponents = np.where(scale > 0, -distances / np.where(scale > 0, scale, 1.0), -np.inf)
+        divisor = np.where(scale > 0, scale, 1.0)
+        exponents = np.where(scale > 0, -distances / divisor, -np.inf)
     if among is not None:
         exponents = np.where(among, exponents, -np.inf)
         distances = np.where(among, distances, np.inf)
@@ -201,5 +237,6 @@ def _rows(
     lost = np.isneginf(exponents).all(axis=1, keepdims=True)
     nearest = np.where(distances == distances.min(axis=1, keepdims=True), 0.0, -np.inf)
     exponents = np.where(lost, nearest, exponents)
+    # n_j exp(...), relative to the largest exponent of the row, which is 0 then and cannot vanish.
     weights = clients.sizes * np.exp(exponents - exponents.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)

@@ -41,7 +41,8 @@ def mix(
     """
     rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
     w = np.asarray(weights, np.float64)
-    fits = w.shape == (len(theta), len(rows)) and theta.shape[1:] == rows.shape[1:]
+    same_models = theta.shape[1:] == rows.shape[1:]
+    fits = same_models and w.shape == (len(theta), len(rows))
     if not fits:
         raise ValueError(
             f"cannot mix streams {theta.shape} and clients {rows.shape} with weights {w.shape}; "
@@ -57,6 +58,7 @@ def mix(
     # stays of the old models is the last column: an array more would cost the host as much as the rest of this call.
     padded = np.zeros((len(w), len(rows.values) + 1), theta.dtype)
     padded[:, rows.row] = w
+    # Which clients any stream uses: the others' rows need not even be finite.
     all_used = bool(padded[:, :-1].any(axis=0).all())
     padded[:, -1] = keep
     everywhere = _on_all_devices_of(rows.values)
@@ -77,15 +79,22 @@ def _mix_hidden(
     w: Float[np.ndarray, "s c"],
     keep: Float[np.ndarray, " s"],
 ) -> Float[Array, "s d"]:
-    """`mix` of vectors of which only sums can be had; a stream whose clients are all lost stays as it is."""
-    mixed, moved = np.array(theta), np.flatnonzero(w.any(axis=1))
-    if len(moved):
-        sums, there = x.sums(w[moved])
-        for place, stream in enumerate(moved):
-            if there[place]:
-                # nothing of an old model that is replaced is read, as it may be NaN
-                kept = keep[stream] * mixed[stream].astype(np.float64) if keep[stream] else 0.0
-                mixed[stream] = kept + sums[place]
+    """`mix` of vectors of which only sums can be had.
+
+    Returns:
+        The new models. A stream stays as it is where the sum cannot be had either, as all its clients are lost.
+    """
+    mixed = np.array(theta)
+    moved = np.flatnonzero(w.any(axis=1))
+    if not len(moved):
+        return jnp.asarray(mixed)
+    # One masked sum for each stream that moves: the clients weigh their own vectors by the rows of w.
+    sums, is_known = x.sums(w[moved])
+    for place, stream in enumerate(moved):
+        if is_known[place]:
+            # nothing of an old model that is replaced is read, as it may be NaN
+            kept = keep[stream] * mixed[stream].astype(np.float64) if keep[stream] else 0.0
+            mixed[stream] = kept + sums[place]
     return jnp.asarray(mixed)
 
 
@@ -118,6 +127,7 @@ def cluster_averages(
     Returns:
         A row for each cluster: its members' shares, scaled to sum 1; zero where they have none.
     """
+    # Row k is 1[label = k] times the shares; a cluster of nobody divides by 1 and stays a row of zeros.
     weights = (label == np.arange(clusters)[:, None]) * share
     total = weights.sum(axis=1, keepdims=True)
     return weights / np.where(total > 0, total, 1.0)
@@ -147,7 +157,9 @@ def _mix(
             lambda: mixed,
             lambda: average(jnp.where(used[:, None], x, 0)),
         )
+    # (1 - sum_i W_si) theta_s, left out where it is 0: the old model of a stream that is replaced may be NaN.
     mixed = jnp.where(keep[:, None] == 0, mixed, keep[:, None] * theta + mixed)
+    # A row of zeros leaves its stream to the bit, which theta + 0 does not for entries of -0.0.
     is_moved = (weights != 0).any(axis=1)
     return jnp.where(is_moved[:, None], mixed, theta)
 

@@ -72,7 +72,7 @@ class ServerOptimizer:
         return _apply(self, tuple(state), theta, mixed, moved)
 
     def _rule(self) -> optax.GradientTransformation:
-        """Delta -> direction."""
+        """The rule as optax has it: of Delta it makes the direction, which `lr` is not yet part of."""
         if self.kind == "momentum":
             return optax.trace(self.momentum)
         if self.kind == "adam":
@@ -92,8 +92,11 @@ def _apply(
     mixed: Float[Array, "s d"],
     moved: Bool[Array, " s"],
 ) -> tuple[State, Float[Array, "s d"]]:
+    """`ServerOptimizer.apply` as one program: the rule for every stream, and the old rows back where none moved."""
+
     def where_moved(new: Array, old: Array) -> Array:
-        return jnp.where(moved.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        other_axes = [1] * (old.ndim - 1)
+        return jnp.where(moved.reshape(-1, *other_axes), new, old)
 
     if optimizer.kind == "plain":
         # not theta - lr Delta: this is exactly `mixed` for a rate of 1
@@ -101,9 +104,13 @@ def _apply(
         return state, where_moved(stepped, theta)
     rule = optimizer._rule()
     # optax's state is a tree of its own classes; ours is the tuple of its leaves.
-    structure = jax.tree.structure(jax.eval_shape(jax.vmap(rule.init), theta))
+    state_shapes = jax.eval_shape(jax.vmap(rule.init), theta)
+    structure = jax.tree.structure(state_shapes)
     update: Any = jax.vmap(partial(rule.update, params=None))
-    direction, new_state = update(theta - mixed, jax.tree.unflatten(structure, state))
+    # Delta = theta - mixed is what optax takes for the gradient; every stream has a state, and a step, of its own.
+    old_state = jax.tree.unflatten(structure, state)
+    direction, new_state = update(theta - mixed, old_state)
     new_leaves = jax.tree.leaves(new_state)
     kept = tuple(where_moved(new, old) for new, old in zip(new_leaves, state, strict=True))
-    return kept, where_moved(theta - optimizer.lr * direction, theta)
+    stepped = theta - optimizer.lr * direction
+    return kept, where_moved(stepped, theta)

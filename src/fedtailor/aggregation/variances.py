@@ -28,6 +28,8 @@ def variance(moments: Moments) -> Float[Array, "..."]:
 @jax.jit
 def variance_between(models: Float[Array, "c d"], reporting: Bool[Array, " c"]) -> Float[Array, ""]:
     """The unbiased variance over the models of those that report (two at least), averaged over coordinates."""
+    # In two passes, mean first: models of one round are close to each other and far from the origin. Rows of clients
+    # that do not report may hold anything.
     count = reporting.sum()
     mean = jnp.where(reporting[:, None], models, 0).sum(axis=0) / count
     squares = jnp.where(reporting[:, None], jnp.square(models - mean), 0)

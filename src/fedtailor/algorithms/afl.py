@@ -105,7 +105,8 @@ class AFL(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> AFLState:
         shares = population.sizes / population.sizes.sum()
-        mixture = shares if self.initial == "samples" else np.full(len(population), 1 / len(population))
+        clients = len(population)
+        mixture = shares if self.initial == "samples" else np.full(clients, 1 / clients)
         theta = init(0)[None]
         return AFLState(model=theta, average=theta, rounds=0, mixture=mixture, shares=shares)
 
@@ -114,6 +115,7 @@ class AFL(Algorithm):
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
+        # F_k(w) of the model as received: both steps of a round are taken at the old (w, lambda).
         loss = local.loss(theta)
         if self.update == "model":
             return state, {"model": local.sgd(theta, self.sgd), "loss": loss}
@@ -123,17 +125,23 @@ class AFL(Algorithm):
         if not cohort.reporting.any():
             return server
         mixture, theta, rounds = server.mixture, server.model, server.rounds + 1
+        # m / |S|: a sum over the reporters is then, in expectation, the sum over all clients.
         scale = cohort.reporting * len(mixture) / cohort.reporting.sum()
         weights = (mixture[cohort.position] * scale)[None]
         if self.update == "model":
             # more than the whole way to the clients' mean would overshoot it; rounding is no overshooting
-            theta = mix(theta, answers["model"], weights / max(1.0, round(weights.sum(), 12)))
+            total = round(weights.sum(), 12)
+            theta = mix(theta, answers["model"], weights / max(1.0, total))
         else:
+            # Primal step. Mixed onto zeros, the row of weights gives the sum of lambda_k grad F_k(w) alone.
             theta = theta - self.lr * mix(jnp.zeros_like(theta), answers["gradient"], weights)
         losses = np.zeros(len(mixture))
-        losses[cohort.position] = np.where(cohort.reporting, answers.host("loss").astype(np.float64), 0) * scale
+        # Dual step, with the losses at that same old w; clients that are absent count as without loss.
+        sent = answers.host("loss").astype(np.float64)
+        losses[cohort.position] = np.where(cohort.reporting, sent, 0) * scale
         return server.replace(
             model=theta,
+            # (1/T) sum_t w_t, the output of algorithm 1, as a running mean.
             average=server.average + (theta - server.average) / rounds,
             rounds=rounds,
             mixture=project_onto_simplex(mixture + self.lambda_lr * losses),
@@ -152,5 +160,13 @@ class AFL(Algorithm):
 
 
 def skewness(mixture: NDArray[np.floating], shares: NDArray[np.floating]) -> float:
-    """s(lambda) = sum_k lambda_k^2 / p_k of a mixture [m] against the shares p [m] of the samples: 1 or more."""
+    """How unevenly a mixture relies on clients, for the samples that they have (Mansour et al. 2020, appendix B).
+
+    Args:
+        mixture: lambda [m], which sums to 1.
+        shares: p [m], the clients' shares of all training samples.
+
+    Returns:
+        s(lambda) = sum_k lambda_k^2 / p_k, 1 or more; 1 where lambda = p.
+    """
     return float(np.sum(np.square(mixture) / shares))

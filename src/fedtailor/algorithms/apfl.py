@@ -82,6 +82,8 @@ class APFL(FedAvg):
 
         def step(carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]) -> tuple[Pair, Array]:
             (v, w), alpha = carry
+            # Both gradients are taken before anything moves: the mixture is made of the w that this batch has not
+            # trained yet.
             of_v, slope = self._gradients(local, (v, w), alpha, batch)
             if not is_off(self.alpha_lr):
                 # Once a round, on its first batch; in all other steps the slope is not computed.
@@ -91,6 +93,7 @@ class APFL(FedAvg):
             w = descend(w, local.batch_gradient(w, batch), sgd, rate)
             return (v, w), alpha
 
+        # v goes on from where the client's last round left it, w_i from the model received.
         start = local.params(state["model"]), local.params(inbox["model"][0])
         steps = local.steps(sgd)
         (v, w), alpha = local.loop((start, state["alpha"]), step, steps, sgd.batch_size, drop_last=sgd.drop_last)
@@ -99,10 +102,20 @@ class APFL(FedAvg):
     def _gradients(
         self, local: LocalTrainer, pair: Pair, alpha: Array, batch: Batch
     ) -> tuple[Params, Callable[[], Array]]:
-        """Of the mixture's loss over a batch: with respect to v, and (a pass over the models: on demand) to alpha."""
+        """Gradients of the mixture's mean loss over a batch.
+
+        Args:
+            pair: v, the personal model, and w, the client's copy of the global one.
+            alpha: share of v in the mixture.
+
+        Returns:
+            The gradient with respect to v, and a function that gives the derivative with respect to alpha (which costs
+            another pass over the models' entries and is wanted once a round only).
+        """
         v, w = pair
         if self.mix == "parameters":
             mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w)
+            # By the chain rule d mixture / dv = alpha, and d mixture / d alpha = v - w: one gradient serves both.
             g = local.batch_gradient(mixture, batch)
 
             def slope() -> Array:
@@ -111,6 +124,7 @@ class APFL(FedAvg):
 
             return jax.tree.map(lambda g: alpha * g, g), slope
 
+        # Outputs, not parameters, are mixed here, so no single model has this loss: differentiate through both.
         def loss(v: Params, alpha: Array) -> Array:
             mixed = alpha * local.logits(v, batch.x) + (1 - alpha) * local.logits(w, batch.x)
             return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(batch.weight.sum(), 1)
@@ -126,4 +140,5 @@ class APFL(FedAvg):
         return alpha * v + (1 - alpha) * w
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
+        # a round as all others do it, from v = w; what it would send is dropped
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

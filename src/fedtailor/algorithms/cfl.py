@@ -164,6 +164,8 @@ class CFL(Algorithm):
 
     def server(self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> CFLState:
         models = answers["model"]
+        # The averages of the present clusters say which of these are stationary. Where one is split, each half starts
+        # from the parent's old model, too, and so is averaged anew.
         averages = self._averages(server, models, cohort)
         after = server
         for members in self._unsettled(server, averages, models, cohort):
@@ -181,10 +183,16 @@ class CFL(Algorithm):
     def _unsettled(
         self, server: CFLState, averages: Array, models: ClientRows, cohort: Cohort
     ) -> list[NDArray[np.int64]]:
-        """The clusters to be split, each as the rows of its members in the cohort."""
+        """The clusters that have come to rest although some of their clients have not.
+
+        Returns:
+            For each cluster to be split, the rows of its members in the cohort.
+        """
         if cohort.round < self.first_split:
             return []
         cluster = server.cluster[cohort.position]
+        # | mean D_i | of every cluster and | D_i | of every client: how far averages and models are from where they
+        # started.
         of_clusters = np.asarray(_distances(averages, server.model, np.arange(len(averages))))
         starts = models.to_rows(cluster, fill=0)
         of_clients = np.asarray(_distances(models.values, server.model, starts))[models.row]
@@ -205,9 +213,12 @@ class CFL(Algorithm):
         updates = np.asarray(models.take(members)) - np.asarray(model)
         similarity = cosine_similarity(updates)
         second = bipartition(similarity, self.linkage) == 1
+        # The paper's test of a bipartition needs the largest similarity between its halves, alpha_cross^max there.
         across = similarity[second][:, ~second].max()
         if self.gamma_max is not None and np.sqrt((1 - across) / 2) <= self.gamma_max:
             return server
+        # The mean of unit vectors is all that newcomers need: its product with an update is |update| times the mean
+        # cosine.
         lengths = np.linalg.norm(updates, axis=1, keepdims=True)
         units = updates / np.maximum(lengths, np.finfo(updates.dtype).tiny)
         split = Split(
@@ -219,6 +230,7 @@ class CFL(Algorithm):
             directions=np.stack([units[~second].mean(axis=0), units[second].mean(axis=0)]),
         )
         splits = [*server.splits, split]
+        # The first half keeps the parent's number and model, the second gets the next number and a copy of that model.
         cluster = server.cluster.copy()
         cluster[split.second] = len(splits)
         grown = _with_capacity(server.model, _capacity(len(splits) + 1))
@@ -273,15 +285,19 @@ class CFL(Algorithm):
         clusters, parents_models = inbox["model"][:capacity], inbox["model"][capacity:]
         directions = inbox["gradient"].reshape(capacity, 2, -1)
 
+        # In the order in which they were made, splits lead from the root to a leaf: after split k the client stands in
+        # one of clusters 0..k+1.
         def descend(split: Array, cluster: Array) -> Array:
             # only at splits of the cluster that it stands in does it train; elsewhere its update is 0
             here = inbox.received["parent"][split] & (parent[split] == cluster)
             steps = jnp.where(here, local.steps(self.sgd), 0)
             update = local.sgd(parents_models[split], self.sgd, steps=steps) - parents_models[split]
+            # Both mean cosines times |update|, which does not matter for which of them is larger.
             first, second = (directions[split] * update).sum(axis=1)
             return jnp.where(second > first, split + 1, cluster)  # split k made cluster k + 1
 
-        return {"model": clusters[local.fori_loop(capacity, descend, jnp.int32(0))]}
+        leaf = local.fori_loop(capacity, descend, jnp.int32(0))
+        return {"model": clusters[leaf]}
 
     def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"] if "model" in state else inbox["model"][0]
@@ -295,10 +311,21 @@ def _capacity(clusters: int) -> int:
 def _with_capacity(rows: ArrayLike, capacity: int) -> Array:
     """The rows, and zeros below them."""
     rows = jnp.asarray(rows)
-    return jnp.concatenate([rows, jnp.zeros((capacity - len(rows), *rows.shape[1:]), rows.dtype)])
+    missing = capacity - len(rows)
+    zeros = jnp.zeros((missing, *rows.shape[1:]), rows.dtype)
+    return jnp.concatenate([rows, zeros])
 
 
 @jax.jit
 def _distances(models: Float[Array, "c d"], starts: Float[Array, "s d"], start: Int[Array, " c"]) -> Float[Array, " c"]:
-    """How far each model is from the one it started from."""
+    """How far each model is from the one it started from.
+
+    Args:
+        models: what is measured.
+        starts: models to start from.
+        start: the row of `starts` that belongs to each model.
+
+    Returns:
+        The Euclidean norm of each difference [c].
+    """
     return jnp.linalg.norm(models - starts[start], axis=1)

@@ -98,6 +98,7 @@ class Contextual(Algorithm):
         return ContextualState(model=init(0)[None], context=np.full(len(population), -1))
 
     def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
+        # Three cases: nobody has a context yet, all clients of the cohort have one, or some come for the first time.
         context = server.context[cohort.position].astype(np.int32)
         if (server.context < 0).all():
             # nobody has reported, and all contexts are still the common initial model
@@ -112,8 +113,11 @@ class Contextual(Algorithm):
         rows = np.flatnonzero(cohort.reporting)
         if len(rows) == 0:
             return server
-        uploads, contexts, context = answers["model"].take(rows), server.model, server.context.copy()
+        uploads = answers["model"].take(rows)
+        contexts = server.model
+        context = server.context.copy()
         if (context < 0).all():
+            # The first uploads: until now all contexts were one model, and only now is there anything to count them by.
             number = self._number(uploads, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
         # cluster what was received, and find out which context each cluster goes on from
@@ -121,9 +125,11 @@ class Contextual(Algorithm):
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         means = mix(contexts[:clusters], uploads, cluster_averages(label, clusters, share))
+        # k-means numbers its clusters anew in every round: a context goes on as the cluster that is nearest to it.
         continued = match(squared_distances(means, contexts))
         context[cohort.reporters] = continued[label]
-        # every continued context moves by alpha towards the mean of its cluster
+        # omega_k <- (1 - alpha) omega_k + alpha times the mean of its cluster, for every context that is continued; a
+        # row of zeros leaves the others as they are
         moves = self.alpha * (np.arange(len(contexts))[:, None] == continued)
         return server.replace(model=mix(contexts, means, moves), context=context)
 
@@ -149,10 +155,13 @@ class Contextual(Algorithm):
         return {"model": theta}
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        # As a rule one context was received. A client that reports for the first time was sent all, and chooses by its
+        # loss.
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         start = state["model"] if self.start == "personal" else None
         share = self._gamma(self.sgd.rate(local.round))
         omega = inbox["model"][choice]
+        # Algorithm 1's local part: on each of R batches S inner steps of theta, and a step of w towards it.
         theta, w = envelope_steps(local, omega, self.sgd, self.inner_steps, self.lam, share, theta=start)
         return {"model": theta}, {"model": w}
 
@@ -168,7 +177,15 @@ class Contextual(Algorithm):
 
 
 def _own_or_all(context: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Recipients [c, K]: a client's own context where it has one, else all of them."""
+    """Who is sent which contexts: its own where a client has one, else all.
+
+    Args:
+        context: the context of each client [c]; -1 = it has none.
+        numbers: of all contexts [K].
+
+    Returns:
+        Recipients [c, K] as `Streams` takes them.
+    """
     own = (context[:, None] == numbers) | (context < 0)[:, None]
     return np.where(own, numbers, -1).astype(np.int32)
 

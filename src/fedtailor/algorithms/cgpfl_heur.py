@@ -55,12 +55,15 @@ class CGPFLHeur(Contextual):
         require(d is None or d > 0, f"complexity is {d}; it must be above 0")
 
     def _number(self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]) -> int:
+        # The second term's sums for every K that is worth comparing, clients weighted by their samples.
         numbers, costs = costs_of_models(models, sizes / sizes.sum(), len(models) // 2)
         samples = float(sizes.sum())
+        # First term of eq. 11, with d at most m: for a d above e m the logarithm would be negative.
         d = min(models.shape[1] if self.complexity is None else self.complexity, samples)
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))
         mu = self.mu
         if mu is None:
+            # mu of the class's docstring: the bound rises from K = 1 to N/2 by as much as mu times the cost falls.
             falls = costs[0] - costs[-1]
             mu = (bound[-1] - bound[0]) / falls if falls > 0 else 0.0
         value = bound + mu * costs

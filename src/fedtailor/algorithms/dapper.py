@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.aggregation import ServerOptimizer
+from fedtailor.aggregation import ServerOptimizer, reporter_weights
 from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
 from fedtailor.algorithms.helpers.moments import WithMoments, loss_by_moments, models_of, sums_of_moments
 from fedtailor.algorithms.helpers.selection import closest, require_cover
@@ -153,7 +153,10 @@ class DAPPER(Algorithm):
     # training: the common models ------------------------------------------------------------------------------------
 
     def _training(self) -> HypCluster:
-        """What trains the common models; of a single one it is FedAvgM."""
+        """What trains the common models; of a single one it is FedAvgM.
+
+        Phase 1 of the method is another method as it stands: all its hyper-parameters have the same names there.
+        """
         return HypCluster(
             sgd=self.sgd,
             weights=self.weights,
@@ -201,8 +204,10 @@ class DAPPER(Algorithm):
     def aggregate_probe(self, server: WithMoments, answers: Answers, cohort: Cohort) -> WithMoments:
         means, deviation = answers.host("moments"), answers.host("deviation")[cohort.reporting]
         require(not len(deviation) or float(deviation.max()) < _ROUNDING, _LINEAR)
-        share = np.where(cohort.reporting, cohort.sizes, 0) / max(cohort.sizes[cohort.reporting].sum(), 1)
-        return server.replace(moments=(share[:, None, None] * means).sum(axis=0).astype(means.dtype))
+        # The mean over all clients' samples is the mean of the clients' means, weighted by n_k.
+        share = reporter_weights(cohort, "samples")
+        moments = (share[:, None, None] * means).sum(axis=0)
+        return server.replace(moments=moments.astype(means.dtype))
 
     # after training: examples C' for every client -------------------------------------------------------------------
 
@@ -212,13 +217,17 @@ class DAPPER(Algorithm):
             return models
         if self.source == "moments":
             assert isinstance(server, WithMoments)
-            moments = Streams(jnp.asarray(server.moments)[None], np.zeros((len(cohort), 1), np.int32))
+            to_everyone = np.zeros((len(cohort), 1), np.int32)
+            moments = Streams(jnp.asarray(server.moments)[None], to_everyone)
             return Downlink({**models.streams, "moments": moments})
         common = chosen(models_of(server))
         counts = self.r * cohort.sizes
-        bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)  # one sample a client, whoever else is served and when
+        # C' of a client is a function of the run's seed and its id: the same whoever else is served, and whenever.
+        bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)
         clusters = common.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
-        samples = [self._draw(common, cohort, *row) for row in zip(bits, clusters, counts, strict=True)]
+        samples = []
+        for of_client, cluster, count in zip(bits, clusters, counts, strict=True):
+            samples.append(self._draw(common, cohort, of_client, cluster, count))
         return Downlink({**models.streams, **example_streams(samples, counts)})
 
     def _draw(
@@ -229,6 +238,7 @@ class DAPPER(Algorithm):
         if self.proxy is not None:
             return self.proxy(rng, count)
         assert cohort.examples is not None
+        # figure 2 with clusters: C' is drawn from the data of the cluster's clients only
         members = np.flatnonzero(server.cluster == cluster) if cluster >= 0 else None
         return cohort.examples(rng, count, members)
 
@@ -242,9 +252,18 @@ class DAPPER(Algorithm):
         return state["model"] if state else self._personalize(inbox, local, use_val=True)
 
     def _personalize(self, inbox: Inbox, local: LocalTrainer, use_val: bool) -> Float[Array, " d"]:
-        """The best of the models that minimise eq. 7 for the lambdas of the cover."""
+        """The client's part of figure 2: minimise eq. 7 for every lambda of the cover, and keep the best model.
+
+        Args:
+            use_val: choose lambda on the validation split where there is one; newcomers give training data only.
+
+        Returns:
+            The personal model.
+        """
         nearest, *_ = closest(inbox["model"], inbox.received["model"], local)
+        # h_c: the only common model, or with clusters the one that fits the client's data best.
         start = inbox["model"][nearest]
+        # Nothing is held out where there is nothing to choose, or where training data choose (the pseudocode).
         if len(self.cover) == 1 or self.select == "train":
             fit_on, loss = local, local.loss
         else:
@@ -256,33 +275,54 @@ class DAPPER(Algorithm):
         return models[jnp.argmin(local.map(loss, models))]
 
     def _hold_out(self, local: LocalTrainer, use_val: bool) -> tuple[LocalTrainer, Callable[[Array], Array]]:
-        """The data to train on, and the loss on data that it does not train on.
+        """What the client trains on, and what it chooses lambda by.
 
-        These are its validation split (`use_val`) or, where it has none, some of its training data."""
+        Args:
+            use_val: choose by the validation split where there is one, else by some of the training data.
+
+        Returns:
+            The client with the samples to train on, and the loss of a model on samples that are not among them.
+        """
         n = local.size
         has_val = local.count("val") > 0 if use_val else jnp.bool_(False)
         # One sample at least is left to train on.
-        taken = jnp.minimum(jnp.ceil(self.held_out * n).astype(jnp.int32), jnp.maximum(n - 1, 0))
+        wanted = jnp.ceil(self.held_out * n).astype(jnp.int32)
+        taken = jnp.minimum(wanted, jnp.maximum(n - 1, 0))
         cut = jnp.where(has_val, n, n - taken)
         rest = local.part(cut, n, "dapper")
 
         def loss(h: Float[Array, " d"]) -> Float[Array, ""]:
-            return jnp.where(has_val, local.loss(h, "val"), rest.loss(h)) if use_val else rest.loss(h)
+            if not use_val:
+                return rest.loss(h)
+            return jnp.where(has_val, local.loss(h, "val"), rest.loss(h))
 
         return local.part(0, cut, "dapper"), loss
 
     def _fit(self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
-        """The minimisation of eq. 7, from `start`."""
+        """The minimisation of eq. 7, lambda F_k(h) + (1 - lambda) F_C'(h), by SGD from `start`.
+
+        Args:
+            start: h_c.
+            lam: lambda, traced.
+            inbox: what `serve` sent: C', or the moments.
+            local: the client with the samples that it fits on.
+
+        Returns:
+            h_lambda.
+        """
         batch_size = self.tune.batch_size
 
         def weighted(params: Params, batch: Batch, step: Array) -> Params:
             others = self._batch_of_others(start, inbox, local, step, self.r * len(batch.y))
             local.count_work(gradients=self.r)
+            # One batch for both data sets: weights lambda / b and (1 - lambda) / (r b), which sum to 1, make its
+            # weighted mean loss eq. 7.
             both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, others)
             weight = jnp.concatenate([lam * _mean(batch.weight), (1 - lam) * _mean(others.weight)])
             return local.batch_gradient(params, Batch(both.x, both.y, weight))
 
         def tossed(params: Params, batch: Batch, step: Array) -> Params:
+            # The pseudocode's coin: own batch with probability lambda. Both are drawn, as a traced choice has to.
             # A client has r samples of others for each of its own, so that their batch may have more than its own has.
             size = min(batch_size, self.r * len(batch.y))
             others = self._batch_of_others(start, inbox, local, step, size)
@@ -291,9 +331,13 @@ class DAPPER(Algorithm):
             return local.batch_gradient(params, chosen_batch)
 
         def from_moments(params: Params, batch: Batch, step: Array) -> Params:
+            def loss_of_others(params: Params) -> Float[Array, ""]:
+                return loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:])
+
             own = local.batch_gradient(params, batch)
-            others = jax.grad(lambda params: loss_by_moments(params, inbox["moments"][0], local, batch.x.shape[1:]))
-            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others(params))
+            # grad F_C' exactly, from M_uu and M_uy: no example, no chance.
+            others = jax.grad(loss_of_others)(params)
+            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others)
 
         if self.source == "moments":
             gradient = from_moments
@@ -301,13 +345,22 @@ class DAPPER(Algorithm):
             gradient = tossed
         else:
             gradient = weighted
+        # With the coin a step sees one batch of either data set: r times as many steps visit as many examples.
         steps = local.steps(self.tune) * (self.r if self.coin else 1)
         return local.sgd(start, self.tune, gradient=gradient, steps=steps)
 
     def _batch_of_others(
         self, start: Float[Array, " d"], inbox: Inbox, local: LocalTrainer, step: Array, size: int
     ) -> Batch:
-        """The batch of C' for a step."""
+        """The batch of C' for a step.
+
+        Args:
+            start: h_c, which generates the examples of `source="model"`.
+            size: examples in the batch.
+
+        Returns:
+            Received examples, or generated ones; padding has weight 0.
+        """
         if self.source != "model":
             return received_batch(inbox, local, step, size, start.dtype)
         positions, weight = batch_positions(self.r * local.size, step, size, start.dtype)

@@ -77,7 +77,10 @@ class Ditto(FedAvg):
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         w = inbox["model"][0]
-        return {"model": self._best_of_pulls(state["model"], w, local)}, {"model": local.sgd(w, self.sgd)}
+        # Both start from what was there before the round: v is pulled to w as received, not as trained below, so that
+        # the two trainings do not depend on each other's order.
+        v = self._best_of_pulls(state["model"], w, local)
+        return {"model": v}, {"model": local.sgd(w, self.sgd)}
 
     def _personal_steps(
         self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer, steps: IntScalar | None = None
@@ -87,13 +90,19 @@ class Ditto(FedAvg):
         return local.sgd(v, self.personal_sgd or self.sgd, pull=pull, steps=steps)
 
     def _best_of_pulls(self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " d"]:
-        """v after the local steps of the pull that validation samples are for; of `lam` where there are none."""
+        """v after the local steps of whichever pull does best on the validation samples.
+
+        Returns:
+            The v of least validation loss; that of `lam` where there is nothing to choose from, or by.
+        """
         if not self.lams:
             return self._personal_steps(v, w, local)
-        sgd, pulls = self.personal_sgd or self.sgd, jnp.asarray((self.lam, *self.lams), v.dtype)
+        sgd = self.personal_sgd or self.sgd
+        pulls = jnp.asarray((self.lam, *self.lams), v.dtype)
         models = local.map(lambda lam: local.sgd(v, sgd, pull=(lam, w)), pulls)
+        losses = local.map(lambda model: local.loss(model, "val"), models)
         # without samples all losses are 0, and the first pull is taken
-        return models[jnp.argmin(local.map(lambda model: local.loss(model, "val"), models))]
+        return models[jnp.argmin(losses)]
 
     def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         return Downlink() if cohort.seen else self.broadcast(server, cohort)

@@ -102,6 +102,13 @@ class FedALA(FedAvg):
     def _start(
         self, own: Float[Array, " d"], theta: Float[Array, " d"], weights: Float[Array, " k"], local: LocalTrainer
     ) -> Float[Array, " d"]:
+        """theta_i + (theta - theta_i) * W_i in the part, theta elsewhere: where a client's training starts.
+
+        Args:
+            own: theta_i, the model that the client trained last.
+            theta: the global model.
+            weights: W_i, one for each entry of the part.
+        """
         part: ModelPart = local.part_of_model(self.part)
         kept = part.take(own)
         return part.put(theta, kept + (part.take(theta) - kept) * weights)
@@ -109,8 +116,15 @@ class FedALA(FedAvg):
     def _learn(
         self, state: Any, theta: Float[Array, " d"], local: LocalTrainer
     ) -> tuple[Float[Array, " k"], Bool[Array, ""]]:
-        """New weights, and whether learning has ever begun: it cannot while both models are equal."""
-        part, own = local.part_of_model(self.part), state["model"]
+        """The rule for W_i, over one pass or, the first time, over as many as it takes.
+
+        Returns:
+            The new weights, and whether learning has ever begun: it cannot while both models are equal.
+        """
+        part = local.part_of_model(self.part)
+        own = state["model"]
+        # theta - theta_i, the derivative of the start with respect to W_i. It is zero in a client's first round, where
+        # no W is better than another.
         away = part.take(theta) - part.take(own)
         differs = (away != 0).any()
         if is_off(self.eta):
@@ -124,16 +138,21 @@ class FedALA(FedAvg):
             few.count_work(gradients=1)
             few.renew_statistics(params, batch)  # of a model that is thrown away
             loss, g = jax.value_and_grad(few.batch_loss)(params, batch)
+            # W <- clip(W - eta grad F_i(start) * (theta - theta_i), 0, 1), by the chain rule through `_start`.
             weights = jnp.clip(weights - self.eta * part.take(local.vector(g)) * away, 0, 1)
             return weights, total + loss * batch.weight.sum()
 
         def one_pass(k: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             weights, recent, done = carry
+            # How many passes there are is traced: all of `max_passes` are gone through, and those behind the end take
+            # no step.
             steps = jnp.where(done, 0, pass_steps)
             zero = jnp.zeros((), theta.dtype)
             weights, total = few.loop((weights, zero), step, steps, self.sgd.batch_size, purpose="weights")
+            # The last ten passes' mean losses; once they hardly differ, the first learning is over.
             recent = jnp.append(recent[1:], total / jnp.maximum(few.size, 1))
             settled = (k + 1 >= RECENT) & (recent.std() < self.threshold)
+            # A client that has begun in an earlier round makes this one pass only.
             return weights, recent, done | state["began"] | settled
 
         recent = jnp.zeros(RECENT, theta.dtype)

@@ -119,8 +119,9 @@ class FedAMP(Algorithm):
 
     def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         clients = cohort.position
+        # u_i, a row of xi for each client of the cohort; rows sum to 1, so nothing of `mix`'s old models stays.
         means = mix(server.models[clients], server.models, server.attention[clients])
-        return Downlink({"model": Streams(means, np.arange(len(cohort), dtype=np.int32)[:, None])})
+        return Downlink({"model": Streams.one_each(means)})
 
     def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
         if not cohort.reporting.any():
@@ -132,6 +133,11 @@ class FedAMP(Algorithm):
         return server.replace(models=models, sent=sent, attention=self._attention(models))
 
     def _attention(self, models: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m m"]:
+        """xi between all clients, from their models.
+
+        Returns:
+            Rows that sum to 1, with the own weight 1 - sum_(j != i) xi_ij on the diagonal.
+        """
         clients = len(models)
         like = cosine_similarity(models) if self.heur else squared_distances(models)
         other = ~np.eye(clients, dtype=bool)
@@ -140,14 +146,26 @@ class FedAMP(Algorithm):
         return weights
 
     def _scale(self, clients: int) -> float:
+        """sigma as it is used: given, or such that no own weight of so many clients is negative."""
         if self.sigma is not None:
             return self.sigma
         return 1.0 if self.heur else max(1.0, self.alpha * clients)
 
     def _weights(self, like: Any, other: Any, clients: int, xp: Any) -> Any:
-        """xi of the others [..., m] among `clients`, from squared distances or cosines; 0 where not `other`."""
+        """xi of the others.
+
+        Args:
+            like: squared distances or, for `heur`, cosines [..., m].
+            other: [..., m] which entries are other clients.
+            clients: how many clients there are, the own one included.
+            xp: the library of the arrays: NumPy on the server, JAX on a newcomer.
+
+        Returns:
+            [..., m], zero where not `other`.
+        """
         sigma = self.sigma
         if not self.heur:
+            # alpha A'(|w_i - w_j|^2), where A(x) = 1 - exp(-x / sigma) is the paper's attention-inducing function.
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
             return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
@@ -163,10 +181,11 @@ class FedAMP(Algorithm):
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        to = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
+        # Every newcomer receives the models of those that have ever sent one.
+        available = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
+        models = Streams(jnp.asarray(server.models), np.tile(available, (len(cohort), 1)))
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        models = Streams(jnp.asarray(server.models), np.tile(to, (len(cohort), 1)))
         return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
@@ -182,6 +201,7 @@ class FedAMP(Algorithm):
         return {"model": w}, {"model": w}
 
     def _train(self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " d"]:
+        """The client's problem: F_i(w) + lam / (2 alpha) |w - u|^2, whose gradient is a pull of lam / alpha to u."""
         pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
 
@@ -191,6 +211,7 @@ class FedAMP(Algorithm):
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         models = inbox["model"]
         sent = inbox.received["model"]
+        # First a model of its own, to be compared by: a training from the mean of what others sent.
         average = sent @ models / jnp.maximum(sent.sum(), 1)
         mean = jnp.where(sent.any(), average, inbox["initial"][0])
         w = local.sgd(mean, self.sgd)
@@ -199,6 +220,8 @@ class FedAMP(Algorithm):
             like = (models @ w) / jnp.where(lengths > 0, lengths, 1)
         else:
             like = jnp.square(models - w).sum(axis=1)
+        # Then its own row of xi, and a round's training towards the u that it makes.
         xi = self._weights(like, sent, len(models) + 1, jnp)
         xi = xi / jnp.maximum(xi.sum(), 1)  # one client more than alpha was checked for
-        return {"model": self._train(w, xi @ models + (1 - xi.sum()) * w, local)}
+        u = xi @ models + (1 - xi.sum()) * w
+        return {"model": self._train(w, u, local)}

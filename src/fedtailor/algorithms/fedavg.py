@@ -58,8 +58,10 @@ class FedAvg(Algorithm):
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        # theta_i = SGD(theta; D_i)
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
     def server(self, server: AveragedModels, downlink: Downlink, answers: Answers, cohort: Cohort) -> AveragedModels:
+        # q_i, one row [1, c] for the one model; 0 for clients that do not report
         weights = reporter_weights(cohort, self.weights)[None]
         return average_step(server, self.optimizer, answers["model"], weights)

@@ -64,7 +64,7 @@ class FedBABU(FedPer):
         model.part(self.tune_part)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        # the head is common knowledge (the seed)
+        # Clients put the received body under h^0, which is common knowledge (the seed): it costs no traffic.
         clients = len(cohort)
         return Downlink({"model": server.to_everyone(clients), "initial": server.initial_to_everyone(clients)})
 
@@ -78,6 +78,7 @@ class FedBABU(FedPer):
         return ()
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        # b_i = SGD(b; h^0, D_i): the head is part of the model that computes the loss, and does not move.
         body = self._own(local).complement
         theta = local.sgd(self._received(inbox, local), self.sgd, train_only=body)
         return state, {"model": body.take(theta)}
@@ -87,4 +88,5 @@ class FedBABU(FedPer):
         return local.sgd(self._received(inbox, local), self.tune, train_only=part)
 
     def _received(self, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
+        """The received body under the head as it was drawn."""
         return self._own(local).complement.put(inbox["initial"][0], inbox["model"][0])

@@ -40,12 +40,14 @@ class FedBN(FedPer):
     """The part of the model that stays on the client."""
 
     def own_part(self, parts: tuple[str, ...]) -> str:
+        # without normalisation layers nothing stays on the client, and this is FedAvg
         return "nothing" if self.part == "norm" and "norm" not in parts else self.part
 
     def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
         if own.size == 0:
             return theta
 
+        # One pass over its data in training mode, of which only the running statistics are kept: no parameter moves.
         def renew(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(forwards=1)
             return local.renew_statistics(params, batch)

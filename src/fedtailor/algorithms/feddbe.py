@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.algorithms.helpers.own_steps import descend_in_training, head_of, mean_over, require_plain
@@ -109,13 +110,14 @@ class FedDBE(FedAvg):
         return FedDBEState(**shared, initial=init(0), mean=mean, told=np.zeros(len(population), bool))
 
     def aggregate_probe(self, server: FedDBEState, answers: Answers, cohort: Cohort) -> FedDBEState:
-        share = np.where(cohort.reporting, cohort.sizes, 0) / max(cohort.sizes[cohort.reporting].sum(), 1)
+        share = reporter_weights(cohort, "samples")
         means = answers.host("features")
-        # not a product of matrices, whose rounding depends on where in memory they lie
+        # zbar, weighted by samples. Not a product of matrices, whose rounding depends on where in memory they lie.
         weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        # zbar travels to every client once: in its first round, or when it is served as a newcomer.
         told = server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
         recipients = np.where(told, -1, 0).astype(np.int32)
         once = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
@@ -157,6 +159,7 @@ class FedDBE(FedAvg):
         return {"vector": zero, "running": zero, "mean": zero}
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        # Whoever is sent zbar in this round starts its running mean r_i there; the others go on with what they keep.
         new = inbox.received["features"][0]
         mean = jnp.where(new, inbox["features"][0], state["mean"])
         running = jnp.where(new, mean, state["running"])
@@ -173,7 +176,16 @@ class FedDBE(FedAvg):
     def _train(
         self, start: tuple[Params, Array, Array], mean: Array, local: LocalTrainer, whole: bool
     ) -> tuple[Params, Array, Array]:
-        """A round's steps of the vector and, if `whole`, of the model."""
+        """A round's steps.
+
+        Args:
+            start: the model's parameters, the vector m_i, and the running mean r_i.
+            mean: zbar.
+            whole: whether the model is trained along, or the vector only.
+
+        Returns:
+            The three of `start`, after the steps.
+        """
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
         def step(
@@ -183,6 +195,7 @@ class FedDBE(FedAvg):
 
             def loss(params: Params, vector: Array) -> tuple[Array, Array]:
                 z = local.features(params, batch.x)
+                # r = (1 - momentum) r_i + momentum mean_b z, through which the gradient of the pull passes
                 of_batch = jnp.tensordot(batch.weight / jnp.maximum(batch.weight.sum(), 1), z, 1)
                 after = running + self.momentum * (of_batch - running)
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
@@ -191,6 +204,7 @@ class FedDBE(FedAvg):
 
             local.count_work(gradients=1)
             (of_params, of_vector), running = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, vector)
+            # One step of body, head and m_i at once, all from the same gradient.
             moved = descend_in_training(params, of_params, batch, sgd, rate, local)
             params = moved if whole else params
             return params, vector - rate * of_vector, running

@@ -86,9 +86,11 @@ class FedDyn(Algorithm):
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        # The gradient of -<g_i, w> is -g_i, and that of alpha/2 |w - theta|^2 a pull of alpha to theta.
         theta, g = inbox["model"][0], state["gradient"]
         trained = local.sgd(theta, self.sgd, pull=(self.alpha, theta), drift=-g)
-        # a change that the server does not add to its own sum must not change this one either
+        # g_i and the server's c must stay in step (c is the mean of all -g_i): a change of one that the other does not
+        # see, because this client does not report, must not happen.
         kept = jnp.where(inbox.reply, g - self.alpha * (trained - theta), g)
         return {"gradient": kept}, {"model": trained}
 
@@ -97,6 +99,7 @@ class FedDyn(Algorithm):
         if not reporters:
             return server
         average = mix(server.model, answers["model"], reporter_weights(cohort, "uniform")[None])
+        # c <- c - (alpha / m) sum_S (theta_i - theta): the sum over S is |S| times the move of their average.
         share = reporters / server.clients
         drift = server.drift - self.alpha * share * (average - server.model)
         return server.replace(model=average - drift / self.alpha, drift=drift)

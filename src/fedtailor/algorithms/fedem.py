@@ -99,6 +99,7 @@ class FedEM(Algorithm):
 
     def server(self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedEMState:
         weights = reporter_weights(cohort, self.weights)[None]
+        # theta_k <- sum_i q_i theta_ik, component by component: the weights q are the same for all of them.
         averages = []
         for k in range(self.components):
             component = answers["model"].item(k)
@@ -115,6 +116,8 @@ class FedEM(Algorithm):
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
         def gradients(models: Models, batch: Batch) -> Models:
+            # r is made of the models as received, in every step: with weights of the models being trained it is another
+            # method.
             r = self._responsibilities(received, pi, batch, local)
             return tuple(gradient(params, batch, share) for params, share in zip(models, r, strict=True))
 
@@ -135,18 +138,23 @@ class FedEM(Algorithm):
         def loop(carry: Any, step: Callable[..., Any]) -> Any:
             return local.loop(carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
 
+        # M step. Without momentum nothing but the models is carried along.
         if is_off(sgd.momentum):
             trained = loop(received, plain)
         else:
             trained, _ = loop((received, jax.tree.map(jnp.zeros_like, received)), momentum)
+        # E step of pi, on the received models, too: pi_ik <- mean_s r_is(k).
         new = self._expectation(received, pi, local)
-        return {"weights": new}, {"model": jnp.stack([local.vector(params) for params in trained])}
+        models = jnp.stack([local.vector(params) for params in trained])
+        return {"weights": new}, {"model": models}
 
     def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return Mixture(state["weights"], inbox["model"])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        start, models = self.init_client(inbox["model"][0])["weights"], self._models(inbox, local)
+        # Its proportions only, by E steps from equal ones: the models stay as they are.
+        start = self.init_client(inbox["model"][0])["weights"]
+        models = self._models(inbox, local)
         steps = self.newcomer_steps
         return {"weights": local.fori_loop(steps, lambda _, pi: self._expectation(models, pi, local), start)}
 
@@ -156,13 +164,25 @@ class FedEM(Algorithm):
     def _responsibilities(
         self, models: Models, pi: Float[Array, " k"], batch: Batch, local: LocalTrainer
     ) -> Float[Array, "k b"]:
-        """r of a batch's samples, which sum to 1 over the models."""
+        """r of a batch's samples: how much of each is due to which model.
+
+        Returns:
+            r_is(k) ~ pi_ik exp(-loss_k(s)) [k, b], which sums to 1 over the models.
+        """
         local.count_work(forwards=len(models))
-        losses = [local.losses(local.logits(params, batch.x, training=False), batch.y) for params in models]
+        losses = []
+        for params in models:
+            outputs = local.logits(params, batch.x, training=False)
+            losses.append(local.losses(outputs, batch.y))
+        # in the log domain: likelihoods of networks underflow
         return jax.nn.softmax(jnp.log(pi)[:, None] - jnp.stack(losses), axis=0)
 
     def _expectation(self, models: Models, pi: Float[Array, " k"], local: LocalTrainer) -> Float[Array, " k"]:
-        """The mean of r over the client's training samples."""
+        """The new proportions pi_i [k], the mean of r over the client's training samples.
+
+        Returns:
+            They sum to 1; `pi` itself for a client without samples.
+        """
 
         def add(total: Float[Array, " k"], batch: Batch, index: Int[Array, ""]) -> Float[Array, " k"]:
             return total + self._responsibilities(models, pi, batch, local) @ batch.weight

@@ -114,14 +114,22 @@ class FedFomo(Algorithm):
         return Downlink({"model": Streams(server.model, self._choose(server, cohort))})
 
     def _choose(self, server: FedFomoState, cohort: Cohort) -> Int[np.ndarray, "c k"]:
-        """Whose models each client is sent; -1 where fewer than M others have uploaded one."""
+        """Whose models each client is sent.
+
+        Returns:
+            Positions of clients [c, M]; -1 where fewer than M others have uploaded a model.
+        """
         clients, rng = len(server.uploaded), cohort.rng("fedfomo")
         chosen = np.full((len(cohort), min(self.downloads, clients - 1)), -1, np.int32)
         explore = max(self.explore - self.explore_decay * cohort.round, 0.0)
         for row, client in enumerate(cohort.position):
-            uniform, ties = rng.random() < explore, rng.random(clients)
-            ranked = np.lexsort((ties, np.zeros(clients) if uniform else -server.affinity[client]))
-            ranked = ranked[server.uploaded[ranked] & (ranked != client)][: chosen.shape[1]]
+            uniform = rng.random() < explore
+            ties = rng.random(clients)
+            # By affinity, the largest first, and by the random `ties` among equals; to explore, by these alone.
+            merit = np.zeros(clients) if uniform else server.affinity[client]
+            ranked = np.lexsort((ties, -merit))
+            available = server.uploaded[ranked] & (ranked != client)
+            ranked = ranked[available][: chosen.shape[1]]
             chosen[row, : len(ranked)] = ranked
         return chosen
 
@@ -143,10 +151,12 @@ class FedFomo(Algorithm):
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
+        # Every newcomer receives the models of those that have ever uploaded one.
         uploads = np.where(server.uploaded, np.arange(len(server.uploaded)), -1).astype(np.int32)
+        models = Streams(server.model, np.tile(uploads, (len(cohort), 1)))
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink({"model": Streams(server.model, np.tile(uploads, (len(cohort), 1))), "initial": start})
+        return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedFomoState) -> Sequence[Diagnostic]:
         return [MatrixDiagnostic("affinity", "Weights that clients gave to others' models", server.affinity)]
@@ -177,10 +187,12 @@ class FedFomo(Algorithm):
         Returns:
             The new state, and the weights of what was sent and, last, of the client's own model.
         """
+        # The candidates: the models received, and last the client's own after its last training; b is that before it.
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
         available = jnp.append(inbox.received["model"], True)
-        # a single sample is both trained on and validated on
+        # How many training samples are held out: none where a validation split does their work. A single sample is both
+        # trained on and validated on.
         held = jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size)
         if use_val:
             held = jnp.where(local.count("val") > 0, 0, held)
@@ -189,9 +201,12 @@ class FedFomo(Algorithm):
 
         def validate(theta: Float[Array, " d"]) -> Float[Array, ""]:
             loss = held_out.loss(theta, "train")
-            return local.loss(theta, "val") + loss if use_val else loss  # one of the two is of no samples, and 0
+            # one of the two is of no samples, and 0
+            return local.loss(theta, "val") + loss if use_val else loss
 
-        gain = jnp.where(available, jnp.maximum(validate(base) - local.map(validate, models), 0), 0)
+        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; where no model is better all are 0, and theta stays b.
+        better_by = validate(base) - local.map(validate, models)
+        gain = jnp.where(available, jnp.maximum(better_by, 0), 0)
         away = models - base
         distance = jnp.abs(away).sum(axis=1) if self.norm == "l1" else jnp.linalg.norm(away, axis=1)
         weights = gain / (distance + 1e-12)

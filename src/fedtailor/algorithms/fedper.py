@@ -93,11 +93,13 @@ class FedPer(Algorithm):
         return named("own", model.part(self.own_part(model.parts)).take(theta))
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body under the head that the client keeps.
         own = self._own(local)
         theta = self._train(joined(own, state, inbox["model"][0]), own, local)
         return named("own", own.take(theta)), named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
+        """The part of this client's model that stays on it; its complement is what travels."""
         return local.part_of_model(self.own_part(local.parts_of_model))
 
     def _train(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
@@ -108,6 +110,7 @@ class FedPer(Algorithm):
         return joined(self._own(local), state, inbox["model"][0])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
+        # It has no head yet: theta^0's, under which the shared body is put, is what all others began with.
         own = self._own(local)
         theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
         return named("own", own.take(self._train_newcomer(theta, own, local)))

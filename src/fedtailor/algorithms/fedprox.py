@@ -51,12 +51,15 @@ class FedProx(FedAvg):
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
-        return state, {"model": local.sgd(theta, self.sgd, pull=None if is_off(self.mu) else (self.mu, theta))}
+        # The gradient of mu/2 |w - theta|^2 is a pull of strength mu back to theta; without it the steps are FedAvg's.
+        pull = None if is_off(self.mu) else (self.mu, theta)
+        return state, {"model": local.sgd(theta, self.sgd, pull=pull)}
 
 
 def require_stable(name: str, pull: float, sgd: SGD) -> None:
     """Raise where a pull towards an anchor is negative, or so strong that every SGD step overshoots it further."""
     require(pull >= 0, f"{name} is {pull}; it must be 0 or more")
+    # A plain step multiplies the distance to the anchor by 1 - lr pull, which is beyond -1 from lr pull = 2 on.
     require(
         sgd.optimizer is not None or sgd.lr * pull < 2,
         f"the learning rate {sgd.lr} times {name} {pull} is {sgd.lr * pull:g}; from 2 on the iterates "

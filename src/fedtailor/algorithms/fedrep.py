@@ -43,6 +43,8 @@ class FedRep(FedPer):
     """Training of the head, tau_h epochs (the paper: 10)."""
 
     def _train(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
+        # Line by line as in algorithm 1: the head first, on the received body; then the body, below the head just
+        # trained.
         theta = local.sgd(theta, self.head, train_only=own)
         return local.sgd(theta, self.sgd, train_only=own.complement)
 

@@ -89,7 +89,16 @@ class FedRoD(FedAvg):
     def _train(
         self, theta: Float[Array, " d"], own: Float[Array, " d"], local: LocalTrainer, steps: Any
     ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-        """The generic model, and the residual head in its place in a model, after some steps."""
+        """Steps of the generic model and, on the same batches, of the residual head.
+
+        Args:
+            theta: the generic model.
+            own: a model whose head is the residual head p_i; the rest of it does not matter.
+            steps: how many.
+
+        Returns:
+            Both after the steps, vectors as they were given.
+        """
         sgd, prior = self.sgd, self._log_prior(theta, local)
         rate = sgd.rate(local.round)
         own_rate = rate if self.head_lr is None else self.head_lr
@@ -99,15 +108,17 @@ class FedRoD(FedAvg):
             def loss(generic: Params, own: Params) -> Float[Array, ""]:
                 z = local.features(generic, batch.x)
                 scores = local.head_outputs(generic, z)
+                # Detached features and scores: no gradient of the personal loss reaches the generic model, and one
+                # gradient of the sum of both losses is the gradient of either.
                 residual = local.head_outputs(own, jax.lax.stop_gradient(z))
                 balanced = local.losses(scores + prior, batch.y)
-                return mean_over(
-                    balanced + local.losses(jax.lax.stop_gradient(scores) + residual, batch.y), batch.weight
-                )
+                personal = local.losses(jax.lax.stop_gradient(scores) + residual, batch.y)
+                return mean_over(balanced + personal, batch.weight)
 
             local.count_work(gradients=1)
             generic, own = carry
             of_generic, of_own = jax.grad(loss, argnums=(0, 1))(generic, own)
+            # p_i lies in a whole model: what is outside the head gets no gradient, but weight decay, and is put back.
             moved = descend(own, of_own, sgd, own_rate)
             own = jax.tree.map(lambda new, old, inside: new if inside else old, moved, own, in_head)
             return descend_in_training(generic, of_generic, batch, sgd, rate, local), own
@@ -117,7 +128,11 @@ class FedRoD(FedAvg):
         return local.vector(generic), local.vector(own_params)
 
     def _log_prior(self, theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " classes"]:
-        """gamma log n_ic of the client's classes, and nothing where they do not matter."""
+        """What the balanced softmax adds to the scores of classes.
+
+        Returns:
+            gamma log n_ic for the n_ic training samples of class c, `ABSENT` where there are none; zeros for gamma 0.
+        """
         params = local.params(theta)
         some = local.draw("classes", 0, 1)
         zero = jnp.zeros(jax.eval_shape(local.logits, params, some.x).shape[-1], theta.dtype)
@@ -132,6 +147,7 @@ class FedRoD(FedAvg):
         return jnp.where(counts > 0, self.gamma * jnp.log(jnp.maximum(counts, 1)), ABSENT)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        # Heads are linear: h(z) + p(z) is the output of one model whose head is h + p.
         theta, head = inbox["model"][0], head_of(local)
         return head.put(theta, head.take(theta) + state["head"])
 

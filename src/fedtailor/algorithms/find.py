@@ -24,15 +24,30 @@ def find_algorithm(name: str) -> type[Algorithm]:
 
 
 def _from_file(path: Path, kind: str) -> type[Algorithm]:
-    """A class of a Python file."""
+    """A method that a Python file defines.
+
+    Args:
+        path: the file.
+        kind: the name of its class.
+
+    Returns:
+        The class, which is registered under the name of its `about`.
+
+    Raises:
+        ValueError: the file has no such method, or one of a name that is taken.
+    """
+    # Loading the file registers its methods by name; one that took the place of another method is sent back.
     before = dict(Algorithm.registry)
     module = module_of(path)
-    taken = next((name for name, known in before.items() if Algorithm.registry[name] is not known), None)
+    replaced = [name for name, known in before.items() if Algorithm.registry[name] is not known]
+    taken = replaced[0] if replaced else None
     if taken is not None:
         Algorithm.registry.update(before)
         raise ValueError(f"{path}: there is already a method {taken!r}; give yours another name in its `about`")
     algorithm = getattr(module, kind, None)
-    methods = sorted(it.__name__ for it in vars(module).values() if _is_method(it) and it.__module__ == module.__name__)
+    # its own classes, not those that it imports to build on
+    defined = [it for it in vars(module).values() if _is_method(it) and it.__module__ == module.__name__]
+    methods = sorted(it.__name__ for it in defined)
     require(_is_method(algorithm), f"{path} has no method {kind!r}; its methods are: {', '.join(methods) or 'none'}")
     assert isinstance(algorithm, type) and issubclass(algorithm, Algorithm)
     return algorithm

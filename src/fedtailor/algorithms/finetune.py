@@ -61,7 +61,10 @@ class FineTune(FedAvg):
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         state, update = super().client(state, inbox, local)
-        return state, {**update, **validation_loss(inbox["model"][0], local)} if self.best else update
+        if not self.best:
+            return state, update
+        # the loss of the model as received: it is one model for all, so that the reporters' mean compares rounds
+        return state, {**update, **validation_loss(inbox["model"][0], local)}
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
         moved = super().server(present(server), downlink, answers, cohort)
@@ -74,4 +77,5 @@ class FineTune(FedAvg):
         return super().global_model(chosen(server))
 
     def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+        # v_i = SGD(theta^T; D_i), whether or not the client ever took part
         return local.sgd(inbox["model"][0], self.tune)

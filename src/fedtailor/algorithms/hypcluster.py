@@ -130,20 +130,24 @@ class HypCluster(Algorithm):
         numbers = np.arange(self.clusters)
         received = np.where(numbers < server.round, numbers, -1)
         models = jnp.concatenate([server.model, server.initial[None]])
-        return Downlink({"model": Streams(models, np.tile([*received, self.clusters], (clients, 1)))})
+        to_everyone = np.tile([*received, self.clusters], (clients, 1))
+        return Downlink({"model": Streams(models, to_everyone)})
 
     def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
         if not cohort.reporting.any():
             return server
         if "loss" in answers:
+            # A `farthest` round: the next of the q models is what the worst-served reporter made of the initial one.
             chosen = _worst_served(answers.host("loss"), cohort, first=server.round == 0)
             model = server.model.at[server.round].set(answers["model"].take(chosen))
             return server.replace(model=model, round=server.round + 1)
         cluster = server.cluster.copy()
         if "cluster" in answers:
+            # f(k), the clients' choices (eq. 6)
             trained = answers.host("cluster")
             cluster[cohort.reporters] = trained[cohort.reporting]
         else:
+            # a warm round: nobody chose, all trained the one model that they were sent
             trained = downlink.streams["model"].recipients[:, 0]
         moved = self.aggregate(server, answers, trained, reporter_weights(cohort, self.weights), cohort)
         return moved.replace(cluster=cluster, round=server.round + 1)
@@ -161,7 +165,12 @@ class HypCluster(Algorithm):
         Args:
             trained: the model that each client trained [c].
             share: each client's share of the reporters [c].
+
+        Returns:
+            A state with another `model` and `optimizer`.
         """
+        # W of h_i <- h_i - opt_i( h_i - sum_k W_ik h_k ): row i holds the clients that trained model i, scaled to sum
+        # 1; the row of a model that nobody trained is zero, which freezes the model and its optimiser.
         weights = cluster_averages(trained, self.clusters, share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
@@ -199,6 +208,7 @@ def train_closest(
         is to be found (`farthest`), the loss of the best model so far.
     """
     models, received = inbox["model"], inbox.received["model"]
+    # How many models travelled says what kind of round this is (see `HypCluster.broadcast`).
     if len(models) > clusters:
         _, loss = closest(models[:-1], received[:-1], local)
         return {"model": train(models[-1])["model"], "loss": loss}
@@ -226,4 +236,6 @@ def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:
 def _worst_served(loss: NDArray[np.floating], cohort: Cohort, first: bool) -> int:
     """The reporter (its row in the cohort) with the largest loss; for the first model, which has none, any of them."""
     reporters = np.flatnonzero(cohort.reporting)
-    return int(cohort.rng("first model").choice(reporters) if first else reporters[np.argmax(loss[reporters])])
+    if first:
+        return int(cohort.rng("first model").choice(reporters))
+    return int(reporters[np.argmax(loss[reporters])])

@@ -54,7 +54,9 @@ class IFCA(HypCluster):
         require(known, f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'")
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
-        return {"gradient": local.gradient(theta)} if self.averaging == "gradients" else super().train(theta, local)
+        if self.averaging == "gradients":
+            return {"gradient": local.gradient(theta)}
+        return super().train(theta, local)
 
     def aggregate(
         self,
@@ -68,6 +70,7 @@ class IFCA(HypCluster):
             return super().aggregate(server, answers, trained, share, cohort)
         # shares are not scaled to sum 1 in each cluster: gradients are divided by the number of all reporters
         weights = (trained == np.arange(self.clusters)[:, None]) * share
+        # theta_j - (eta / |S|) sum_{i: s_i = j} grad F_i(theta_j): mixed onto zeros the rows give these sums alone
         gradients = mix(jnp.zeros_like(server.model), answers["gradient"], weights)
         descended = server.model - self.sgd.rate(cohort.round) * gradients
         moved = weights.sum(axis=1) > 0

@@ -97,7 +97,11 @@ class KNNPer(FedAvg):
         return replace(predictor, share=self._best_share(predictor, params, local))
 
     def _store(self, params: Params, local: LocalTrainer) -> Store:
-        """Features and labels of the client's samples, in an order of its own, padded to whole blocks."""
+        """The client's memory: features and labels of its training samples.
+
+        Returns:
+            Rows padded to whole blocks, as many for every client: shapes must not depend on how many samples it has.
+        """
         blocks = -(-self.capacity // BLOCK)
         some = local.draw("store", 0, 1)
         shape = jax.eval_shape(lambda x: local.features(params, x, training=False).reshape(1, -1), some.x)
@@ -111,6 +115,7 @@ class KNNPer(FedAvg):
             local.count_work(forwards=1)
             z = local.features(params, batch.x, training=False).reshape(BLOCK, -1)
             new = z, batch.y, batch.weight > 0
+            # block number `step` of the store is this batch
             first = step * BLOCK
             return tuple(  # pyright: ignore[reportReturnType]
                 jax.lax.dynamic_update_slice_in_dim(old, rows.astype(old.dtype), first, 0)
@@ -123,15 +128,24 @@ class KNNPer(FedAvg):
         return features, labels, held & (jnp.arange(len(held)) < self.capacity)
 
     def _best_share(self, predictor: NearestNeighbors, params: Params, local: LocalTrainer) -> Float[Array, ""]:
-        """lambda with the least mean loss on the validation samples."""
+        """lambda with the least mean loss on the validation samples.
+
+        Returns:
+            A point of the grid, the smallest of equally good ones; the given share where there are no such samples.
+        """
         grid = jnp.linspace(0, 1, GRID, dtype=predictor.model.dtype)
 
         def add(total: Float[Array, " grid"], batch: Batch, step: Int[Array, ""]) -> Float[Array, " grid"]:
             local.count_work(forwards=1)
             z = local.features(params, batch.x, training=False)
             outputs = local.head_outputs(params, z)
+            # The search for neighbours is the expensive part, and the same for all lambdas: one pass judges the whole
+            # grid.
             neighbors = predictor.probabilities(z, outputs.shape[-1])
-            losses = [local.losses(predictor.combine(neighbors, outputs, lam), batch.y) for lam in grid]
+            losses = []
+            for lam in grid:
+                mixed = predictor.combine(neighbors, outputs, lam)
+                losses.append(local.losses(mixed, batch.y))
             return total + jnp.stack(losses) @ batch.weight
 
         count = local.count("val")

@@ -114,13 +114,16 @@ class L2GD(Algorithm):
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         x = state["model"]
         if "model" in inbox.values:  # an averaging round
+            # x_i <- (1 - tau) x_i + tau xbar: the step of the penalty's gradient
             tau = self._tau(self.sgd.rate(local.round))
             x = (1 - tau) * x + tau * inbox["model"][0]
         else:
+            # x_i <- x_i - eta g_i(x_i): the step of the loss
             x = local.sgd(x, self.sgd)
         return {"model": x}, {"model": x}
 
     def server(self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> L2GDState:
+        # xbar of what was sent; in a round that asks for no reply nobody reports, and it stays.
         model = mix(server.model, answers["model"], reporter_weights(cohort, self.weights)[None])
         local = not downlink.streams  # the mean travels in averaging rounds only
         return L2GDState(model, server.rounds + 1, server.local_rounds + local)
@@ -140,8 +143,10 @@ class L2GD(Algorithm):
         first = local.round - rounds
 
         def train(k: Array, x: Float[Array, " d"]) -> Float[Array, " d"]:
-            there = local.in_round(first + k * rounds // jnp.maximum(local_rounds, 1))
-            strength = jnp.minimum(self.lam, 1 / self.sgd.rate(there.round))  # more overshoots the mean in one step
-            return there.sgd(x, self.sgd, pull=(strength, mean))
+            # The k-th of its local rounds stands for a round of training as far along, with that round's learning rate.
+            view = local.in_round(first + k * rounds // jnp.maximum(local_rounds, 1))
+            # more overshoots the mean in one step
+            strength = jnp.minimum(self.lam, 1 / self.sgd.rate(view.round))
+            return view.sgd(x, self.sgd, pull=(strength, mean))
 
         return {"model": local.fori_loop(local_rounds, train, mean)}

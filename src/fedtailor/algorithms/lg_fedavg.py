@@ -34,4 +34,5 @@ class LGFedAvg(FedPer):
     """The part of the model that is averaged (the paper: the last layers); all else stays on the client."""
 
     def own_part(self, parts: tuple[str, ...]) -> str:
+        # the mirror image of FedPer: what FedPer keeps is what travels here
         return f"not {self.part}"

@@ -91,6 +91,7 @@ class Local(Algorithm):
         rounds = inbox.scalars["rounds"]
         first = local.round - rounds
 
+        # Round by round, as the others trained: each with its own learning rate, batches and fresh optimiser.
         def train(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return local.in_round(first + k).sgd(w, self.sgd)
 

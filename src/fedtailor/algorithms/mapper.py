@@ -77,6 +77,7 @@ class MAPPER(FedAvg):
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         fit_on, choose_on, train_on = self._parts(local)
+        # Eq. 9 and 10 give h_l(lambda*) and lambda*; with these frozen, eq. 11 trains h_c.
         lam, own = self._interpolate(theta, fit_on, choose_on)
         gradient = through_mixture(train_on, own, 1 - lam)
         return state, {"model": train_on.sgd(theta, self.sgd, gradient=gradient)}
@@ -90,21 +91,46 @@ class MAPPER(FedAvg):
     def _interpolate(
         self, theta: Float[Array, " d"], fit_on: LocalTrainer, choose_on: LocalTrainer
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-        """lambda* and its local model, for a global model (eq. 9 and 10)."""
+        """The client's side of the mixture, for a global model as it is (eq. 9 and 10).
+
+        Args:
+            theta: h_c.
+            fit_on: the client with the samples of F'.
+            choose_on: the client with the samples of F''.
+
+        Returns:
+            lambda* and its local model h_l(lambda*).
+        """
         cover = jnp.asarray(self.cover, theta.dtype)
-        own = fit_on.map(lambda lam: fit_on.sgd(theta, self.fit, gradient=through_mixture(fit_on, theta, lam)), cover)
-        losses = choose_on.map(lambda lam, own: choose_on.loss(_mixture(lam, own, theta)), cover, own)
+
+        # eq. 9, for one lambda: SGD through the mixture, started from h_c
+        def fit(lam: Float[Array, ""]) -> Float[Array, " d"]:
+            return fit_on.sgd(theta, self.fit, gradient=through_mixture(fit_on, theta, lam))
+
+        # eq. 10, for one lambda
+        def loss(lam: Float[Array, ""], own: Float[Array, " d"]) -> Float[Array, ""]:
+            return choose_on.loss(_mixture(lam, own, theta))
+
+        own = fit_on.map(fit, cover)
+        losses = choose_on.map(loss, cover, own)
         best = jnp.argmin(losses)
         return cover[best], own[best]
 
     def _parts(self, local: LocalTrainer) -> tuple[LocalTrainer, LocalTrainer, LocalTrainer]:
-        """The client's data for eq. 9, 10 and 11: disjoint parts of at least one sample each."""
+        """The client's data for eq. 9, 10 and 11.
+
+        Returns:
+            The client three times, with disjoint parts of its samples, at least one in each; with all samples three
+            times where it has fewer than three, or `split` is None.
+        """
         if self.split is None:
             return local, local, local
         n = local.size
         first, second, _ = self.split
+        # the parts are [0, a), [a, b) and [b, n)
         a = jnp.clip(jnp.round(first * n).astype(jnp.int32), 1, n - 2)
-        b = jnp.clip(jnp.round((first + second) * n).astype(jnp.int32), a + 1, n - 1)
+        end_of_second = jnp.round((first + second) * n).astype(jnp.int32)
+        b = jnp.clip(end_of_second, a + 1, n - 1)
         few = n < 3
         return (
             local.part(0, jnp.where(few, n, a), "mapper"),
@@ -114,9 +140,16 @@ class MAPPER(FedAvg):
 
 
 def through_mixture(local: LocalTrainer, frozen: Float[Array, " d"], share: Float[Array, ""]) -> StepGradient:
-    """The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the model of p.
+    """What a step of SGD descends along where a model is trained as one half of a mixture.
 
-    It is the gradient of -log p(y), sample by sample times the responsibility share p(y) / (the mixture)."""
+    Args:
+        frozen: the other half, theta [d].
+        share: of the trained model in the mixture.
+
+    Returns:
+        The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the model of p. It is the gradient
+        of -log p(y), sample by sample times the responsibility share p(y) / (the mixture).
+    """
     other = local.params(frozen)
     log_share, log_rest = jnp.log(share), jnp.log(1 - share)  # -inf for a share of 0 or 1: the other term is all
 

@@ -79,19 +79,28 @@ class MOON(FedAvg):
     def _gradient(
         self, received: Float[Array, " d"], previous: Float[Array, " d"], local: LocalTrainer
     ) -> StepGradient:
-        """Of the mean loss of a batch with the contrast to two models."""
+        """The gradient of a batch's mean loss with the contrast to two models.
+
+        Args:
+            received: the global model, whose features are drawn near.
+            previous: the client's last model, whose features are pushed away.
+
+        Returns:
+            (parameters, batch, step) -> the gradient, as a pytree.
+        """
         others = local.params(received), local.params(previous)
 
         def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(gradients=1, forwards=2)
+            # Neither model moves in a step: their features are constants of the loss.
             near, far = (local.features(other, batch.x, training=False) for other in others)
 
             def loss(params: Params) -> Float[Array, ""]:
                 z = local.features(params, batch.x)
+                # -log( e^a / (e^a + e^b) ) = log(1 + e^(b - a)), which no temperature makes overflow
                 contrast = jax.nn.softplus((_cosine(z, far) - _cosine(z, near)) / self.tau)
-                return mean_over(
-                    local.losses(local.head_outputs(params, z), batch.y) + self.mu * contrast, batch.weight
-                )
+                losses = local.losses(local.head_outputs(params, z), batch.y)
+                return mean_over(losses + self.mu * contrast, batch.weight)
 
             return jax.grad(loss)(params)
 

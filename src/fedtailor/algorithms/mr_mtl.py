@@ -63,6 +63,7 @@ class MRMTL(FedAvg):
         return {"model": theta}
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+        # v_i goes on from where it was, not from the mean: vbar only pulls.
         pull = None if is_off(self.lam) else (self.lam, inbox["model"][0])
         v = local.sgd(state["model"], self.sgd, pull=pull)
         return {"model": v}, {"model": v}
@@ -74,4 +75,5 @@ class MRMTL(FedAvg):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
+        # a round as all others do it, from v = vbar; what it would send is dropped
         return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]

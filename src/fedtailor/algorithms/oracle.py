@@ -78,6 +78,7 @@ class Oracle(Algorithm):
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
     def server(self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort) -> OracleState:
+        # The block matrix W: row g holds the shares of group g's reporters, and zeros elsewhere.
         share = reporter_weights(cohort, self.weights)
         weights = cluster_averages(_stream_of_group(server, cohort), len(server.groups), share)
         return average_step(server, self.optimizer, answers["model"], weights)
@@ -90,6 +91,7 @@ def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int32]:
         ValueError: an unseen client of a group that nobody trained.
     """
     assert cohort.groups is not None
+    # `groups` is ascending. A group that is not in it is searched to some row all the same, and found out there.
     stream = np.minimum(np.searchsorted(server.groups, cohort.groups), len(server.groups) - 1)
     known = server.groups[stream] == cohort.groups
     require(bool(known.all()), f"no seen client belongs to group {cohort.groups[~known][:1]}; oracle cannot serve it")

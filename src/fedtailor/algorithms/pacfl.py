@@ -144,6 +144,7 @@ class PACFL(Algorithm):
         return Downlink({"model": Streams.everyone(server.initial, len(cohort), already_held=True)})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
+        # One example and the model's outputs for it tell the shapes: inputs as vectors, and how many classes there are.
         params = local.params(inbox["model"][0])
         sample = local.draw("pacfl", 0, 1)
         outputs = jax.eval_shape(lambda x: local.logits(params, x), sample.x)
@@ -169,10 +170,21 @@ class PACFL(Algorithm):
     def _angles(
         self, bases: Float[np.ndarray, "c classes p features"], others: Float[np.ndarray, "m classes p features"]
     ) -> Float[np.ndarray, "c m"]:
+        """The distance between clients, in degrees.
+
+        Args:
+            bases: what some clients sent.
+            others: what other clients sent.
+
+        Returns:
+            One angle for each pair, of 0 to 90 degrees (see `angle`).
+        """
         if self.angle == "smallest":
+            # one subspace a client, whatever the classes
             bases, others = _spans(bases), _spans(others)
-        found = np.stack([principal_angles(one, others) for one in bases])
-        return np.nanmin(found, axis=-1) if self.angle == "smallest" else np.nanmean(found, axis=-1)
+        angles = np.stack([principal_angles(one, others) for one in bases])
+        # NaN stands for directions, or classes, that one of the two does not have
+        return np.nanmin(angles, axis=-1) if self.angle == "smallest" else np.nanmean(angles, axis=-1)
 
     # rounds -----------------------------------------------------------------------------------------------------------
 
@@ -180,12 +192,17 @@ class PACFL(Algorithm):
         return Downlink({"model": Streams(server.model, self._stream(server, cohort)[:, None])})
 
     def _stream(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int32]:
-        """The cluster of each client; of one that never took part, that of the client with the smallest angle."""
+        """The cluster of each client of a cohort [c].
+
+        Returns:
+            Of a client that never took part, the cluster of the client at the smallest angle to it.
+        """
         if cohort.seen:
             return server.cluster[cohort.position].astype(np.int32)
         assert cohort.probes is not None and server.bases is not None
         bases = cohort.probes.host("bases").astype(np.float64)
-        return server.cluster[self._angles(bases, server.bases).argmin(axis=1)].astype(np.int32)
+        nearest = self._angles(bases, server.bases).argmin(axis=1)
+        return server.cluster[nearest].astype(np.int32)
 
     def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
@@ -217,23 +234,30 @@ def leading_vectors(
         """X_c' X_c times the basis of each class."""
 
         def add(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
+            # X_c' (X_c V_c): first every sample's products with the basis of its class, then its outer product into
+            # that class.
             x = batch.x.reshape(len(batch.x), -1) * batch.weight[:, None].astype(dtype)
             parts = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
             return total.at[batch.y].add(x[:, :, None] * parts[:, None])
 
         return local.loop(jnp.zeros_like(basis), add, passes, _BATCH, purpose="pacfl")
 
+    # Orthogonal iteration: multiply, and make orthonormal again before all columns become the first singular vector.
     def iterate(_: Any, basis: Array) -> Array:
         return jnp.linalg.qr(times_gram(basis))[0]
 
     start = jax.random.normal(jax.random.key(0), (features, width), dtype)
-    basis = local.fori_loop(_ITERATIONS, iterate, jnp.broadcast_to(jnp.linalg.qr(start)[0], (classes, features, width)))
-    # Rayleigh-Ritz: the singular vectors within the subspace
+    orthonormal = jnp.linalg.qr(start)[0]
+    basis = local.fori_loop(_ITERATIONS, iterate, jnp.broadcast_to(orthonormal, (classes, features, width)))
+    # Rayleigh-Ritz: the singular vectors within the subspace, from the eigenvectors of V' (X' X) V
     squares, turn = jnp.linalg.eigh(jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis)))
-    found = jnp.einsum("cfv,cvw->cwf", basis, turn)[:, ::-1][:, :vectors]
+    # `eigh` is ascending: the largest come last
+    ascending = jnp.einsum("cfv,cvw->cwf", basis, turn)
+    leading = ascending[:, ::-1][:, :vectors]
     squares = squares[:, ::-1]
-    there = squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
-    return jnp.where(there[:, :, None], found, 0)
+    # squared singular values that are rounding of the first one are directions that the class does not have
+    is_direction = squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
+    return jnp.where(is_direction[:, :, None], leading, 0)
 
 
 def principal_angles(
@@ -243,10 +267,15 @@ def principal_angles(
 
     NaN where one of two clients has no such direction. In a row that would be all NaN, all are 90: no class is shared.
     """
+    # Cosines of the principal angles are the singular values of U_ic' U_jc, class by class.
     cosines = np.linalg.svd(np.einsum("cpf,mcqf->mcpq", one, others), compute_uv=False)
-    rank = np.minimum((one != 0).any(-1).sum(-1), (others != 0).any(-1).sum(-1))
+    # Rows of zeros are no directions; two subspaces have as many angles as the smaller one has dimensions.
+    dimensions = (one != 0).any(axis=-1).sum(axis=-1)
+    other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)
+    rank = np.minimum(dimensions, other_dimensions)
     angles = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
-    angles[np.arange(cosines.shape[-1]) >= rank[..., None]] = np.nan
+    beyond_rank = np.arange(cosines.shape[-1]) >= rank[..., None]
+    angles[beyond_rank] = np.nan
     angles = angles.reshape(len(others), -1)
     angles[np.isnan(angles).all(axis=1)] = 90.0
     return angles

@@ -86,17 +86,27 @@ class PerFedAvg(FedAvg):
         def meta(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             # D' is the batch of the step, D and D'' are the next two of its epoch: disjoint where it has three.
             inner = local.batch_gradient(params, other(step, 1))
-            adapted = _axpy(-self.alpha, inner, params)
-            g = local.batch_gradient(adapted, batch)
+            adapted = _axpy(-self.alpha, inner, params)  # w~
+            g = local.batch_gradient(adapted, batch)  # g'
             if self.variant == "fo":
                 return g
+            # (I - alpha H) g': the chain rule through the inner step
             hessian_times_g = self._hessian(local, params, other(step, 2), g)
             return _axpy(-self.alpha, hessian_times_g, g)
 
         return state, {"model": local.sgd(inbox["model"][0], sgd, gradient=meta)}
 
     def _hessian(self, local: LocalTrainer, params: Params, batch: Batch, g: Params) -> Params:
-        """The Hessian at `params` times g."""
+        """The Hessian of a batch's mean loss times a vector.
+
+        Args:
+            params: w, where the Hessian is taken (not at w~).
+            batch: D''.
+            g: the vector, g' of the meta-gradient.
+
+        Returns:
+            H(w; D'') g', as a pytree: exact, or by a central difference.
+        """
 
         def gradient(w: Params) -> Params:
             return local.batch_gradient(w, batch)
@@ -109,6 +119,7 @@ class PerFedAvg(FedAvg):
         if self.relative:
             norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(g)))
             delta = delta / jnp.where(norm > 0, norm, 1)
+        # ( g(w + delta g') - g(w - delta g') ) / (2 delta), the paper's approximation
         above = gradient(_axpy(delta, g, params))
         below = gradient(_axpy(-delta, g, params))
         return jax.tree.map(lambda up, down: (up - down) / (2 * delta), above, below)

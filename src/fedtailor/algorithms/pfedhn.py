@@ -176,20 +176,23 @@ class PFedHN(Algorithm):
                 break
             weights = rng.uniform(-reach, reach, (inputs, outputs))
             bias = np.zeros(outputs) if is_last else rng.uniform(-reach, reach, outputs)
-            layers.append({"weights": jnp.asarray(weights, theta.dtype), "bias": jnp.asarray(bias, theta.dtype)})
+            layer = {"weights": weights, "bias": bias}
+            layers.append({name: jnp.asarray(values, theta.dtype) for name, values in layer.items()})
         embeddings = jnp.asarray(embeddings, theta.dtype)
         memory = tuple(jax.tree.leaves(self._optimizer().init((layers, embeddings))))
         return PFedHNState(layers, embeddings, memory, theta, runs)
 
     def _optimizer(self) -> optax.GradientTransformation:
+        """SGD with momentum and weight decay, behind the clipping of the whole gradient's norm."""
         clip = optax.identity() if is_off(self.clip) else optax.clip_by_global_norm(self.clip)
         decay = optax.add_decayed_weights(self.server_decay)
         return optax.chain(clip, decay, optax.sgd(self.server_lr, self.server_momentum))
 
     def broadcast(self, server: PFedHNState, cohort: Cohort) -> Downlink:
+        # theta_i = theta^0 + H(e_i; phi): every client of the cohort has a stream of its own.
         start = server.part.take(server.initial)
         models = _generate(server.layers, start, server.embeddings[cohort.position])
-        return Downlink({"model": Streams(models, np.arange(len(cohort), dtype=np.int32)[:, None])})
+        return Downlink({"model": Streams.one_each(models)})
 
     def server(self, server: PFedHNState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PFedHNState:
         if not cohort.reporting.any():
@@ -235,17 +238,19 @@ class PFedHN(Algorithm):
             names = ("weights", "bias") if self.hidden_layers else ("weights",)
             layers.append({name: inbox[f"layer {number} {name}"][0] for name in names})
 
-        own, initial = local.part_of_model(self.part), inbox["initial"][0]
+        own = local.part_of_model(self.part)
+        initial = inbox["initial"][0]
 
         def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
             return _generate(layers, own.complement.take(initial), e)
 
         def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            # As a round with phi fixed: generate, train, and step e along the vector-Jacobian product of its delta.
             e, kept = carry
-            shared, back = jax.vjp(generate, e)
+            shared, pull_back = jax.vjp(generate, e)
             theta = local.in_round(local.round + k).sgd(joined(own, kept, shared), self.sgd)
             delta = own.complement.take(theta) - shared
-            return e + self.newcomer_lr * back(delta)[0], named("own", own.take(theta))
+            return e + self.newcomer_lr * pull_back(delta)[0], named("own", own.take(theta))
 
         start = inbox["embedding"][0], named("own", own.take(initial))
         e, kept = local.fori_loop(self.newcomer_steps, fit, start)
@@ -257,12 +262,26 @@ class PFedHN(Algorithm):
 
 
 def _named(layers: Layers) -> dict[str, Array]:
-    return {f"layer {number} {name}": value for number, layer in enumerate(layers) for name, value in layer.items()}
+    """phi as messages: "layer 0 weights", "layer 0 bias", ..."""
+    messages = {}
+    for number, layer in enumerate(layers):
+        for name, value in layer.items():
+            messages[f"layer {number} {name}"] = value
+    return messages
 
 
 @jax.jit
 def _generate(layers: Layers, initial: Float[Array, " d"], embedding: Float[Array, "*c e"]) -> Float[Array, "*c d"]:
-    """H(e; phi) of one embedding or several."""
+    """The models that the hypernetwork makes of one embedding or of several.
+
+    Args:
+        layers: phi.
+        initial: theta^0 (or its generated part), to which the last layer adds.
+        embedding: e.
+
+    Returns:
+        theta^0 + H(e; phi) for each embedding.
+    """
     h = embedding
     for number, layer in enumerate(layers):
         h = h @ layer["weights"] + layer.get("bias", 0)
@@ -290,11 +309,18 @@ def _step(
         New layers, embeddings and memory of the optimiser.
     """
     params = (server.layers, server.embeddings)
-    models, back = jax.vjp(lambda params: _generate(params[0], initial, params[1][clients]), params)
-    (gradient,) = back(-share[:, None] * (trained - models))
+
+    # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > in phi and all e_i at once, delta_i held fixed.
+    def generate(params: tuple[Layers, Array]) -> Float[Array, "r d_shared"]:
+        layers, embeddings = params
+        return _generate(layers, initial, embeddings[clients])
+
+    models, pull_back = jax.vjp(generate, params)
+    (gradient,) = pull_back(-share[:, None] * (trained - models))
     fixed = algorithm.embedding == "one-hot"
     if fixed:
         gradient = (gradient[0], jnp.zeros_like(gradient[1]))  # the norm that is clipped is that of what is learned
+    # optax's state is a tree of its own classes; the server's is the tuple of its leaves, which a checkpoint can hold.
     optimizer = algorithm._optimizer()
     structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
     updates, memory = optimizer.update(gradient, jax.tree.unflatten(structure, server.optimizer), params)

@@ -92,10 +92,16 @@ class PFedMe(Algorithm):
         return {"model": theta}
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+        # w <- w - eta lam (w - theta) goes the share eta lam of the way to theta.
         theta, w = self._solve(inbox["model"][0], local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
     def _solve(self, w: Array, local: LocalTrainer, share: ScalarLike) -> tuple[Array, Array]:
+        """R inner solves, each followed by a step of w.
+
+        Returns:
+            theta after the last solve, and w.
+        """
         return envelope_steps(local, w, self.sgd, self.inner_steps, self.lam, share, warm_start=self.warm_start)
 
     def server(self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort) -> GlobalModel:

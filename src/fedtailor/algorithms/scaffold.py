@@ -100,17 +100,24 @@ class SCAFFOLD(Algorithm):
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
         x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
+        # y <- y - eta ( g_i(y) - c_i + c )
         y = local.sgd(x, self.sgd, drift=c - own)
+        # The new control c_i+, by option I or II.
         if self.option == "I":
             new = local.gradient(x)
         else:
+            # K_i eta: the steps that this client really takes, times the rate of this round
             way = local.steps(self.sgd) * self.sgd.rate(local.round)
             new = own - c + (x - y) / way
-        # a control that the server does not add to its own must not change here either
+        # c must stay the mean of all c_i: a control that the server does not add to its own must not change here
+        # either.
         return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
 
     def server(self, server: SCAFFOLDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> SCAFFOLDState:
+        # x <- x + server_lr (1/|S|) sum_S (y_i - x): a row of weights that sums to server_lr
         model = mix(server.model, answers["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
+        # c moves by the mean over all m clients, of which those that are absent have not changed theirs; x above by the
+        # mean over the reporters S.
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
         change = mix(jnp.zeros_like(server.model), answers["control"], share[None])
         return server.replace(model=model, control=server.control + change[0])

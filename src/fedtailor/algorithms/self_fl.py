@@ -142,7 +142,9 @@ class SelfFL(Algorithm):
             require(fits, f"intra_variances must be {len(population)} numbers of 0 or more, one for each client")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)] if self.warm else [(self, None)]
+        if self.warm == 0:
+            return [(self, None)]
+        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
 
     # on the server --------------------------------------------------------------------------------------------------
 
@@ -162,6 +164,7 @@ class SelfFL(Algorithm):
         precisions = self._precisions(server)
         others: float | NDArray[np.float64] = precisions.sum()
         own: float | NDArray[np.float64] = _median_variance(server)
+        # for a newcomer all clients are others; to a seen one its own a_m does not count
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
             if self.intra_variances is not None:
@@ -178,6 +181,7 @@ class SelfFL(Algorithm):
                 f"eq. 8 has no solution: the learning rate {self.sgd.lr} is not below the smallest variance "
                 f"{least:.3g}; lower it or choose another curvature",
             )
+        # eq. 11 and the smoothing of section 4.1: a row of weights that sums to C moves by that share.
         weights = server.smoothing * self._weights(server, cohort)
         return server.replace(model=mix(server.model, answers["model"], weights[None]))
 
@@ -189,9 +193,11 @@ class SelfFL(Algorithm):
         intra = server.intra.copy()
         inter = server.inter
         took_part[reporters] = True
+        # eq. 13 is the client's own estimate; the server takes note of the last one that each has sent
         if self.intra_variances is None:
             sent = answers.reporters("intra").astype(np.float64)
             intra[reporters] = np.where(sent == _UNKNOWN, np.nan, sent)
+        # eq. 14, from this round's models: algorithm 1 has it before their average, which uses it
         if self.inter_variance is None and len(reporters) > 1:
             reporting = models.to_rows(cohort.reporting, fill=False)
             inter = float(variance_between(models.values, reporting))
@@ -206,8 +212,12 @@ class SelfFL(Algorithm):
         return precisions / total if total > 0 else reporter_weights(cohort, "uniform")
 
     def _precisions(self, server: SelfFLState) -> NDArray[np.float64]:
-        """a_m [m], with the median variance for those unknown; 0 for clients that never took part, or if none is
-        known."""
+        """a_m = 1 / (s0 + s_m) of all clients.
+
+        Returns:
+            [m], with the median of the known variances for s_m that are not known; 0 for clients that never took part,
+            and for all clients while no variance is known.
+        """
         is_given = self.intra_variances is not None
         anything_known = len(_known(server)) > 0
         intra = np.where(np.isnan(server.intra), _median_variance(server), server.intra)
@@ -252,18 +262,22 @@ class SelfFL(Algorithm):
         moments = state["moments"]
         models_before, *_ = moments
         estimates = self.intra_variances is None
+        # s_m: the client's own estimate from two models on, until then what the server sent in its place.
         if estimates:
             s = jnp.where(models_before > 1, variance(moments) / theta.size, s)
         start, steps = theta, local.steps(self.sgd)
         if self.initialisation:
             # eq. 10, as soon as the client has a model and others have a precision
             defined = (others > 0) & (models_before > 0)
+            # a_m / A
             share = 1 / (jnp.maximum(inter + s, _LEAST) * jnp.where(defined, others, 1))
             start = theta - jnp.where(defined, share, 0) * (state["model"] - theta)
         if self.dynamic_steps:
             steps = self._steps(s, inbox, local)
             steps = jnp.where(models_before > 1, steps, self.l_max) if estimates else steps
         new = local.sgd(start, self.sgd, steps=steps)
+        # The variance sent up includes the model just trained (eq. 13 sums up to round t). Forgetting takes weight off
+        # the past models: a smaller count and a smaller sum of squares, around the same mean.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
@@ -273,11 +287,20 @@ class SelfFL(Algorithm):
         return {"model": new, "moments": moments}, {"model": new, "intra": own_variance}
 
     def _steps(self, s: Array, inbox: Inbox, local: LocalTrainer) -> Array:
-        """Eq. 8, solved for the number of steps."""
-        x = s * self._precision_of_others(inbox.scalars["others"], inbox.scalars["inter"])  # rho = x / (1 + x)
+        """Eq. 8, solved for the number of steps: l = log(rho) / log(1 - eta h), rounded up, from 1 to l_max.
+
+        Args:
+            s: the client's variance s_m.
+
+        Returns:
+            l, an integer; l_max where nothing is known of the others.
+        """
+        # With x = s_m A eq. 8's rho is x / (1 + x), and -log(rho) = log(1 + 1/x), exact also for rho near 1.
+        x = s * self._precision_of_others(inbox.scalars["others"], inbox.scalars["inter"])
         rate: Any = self.sgd.rate(local.round)
         contraction = jnp.log1p(-rate * self._curvature(s, inbox["model"][0], local))
         wanted = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -contraction
+        # a quotient that is whole on paper must not be rounded up to the next number
         rounding = 1e-3
         wanted = jnp.where(jnp.isfinite(contraction), jnp.ceil(wanted - rounding), 1)  # one step goes all the way
         steps = jnp.where(x > 0, jnp.clip(wanted, 1, self.l_max), self.l_max)
@@ -288,6 +311,7 @@ class SelfFL(Algorithm):
         return others if self.posterior == "paper" else others / (1 + inter * others)
 
     def _curvature(self, s: Array, theta: Float[Array, " d"], local: LocalTrainer) -> ScalarLike:
+        """h of eq. 8, for the client's variance s_m and the model received."""
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":

@@ -26,7 +26,9 @@ class Then(Algorithm):
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must be 0 or more")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        phases, left = [], self.rounds
+        # The phases of `first`, one after another, until its rounds are spent; a phase without a limit takes all.
+        phases = []
+        left = self.rounds
         for phase, rounds in self.first.phases():
             taken = left if rounds is None else min(rounds, left)
             if taken:

@@ -136,11 +136,14 @@ class UCFL(Algorithm):
         if isinstance(self.streams, int):
             require(self.streams <= clients, f"{self.streams} streams for {clients} clients; ask for 1 to {clients}")
         if self.rows is not None:
-            fits = np.shape(self.rows) == (clients, clients) and np.allclose(np.sum(self.rows, axis=1), 1)
+            is_square = np.shape(self.rows) == (clients, clients)
+            fits = is_square and np.allclose(np.sum(self.rows, axis=1), 1)
             require(fits, f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)] if self.warm else [(self, None)]
+        if self.warm == 0:
+            return [(self, None)]
+        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
 
     @property
     def probes(self) -> bool:
@@ -160,11 +163,13 @@ class UCFL(Algorithm):
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
         given = self.sigma_batch
+        # "auto" and `bound` want the variance of a single sample's gradient, from which that of every n_k follows.
         for_every_batch = given == "auto" or self.kernel == "bound"
         wanted = PROBED if for_every_batch else given
         assert not isinstance(wanted, str)
         rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
         batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
+        # at most half of the samples, so that there are two batches to compare
         batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)
         batches = jnp.maximum(n // batch, 1)
         gradient = local.gradient(theta)
@@ -174,6 +179,7 @@ class UCFL(Algorithm):
             part = local.gradient(theta, k * batch, (k + 1) * batch, purpose="sigma")
             return total + jnp.sum(jnp.square(part - gradient))
 
+        # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k samples
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         answer = {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
         if for_every_batch:
@@ -201,7 +207,17 @@ class UCFL(Algorithm):
         )
 
     def _candidate(self, server: BeforeProbe, probe: Probe, share: float) -> UCFLState:
-        """The server with the weights of a batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i (1/share - 1)."""
+        """What the server would hold with one candidate for the weights.
+
+        Args:
+            server: the server before the probe.
+            probe: with tr S_i / n_i for sigma_i^2.
+            share: of the batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i (1/share - 1); NaN = the kernel
+                `bound`.
+
+        Returns:
+            A state with the candidate's rows and streams.
+        """
         if np.isnan(share):
             return self._with_streams(server, user_centric_weights(probe, "bound"), probe).replace(kernel="bound")
         bandwidth = np.inf if share == 0 else 1 / share - 1
@@ -211,12 +227,23 @@ class UCFL(Algorithm):
     def _with_streams(
         self, server: BeforeProbe, rows: Float[np.ndarray, "m m"], probe: Probe | None = None
     ) -> UCFLState:
-        """The server with the streams that rows of weights ask for; all their models are theta^0."""
+        """The server with the streams that rows of weights ask for.
+
+        Args:
+            server: the server before the probe.
+            rows: w_ij.
+            probe: what the rows were made of; None for rows of the user's own.
+
+        Returns:
+            The server before the first round: all streams' models are theta^0.
+        """
         clients = len(rows)
         silhouettes: dict[int, float] = {}
         streams = clients if self.streams is None else self.streams
+        # Algorithm 2: the number of streams with the best silhouette.
         if streams == "auto":
             streams, silhouettes = choose_streams(rows, self.trade_off)
+        # eq. 11: the clients of a cluster share a stream, which mixes by the mean of their rows.
         if streams == clients:
             labels, weights = np.arange(clients), rows
         else:
@@ -263,16 +290,22 @@ class UCFL(Algorithm):
         if isinstance(server, UCFLState):
             return self._mixed(server, answers["model"], cohort)
         models = answers["model"]
-        mixed = [self._mixed(candidate, models.item(k), cohort) for k, candidate in enumerate(server.candidates)]
+        # Candidate k mixes what the clients made of its stream: the k-th of the models that each sent.
+        mixed = []
+        for k, candidate in enumerate(server.candidates):
+            mixed.append(self._mixed(candidate, models.item(k), cohort))
         server = server.after(mixed, answers, cohort)
         return server.chosen() if server.is_over(self.trial) else server
 
     def _mixed(self, server: UCFLState, models: ClientRows, cohort: Cohort) -> UCFLState:
         """The server after a round in which the cohort sent these models [c, d]."""
+        # eq. 8, theta_s = sum_j W_sj theta_j, over the clients that report.
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
+        # With a stream for each client, newcomers will want a mix of their own, of what the clients sent last.
         uploads = None
         if server.one_for_each:
-            uploads = (server.uploads or LastUploads.none_yet(server.model)).after(models, cohort)
+            before = server.uploads or LastUploads.none_yet(server.model)
+            uploads = before.after(models, cohort)
         return server.replace(
             model=mix(server.model, models, weights),
             mixed=server.mixed | weights.any(axis=1),
@@ -298,19 +331,29 @@ class UCFL(Algorithm):
         return Downlink({"model": Streams(models, stream[:, None])})
 
     def _late(self, server: UCFLState, cohort: Cohort) -> Streams:
-        """Models for clients that have no stream of their own that was ever mixed."""
+        """Models for clients that have no stream of their own that was ever mixed.
+
+        Returns:
+            With a stream for each client, a mix of its own for each late one; else all streams, of which each late
+            client receives the one whose weights are nearest to its row.
+        """
         if server.one_for_each:
             models, usable = self._mixed_for_newcomers(server)
             rows = late_rows(server, cohort, usable)
             start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
-            return Streams(mix(start, models, rows), np.arange(len(rows), dtype=np.int32)[:, None])
+            return Streams.one_each(mix(start, models, rows))
         rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
         return Streams(server.model, nearest_streams(server, rows).astype(np.int32)[:, None])
 
     def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
-        """One model for each client [m, d] that a newcomer's own is mixed of, and which of them were ever trained."""
+        """What a newcomer's own model is mixed of.
+
+        Returns:
+            One model for each client [m, d], and which of them were ever trained [m].
+        """
         if server.uploads is None:
-            return ClientRows(server.model, np.arange(len(server.rows))), np.zeros(len(server.rows), bool)
+            nobody = np.zeros(len(server.rows), bool)
+            return ClientRows(server.model, np.arange(len(server.rows))), nobody
         return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
 
     # reports ----------------------------------------------------------------------------------------------------------

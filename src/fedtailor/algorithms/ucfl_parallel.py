@@ -55,11 +55,13 @@ class UCFLParallel(UCFL):
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort), already_held=held)})
 
     def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
-        return state, {"model": local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])}
+        # theta_sj = SGD(theta_s; D_j) for every stream s
+        trained = local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])
+        return state, {"model": trained}
 
     def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # every stream is mixed of what the clients made of that stream
+        # eq. 12: every stream is mixed of what the clients made of that stream, which is the s-th that each sent
         mixed = []
         for s in range(len(weights)):
             models = answers["model"].item(s)

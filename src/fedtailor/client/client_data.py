@@ -83,6 +83,9 @@ class ClientData:
             positions: 0-based, below the split's size.
             weight: 1 for a sample, 0 for padding.
             split: "train", "val" or, in evaluations, "test".
+
+        Returns:
+            The batch: inputs as the model takes them, targets and weights.
         """
         self._require_open(split)
         if self.trace.only_privately:
@@ -134,6 +137,9 @@ class ClientData:
             n: samples in the split.
             drop_last: whether epochs end before a batch that is not full.
             split: whose examples.
+
+        Returns:
+            `batch_size` examples, or as many as the pool has rows; padding has weight 0.
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
         epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step

@@ -26,6 +26,7 @@ def mean_loss(
         The sum of the batch's losses over `count`.
     """
     losses = model.losses(model.logits(params, batch.x, key), batch.y)
+    # padding weighs 0; it repeats some real sample, so that its loss is a number
     return jnp.vdot(losses, batch.weight) / jnp.maximum(count, 1).astype(losses.dtype)
 
 
@@ -53,11 +54,15 @@ def accumulated_gradient(model: Model, params: Params, batch: Batch, micro_batch
         batch: the examples.
         micro_batch: examples in a part; divides those of the batch.
         key: randomness of the step.
+
+    Returns:
+        A tree as `params`.
     """
     count = batch.weight.sum()
     parts_count = len(batch.weight) // micro_batch
     parts = jax.tree.map(lambda leaf: leaf.reshape(parts_count, micro_batch, *leaf.shape[1:]), batch)
 
+    # Every part's gradient is over the count of the whole batch, so that they add up to the gradient of its mean.
     def add(total: Params, part: Batch) -> tuple[Params, None]:
         gradient = jax.grad(lambda p: mean_loss(model, p, part, count, key))(params)
         return jax.tree.map(jnp.add, total, gradient), None
@@ -106,6 +111,7 @@ def _with_neighbors(model: Model, predictor: NearestNeighbors) -> Callable[[Arra
     params = model.params(predictor.model)
 
     def mixed(x: Array) -> Array:
+        # one pass of the body serves both: the neighbours are sought where the head looks
         z = model.features(params, x)
         neighbors = predictor.probabilities(z, model.outputs)
         return predictor.combine(neighbors, model.head_outputs(params, z), predictor.share)

@@ -25,6 +25,7 @@ def gradient_over_range(
     local: "DeviceTrainer", theta: Float[Array, " d"], first: Int[Array, ""], end: Int[Array, ""], purpose: str | None
 ) -> Float[Array, " d"]:
     """Gradient of the mean loss over the training samples in [first, end); see `LocalTrainer.gradient`."""
+    # Blocks' sums over `count` add up to the gradient of the mean.
     count = end - first
     # a purpose puts the samples into an order of its own, so that a range of them is a random part of the data
     view = local if purpose is None else local.part(0, local.size, purpose)
@@ -46,7 +47,11 @@ def gradient_over_range(
 def split_statistics(
     local: "DeviceTrainer", predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
 ) -> dict[str, dict[str, Array]]:
-    """Metric's name -> its statistic, summed over a split's samples."""
+    """Measure a predictor on a split, block by block.
+
+    Returns:
+        Metric's name -> its statistic, summed over the split's samples.
+    """
     count = local.count(split)
     predict = outputs(local.model, predictor)
 

@@ -54,6 +54,8 @@ class PrivateSteps:
             scale = jnp.minimum(1.0, self._norm / jnp.maximum(length, tiny))
             return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradient)
 
+        # Algorithm 1: a gradient for each example, clipped; their sum, places that nobody was drawn for left out;
+        # noise.
         gradients = jax.vmap(clipped_gradient)(batch.x, batch.y, jnp.arange(len(batch.y)))
         sums = jax.tree.map(lambda leaf: jnp.tensordot(batch.weight, leaf, 1), gradients)
         leaves, tree = jax.tree.flatten(sums)
@@ -71,6 +73,7 @@ class PrivateSteps:
         how_many, order, dropout, noise = jax.random.split(key, 4)
         n, batch_size = self._count, self._sgd.batch_size
         # The first so many of a random permutation are distributed as the examples that independent draws choose.
+        # The number is binomial, drawn by the inverse of its distribution function at a uniform number.
         drawn = (jax.random.uniform(how_many) > self._below).sum()
         drawn = jnp.where(n <= batch_size, n, jnp.minimum(drawn, n))
         positions = jnp.arange(self._room, dtype=jnp.int32)
@@ -94,7 +97,11 @@ def drawn_at_most(n: Int[Array, ""], batch_size: int, room: int) -> Float[Array,
 
 
 def private_settings(algorithm: Any) -> list[SGD]:
-    """All local training of a method, or of parts of it, that is private."""
+    """All local training of a method, or of parts of it, that is private.
+
+    Returns:
+        The settings that have `dp_noise`, also those of methods inside a schedule.
+    """
     private = []
     for value in vars(algorithm).values():
         if isinstance(value, SGD) and value.dp_noise is not None:

@@ -32,6 +32,7 @@ def shuffled(
     size = jnp.maximum(n, 1).astype(jnp.uint32)
     salts, turns = _schedule(words, epoch, size)
     x = positions.astype(jnp.uint32)
+    # A swap is its own inverse, so every round is a permutation, and so are all of them together.
     for salt, turn in zip(salts, turns, strict=True):
         partner = jnp.where(turn >= x, turn - x, turn + size - x)
         # hashed from the larger of the two, so that both of a pair get the same bit
@@ -45,6 +46,7 @@ def _schedule(
     words: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, " rounds"], UInt32[Array, " rounds"]]:
     """Each round's salt of the coin, and its k below `size`."""
+    # The two words of the key go in one by one: one into the coins, the other, with these, into the pairings.
     epoch_hash = _mix(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
     left = words[0] ^ epoch_hash
     right = words[1]

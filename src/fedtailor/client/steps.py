@@ -36,6 +36,7 @@ def train(
     Returns:
         theta after `steps` steps.
     """
+    # Everything that does not change from step to step is made once, before the loop.
     rate = sgd.rate(local.round)
     params = local.params(theta)
     private = None if sgd.dp_noise is None else PrivateSteps(local, sgd, split)
@@ -74,9 +75,11 @@ def train(
         if not is_off(sgd.weight_decay):
             slope = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, slope, params)
         if pull is not None:
+            # the gradient of mu/2 |w - anchor|^2
             mu, _ = pull
             slope = jax.tree.map(lambda g, w, a: g + mu * (w - a), slope, params, anchor)
         if constant is not None:
+            # the gradient of <drift, w>
             slope = jax.tree.map(jnp.add, slope, constant)
         if trained is not None:
             # No gradient outside the part, for optimisers that look at all of it (a clipped global norm).
@@ -121,6 +124,7 @@ def train(
             return local.private_loop(carry, step, steps, sgd.batch_size, split)
         return local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split)
 
+    # Momentum that is 0 is another program, without a velocity; the optimiser's state is new in every round.
     params = turn(params)
     if sgd.optimizer is not None:
         params, _ = loop((params, sgd.optimizer.init(params)), transformed)

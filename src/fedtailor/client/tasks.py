@@ -42,9 +42,11 @@ def client_task(
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
+        # The method's part first, then the pipeline on what it would send; both may keep a state.
         algorithm_state, uplink_state = state
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
+        # the server must know what to account for; it is no part of the method's message
         if local.trace.private_steps is not None:
             update = {**update, PRIVATE_STEPS: local.trace.private_steps}
         return {"state": (algorithm_state, uplink_state), "update": update}

@@ -88,12 +88,18 @@ class Trace:
         self._private_loops = 0
 
     def add_work(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
-        """IntScalar passes over single examples, outside of steps."""
+        """Count passes over single examples, outside of steps."""
         work = jnp.stack([jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)])
         self.work = self.work + work
 
     def add_steps(self, work: list[StepWork], examples: IntScalar) -> None:
-        """IntScalar what steps have done on batches of so many examples together."""
+        """Count what steps have done.
+
+        Args:
+            work: what one step does on its batch.
+            examples: in the batches of all steps together.
+        """
+        # What stands in loops inside the step counts as often as all of them repeat it.
         self.add_work(
             gradients=examples * sum(math.prod(part.repeats, start=part.gradients) for part in work),
             forwards=examples * sum(math.prod(part.repeats, start=part.forwards) for part in work),

@@ -58,6 +58,7 @@ class DeviceTrainer(ClientData):
         return gradient_over_range(self, theta, first, end, purpose)
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
+        # the same sums that evaluations make, so that a method sees the numbers that tables print
         total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
         return total / jnp.maximum(self.count(split), 1)
 
@@ -117,6 +118,7 @@ class DeviceTrainer(ClientData):
         return jnp.ones(len(x), self.model.dtype) if weight is None else weight
 
     def _in_training_mode(self, asked: bool | None) -> bool:
+        """What the method asks for; if it says nothing, training mode inside steps and evaluation mode outside."""
         return self.trace.step is not None if asked is None else asked
 
     def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
@@ -126,6 +128,7 @@ class DeviceTrainer(ClientData):
         return self._training_loss(params, batch, self._training_key() if key is None else key)[0]
 
     def _training_loss(self, params: Params, batch: Batch, key: Array | None) -> tuple[Float[Array, ""], Params]:
+        """The mean loss of a batch, and the parameters with the running statistics that follow from it."""
         self._mark_gradient()
         return training_loss(self.model, params, batch, key)
 
@@ -143,11 +146,13 @@ class DeviceTrainer(ClientData):
         return self._gradient_and_statistics(params, batch)
 
     def _gradient_and_statistics(self, params: Params, batch: Batch, key: Array | None = None) -> tuple[Params, Params]:
+        """The gradient of a batch's mean loss, and the parameters with running statistics renewed."""
         self.count_work(gradients=1)
         key = self._training_key() if key is None else key
         if self.model.has_statistics:
             return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
         size, micro_batch = len(batch.weight), self.model.micro_batch
+        # Whole batches, unless the model says that their activations would outgrow the cache and they divide evenly.
         if micro_batch is None or size <= micro_batch or size % micro_batch:
             return jax.grad(self.batch_loss)(params, batch, key), params
         return accumulated_gradient(self.model, params, batch, micro_batch, key), params
@@ -188,7 +193,9 @@ class DeviceTrainer(ClientData):
         split: str = "train",
     ) -> Carry:
         n = self.count(split)
+        # An empty split has no batch to take a step on.
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
+        # The key of all batches of this purpose: which examples a step sees depends on it and the step's number alone.
         words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         trace = self.trace
         work: list[StepWork] = []
@@ -209,7 +216,7 @@ class DeviceTrainer(ClientData):
             # Work counted here would be a value of the loop's inside, which must not leave it.
             if trace.work is not work_before:
                 raise TypeError(
-                    "inside Local.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
+                    "inside LocalTrainer.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
                 )
             return out
 

@@ -11,7 +11,15 @@ from fedtailor.protocol import Answers, ClientRows, Exchange
 
 
 def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
-    """The same exchange with some of its clients (positions in the cohort)."""
+    """The same exchange with some of its clients.
+
+    Args:
+        exchange: with all of them.
+        chosen: positions in the cohort [n].
+
+    Returns:
+        An exchange of these clients, who are sent what they would have been sent.
+    """
     cohort = exchange.cohort
     downlink = exchange.downlink
 
@@ -36,6 +44,7 @@ def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
 def concatenate(parts: list[Answers]) -> Answers:
     """The answers of all parts of a cohort, one below the other, on the host."""
 
+    # On the host, in the order of the cohort: parts were computed one after another and share no rows.
     def stack(*leaves: ClientRows) -> ClientRows:
         values = np.concatenate([leaf.host() for leaf in leaves])
         return ClientRows(values, np.arange(len(values)))

@@ -48,6 +48,7 @@ class DebugExecutor(DeviceExecutor):
 
     def _run(self, request: ExchangeRequest) -> Outputs:
         exchange = request.exchange
+        # The same inputs as compiled programs get, row by row through the same function.
         values, (rows,) = self.devices.inputs([request])
         outputs = []
         for number, client in enumerate(request.clients):

@@ -103,6 +103,7 @@ class DeviceExecutor:
     def exchange(self, exchange: Exchange) -> Answers:
         """Run a task for a cohort; the devices may still be at work when this returns."""
         requests = self.requests(exchange)
+        # In parts each waits for the one before: only then is the memory of its states free again.
         if len(requests) == 1:
             return self.answers(requests[0], self._run(requests[0]))
         return concatenate([self.answers(request, self._run(request)).checked() for request in requests])
@@ -130,6 +131,7 @@ class DeviceExecutor:
         return [self._request(select_clients(exchange, chosen)) for chosen in parts]
 
     def _request(self, exchange: Exchange, states: ClientState = None) -> ExchangeRequest:
+        # Three orders meet here: the cohort's (by id), the federation's (as listed), and the program's rows.
         cohort = exchange.cohort
         listed = cohort.clients.listed[cohort.rows]
         order = self._order(listed)
@@ -154,6 +156,7 @@ class DeviceExecutor:
     def _row_count(self, exchange: Exchange) -> int:
         """Rows of the program: the cohort, rounded up to whole shards."""
         cohort = exchange.cohort
+        # -(-a // b) is a / b rounded up
         whole = -(-len(cohort.clients) // self.shards) * self.shards
         needed = -(-max(len(cohort), cohort.room) // self.shards) * self.shards
         if exchange.task == "client" or needed == whole:
@@ -167,6 +170,9 @@ class DeviceExecutor:
         Args:
             request: what was asked.
             outputs: what `Devices.run` gave for it, stacked by rows.
+
+        Returns:
+            What the server is given; to wait for its `work` is to wait for the devices.
         """
         # The row of each client, in the order of the cohort; rows stay where they were computed.
         rows = np.argsort(request.order)
@@ -234,6 +240,7 @@ class DeviceExecutor:
         if not jax.tree.leaves(answers.states):
             return
         cohort = exchange.cohort
+        # in the order in which the request read them
         order = self._order(cohort.clients.listed[cohort.rows])
         self.states.write(cohort.rows[order], answers.states)
 

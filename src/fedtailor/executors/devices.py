@@ -128,6 +128,7 @@ class Devices:
         Returns:
             For each request what its clients yield, stacked by rows; see `run_one`.
         """
+        # What equal programs share is taken from the first request: task, hyper-parameters, model.
         first = requests[0].exchange
         values, rows = self.inputs(requests)
         cohort = rows[0] if len(requests) == 1 else _interleaved(rows)
@@ -146,6 +147,8 @@ class Devices:
             kind -> the streams of all requests one after another, on every device; and for each request the rows of
             its clients.
         """
+        # Streams of one kind of all requests lie one below the other; each request's recipients move by as many rows as
+        # stand before its own.
         kinds = requests[0].exchange.downlink.streams
         values = {}
         first_stream: list[dict[str, int]] = [{} for _ in requests]

@@ -15,6 +15,9 @@ def examples_of(federation: Federation, seen: NDArray[np.integer[Any]]) -> Examp
     Args:
         federation: who holds which examples.
         seen: the seen clients' positions in it, in the order of the population.
+
+    Returns:
+        A function that draws from the union of the clients' training data.
     """
     train = federation.train
 

@@ -34,6 +34,9 @@ def guest_executor(
         group: its true group, where the data have groups.
         settings: devices and the like; one device is used.
 
+    Returns:
+        An executor whose `unseen` table is this client, and whose `seen` table is empty.
+
     Raises:
         ValueError: the examples do not fit the federation, or it has a client of that name.
     """
@@ -42,6 +45,7 @@ def guest_executor(
     require(
         x.shape[1:] == federation.input_shape, f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}"
     )
+    # A federation of one client with the same kind of data: the executor needs no other code for it.
     guest = Federation(
         x=x.astype(federation.x.dtype),
         y=y.astype(federation.y.dtype),

@@ -89,6 +89,7 @@ class LockstepGroup:
         waiting = members
         self.running = len(members)
         try:
+            # Each goes on to its first exchange; from then on all answers of a step are made before any run goes on.
             for member in members:
                 member.resume()
             waiting = [member for member in members if member.exchange is not None]
@@ -159,6 +160,7 @@ def _answer(members: Sequence[_Member]) -> None:
         assert exchange is not None
         try:
             requests = member.executor.requests(exchange)
+            # what comes in parts, or runs without compilation, cannot share a program
             if len(requests) > 1 or isinstance(member.executor, DebugExecutor):
                 member.answer = member.executor.exchange(exchange)
             else:

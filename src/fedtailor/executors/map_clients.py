@@ -61,6 +61,7 @@ def map_clients(
     Returns:
         The outputs of `run_one`, stacked: every leaf is [c, ...] and sharded over the mesh.
     """
+    # Hyper-parameters, examples and streams are on every device; only the rows of the cohort are divided.
     everywhere, clients = PartitionSpec(), PartitionSpec(AXIS)
 
     @partial(
@@ -98,6 +99,7 @@ def run_one(
     Returns:
         The outputs of `client_task`, and "done" [3]: gradients, forward passes, whether all outputs are finite.
     """
+    # Down: what was packed becomes an inbox, and the pipeline is undone on it; then the client's part; then up.
     inputs, state, scalars = row
     local = trainer(model, pool, inputs.address, inputs.round)
     inbox = Inbox(
@@ -145,6 +147,7 @@ def balanced_order(work: NDArray[np.int64], devices: int, by_work: bool) -> NDAr
     rows = -(-clients // devices)
     # The last shards have fewer clients, the rest of their rows is padding.
     room = np.clip(clients - rows * np.arange(devices), 0, rows)
+    # Turn by turn each device picks one client; every second turn goes back, as the first pick is the longest.
     turn = np.arange(rows)[:, None]
     forth, back = np.arange(devices), np.arange(devices)[::-1]
     device = np.where(turn % 2 == 0, forth, back)  # [turn, position]: who picks

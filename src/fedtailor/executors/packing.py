@@ -47,6 +47,7 @@ class PackedInputs:
         count = len(reply)
         kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())
         width = FIXED + sum(columns for _, columns in kinds)
+        # Rows of padding: an address without examples, and -1, which receives nothing.
         numbers = np.zeros((padded, width), np.int32)
         numbers[count:, FIXED:] = -1
         columns = [
@@ -61,6 +62,7 @@ class PackedInputs:
     @property
     def address(self) -> ClientAddress:
         """Where the client's examples are, and its keys."""
+        # unsigned words travelled as signed ones, bit for bit
         keys = jax.lax.bitcast_convert_type(self.numbers[6:10], jnp.uint32)
         return ClientAddress(self.numbers[:3], self.numbers[3:6], keys[:2], keys[2:])
 

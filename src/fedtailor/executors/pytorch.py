@@ -83,6 +83,7 @@ class TorchTrainer(DebugTrainer):
             return super().sgd(
                 theta, sgd, pull=pull, drift=drift, gradient=gradient, steps=steps, split=split, train_only=train_only
             )
+        # The model moves into PyTorch's vector once, is stepped there, and moves back at the end.
         n = int(self.count(split))
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
         live = self._engine.live(self.model.dtype)
@@ -91,6 +92,8 @@ class TorchTrainer(DebugTrainer):
         mode = "training" if self.model.stochastic or self.model.has_statistics else "evaluation"
         room = self.room(sgd.batch_size)
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
+            # PyTorch's backward pass starts from the derivatives of the loss by the outputs, which JAX takes: the loss
+            # is the model's own, and PyTorch knows nothing of it.
             found = live.forward(live.inputs(x), mode, words)
             self.model.require_outputs(found.shape, len(x))
             gradient = live.backward(found, slopes(self.model, found.detach().numpy(), y, room))

@@ -44,6 +44,7 @@ class Settings:
         Raises:
             ValueError: more devices asked for than JAX has.
         """
+        # a number of devices counts this process's own; without one, those of all processes work together
         own_only = self.debug or self.devices is not None
         available = jax.local_devices() if own_only else jax.devices()
         wanted = 1 if self.debug else self.devices or len(available)

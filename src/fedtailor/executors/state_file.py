@@ -93,6 +93,7 @@ class FileStates:
         Raises:
             ValueError: the file cannot be read, or it does not hold what was written.
         """
+        # Whoever has no slot yet holds the first state, which is never read from the file.
         records = np.full(padded, self._first)
         rows = _bytes(records)
         with self._one_line():
@@ -115,6 +116,7 @@ class FileStates:
             records[name] = np.asarray(leaf)[: len(index)]
         with self._one_line():
             for client, record in zip(index.tolist(), _bytes(records), strict=True):
+                # of three slots one at least is in neither of the last two checkpoints
                 in_checkpoints = self._saved[client], self._saved_before[client]
                 free = next(slot for slot in range(SLOTS) if slot not in in_checkpoints)
                 _write(self._opened(), record.data, self._offset(client, free))

@@ -56,6 +56,8 @@ class States(Protocol):
 
 
 class _InMemory:
+    """What states in memory have in common: all can be read at once."""
+
     at_once = sys.maxsize
 
     def saved(self) -> None:
@@ -67,6 +69,7 @@ class HostStates(_InMemory):
 
     def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
+        # leaves, not a tree: a checkpoint holds them as a list
         first = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
         self._tree = jax.tree.structure(state)
         self._leaves = [np.repeat(leaf[None], clients, axis=0) for leaf in first]

@@ -58,6 +58,7 @@ def from_arrays(
     require(not missing, f"{missing[0] if missing else 'x'} is None; give one entry for each example")
     arrays = {what: plain_array(column, what) for what, column in columns.items() if column is not None}
     _check_shapes(arrays)
+    # Labels and clients become numbers 0, 1, ...; what they stand for is kept as names.
     y, label_count, class_names = _labels(arrays["y"])
     owners, names = _clients(arrays["client"])
     if classes == "infer":
@@ -136,7 +137,11 @@ def from_partition(
 
 
 def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] | None]:
-    """Targets, number of classes and names of the classes, where there are any."""
+    """What a column of targets is.
+
+    Returns:
+        Targets, the number of classes and the names of the classes; None where there are no classes, or no names.
+    """
     # data frames may hold numbers as objects
     if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y.flat):
         y = np.array(y.tolist())
@@ -189,7 +194,8 @@ def _refuse_gaps(y: NDArray[Any], count: int) -> None:
         return
     if int(labels[-1] - labels[0]) + 1 == len(labels):
         raise ValueError(f"the labels are {labels[0]} to {labels[-1]}; labels count from 0: subtract {labels[0]}")
-    # The first gap; the label that follows it is the one that may be mistyped.
+    # The first gap (-1 before all labels, so that a missing 0 is one); the label behind it is the one that may be
+    # mistyped.
     present = np.concatenate([[-1], labels])
     gap = int(np.argmax(np.diff(present) > 1))
     missing = int(present[gap]) + 1
@@ -202,6 +208,7 @@ def _refuse_gaps(y: NDArray[Any], count: int) -> None:
 
 
 def _check_shapes(arrays: dict[str, NDArray[Any]]) -> None:
+    """Refuse columns that are not of the length of x, or have more than one axis where they must not."""
     x = arrays["x"]
     require(x.ndim >= 1, "x has no rows; give one for each example")
     for what, column in arrays.items():
@@ -224,10 +231,23 @@ def _by_owner(owners: NDArray[np.int64], clients: int) -> Ragged:
 
 
 def _groups(group: NDArray[Any], rows: Ragged, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """The group of each client [m], from that of each row [N]."""
+    """The group of each client, from that of each row.
+
+    Args:
+        group: [N] of any kind.
+        rows: of each client.
+        names: of the clients, for messages.
+
+    Returns:
+        [m] numbers 0, 1, ... in the sorted order of the groups.
+
+    Raises:
+        ValueError: rows of one client are in different groups.
+    """
     if group.dtype.kind not in "iubUSO":
         raise ValueError(f"group is {group.dtype}; give an integer or text for each row")
     codes, values = encode(group if group.dtype.kind in "iub" else plain_text(group, "group"))
+    # the group of each client's first row, which all its other rows must have
     first = codes[rows.rows[rows.offsets[:-1]]]
     differs = codes[rows.rows] != first[rows.owners]
     if differs.any():
@@ -241,14 +261,20 @@ def _groups(group: NDArray[Any], rows: Ragged, names: tuple[str, ...]) -> NDArra
 
 
 def _parts(data: Dataset, partitioner: Partitioner, seed: int) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-    """Names and rows of the clients."""
+    """Who gets what.
+
+    Returns:
+        The clients' names, and one array of rows for each.
+    """
     if isinstance(partitioner, Natural):
         named = partitioner.named(data)
         return tuple(named), list(named.values())
     parts = partitioner(data, check_seed(seed))
     _check_parts(data, parts)
+    # numbers of one width, so that names sort as numbers do
     digits = len(str(max(len(parts) - 1, 0)))
-    return tuple(f"client-{number:0{digits}d}" for number in range(len(parts))), parts
+    names = tuple(f"client-{number:0{digits}d}" for number in range(len(parts)))
+    return names, parts
 
 
 def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
@@ -284,11 +310,17 @@ def _published_splits(
 
 
 def _compact(data: Dataset, *splits: Ragged) -> tuple[NDArray[Any], NDArray[Any], list[Ragged]]:
-    """The pool without the examples that no client has."""
+    """The pool without the examples that no client has.
+
+    Returns:
+        x, y, and the splits with the rows' new numbers.
+    """
     used = np.zeros(len(data), np.bool_)
     for part in splits:
         used[part.rows] = True
     if used.all():
         return data.x, data.y, list(splits)
+    # how many used rows stand before each one
     new_number = np.cumsum(used) - 1
-    return data.x[used], data.y[used], [part.renumber(new_number[part.rows]) for part in splits]
+    renumbered = [part.renumber(new_number[part.rows]) for part in splits]
+    return data.x[used], data.y[used], renumbered

@@ -74,7 +74,8 @@ def check_memory(numbers: float, itemsize: int, what: str) -> None:
     """
     needed = numbers * itemsize
     installed = _memory()
-    gib, installed_gib = needed / 2**30, installed / 2**30
+    gib = needed / 2**30
+    installed_gib = installed / 2**30
     require(needed <= installed, f"{what} needs {gib:,.0f} GiB of memory, and this machine has {installed_gib:.0f}")
 
 
@@ -84,6 +85,9 @@ def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
     Args:
         values: an array, or anything that NumPy makes one of.
         what: its name, for messages.
+
+    Returns:
+        A NumPy array without mask; the user's own where it was one.
 
     Raises:
         ValueError: rows of different lengths, something that is no array, or masked entries.
@@ -116,6 +120,7 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
     Raises:
         ValueError: a row has none, or bytes that are no UTF-8.
     """
+    # Data frames give objects, among which any kind of missing cell may stand.
     if values.dtype.kind == "O":
         missing = [row for row, value in enumerate(values.flat) if _is_missing(value)]
         require(not missing, f"row {missing[0] if missing else 0} has no {what}; fill it in or drop the row")

@@ -72,9 +72,19 @@ class Dataset:
         return len(self.x)
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "Dataset":
-        """Some of the examples, by row numbers or a mask."""
-        chosen = {what: getattr(self, what) for what in ("x", "y", "test", "client")}
-        return _replace(self, **{what: None if array is None else array[rows] for what, array in chosen.items()})
+        """Some of the examples.
+
+        Args:
+            rows: their row numbers [n], or a mask [N].
+
+        Returns:
+            A data set of these, in that order, with the same classes and normalisation.
+        """
+        chosen = {}
+        for what in ("x", "y", "test", "client"):
+            array = getattr(self, what)
+            chosen[what] = None if array is None else array[rows]
+        return _replace(self, **chosen)
 
     def sample(self, size: int, seed: int = 0) -> "Dataset":
         """`size` examples at random without replacement, in their old order.
@@ -86,7 +96,8 @@ class Dataset:
         check_seed(seed)
         if not 1 <= size <= len(self):
             raise ValueError(f"{self.name}: cannot take {size} of {len(self)} examples")
-        return self.take(np.sort(server_rng(seed, "sample", 0).permutation(len(self))[:size]))
+        shuffled = server_rng(seed, "sample", 0).permutation(len(self))
+        return self.take(np.sort(shuffled[:size]))
 
     def only(self, labels: Sequence[int]) -> "Dataset":
         """The examples of some classes.

@@ -52,6 +52,7 @@ class DirichletByClass:
         require_examples(data, self.clients)
         rng = rng_of(seed)
         stock = rows_by_class(data, rng)
+        # Rejection, as in the released codes: small alphas leave clients empty in many draws.
         for _ in range(_TRIES):
             counts = self._counts([len(rows) for rows in stock], rng)
             if counts.sum(axis=0).min() >= self.min_samples:
@@ -116,6 +117,7 @@ class DirichletByClient:
         classes = len(stock)
         prior = np.full(classes, 1 / classes) if self.prior == "uniform" else left / left.sum()
         sizes = client_sizes(len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng)
+        # [clients, classes]: each client's own distribution over labels
         labels = rng.dirichlet(self.alpha * classes * prior, self.clients)
         counts = np.zeros((classes, self.clients), np.int64)
         # In random order, since those that are served last take what is left.
@@ -150,6 +152,16 @@ def _draw(size: int, labels: NDArray[np.float64], left: NDArray[np.int64], rng: 
 
 
 def _rows_of_clients(stock: list[Rows], counts: NDArray[np.int64]) -> list[Rows]:
-    """The rows of each client from the counts [classes, clients]."""
+    """Deal shuffled rows.
+
+    Args:
+        stock: the rows of each class.
+        counts: [classes, clients] how many of each class every client gets.
+
+    Returns:
+        The rows of each client, class after class.
+    """
+    # cut behind every client's part; what nobody gets is a last piece, which no client reads
     by_class = [np.split(rows, np.cumsum(taken)) for rows, taken in zip(stock, counts, strict=True)]
-    return [np.concatenate([parts[client] for parts in by_class]) for client in range(counts.shape[1])]
+    clients = range(counts.shape[1])
+    return [np.concatenate([parts[client] for parts in by_class]) for client in clients]

@@ -50,12 +50,14 @@ class Ragged:
         arrays = [np.asarray(part).reshape(-1) for part in parts]
         filled = [array for array in arrays if len(array)]
         rows = np.concatenate(filled) if filled else np.zeros(0, np.int32)
-        return cls.cut(rows, np.fromiter((len(array) for array in arrays), np.int64, len(arrays)))
+        sizes = np.array([len(array) for array in arrays], np.int64)
+        return cls.cut(rows, sizes)
 
     @classmethod
     def cut(cls, rows: NDArray[Any], sizes: NDArray[np.integer[Any]]) -> "Ragged":
         """From the row numbers of all clients, one client after another, and how many each has [m]."""
-        return cls(rows, np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]))
+        ends = np.cumsum(np.asarray(sizes, np.int64))
+        return cls(rows, np.concatenate([[0], ends]))
 
     @classmethod
     def empty(cls, clients: int) -> "Ragged":
@@ -91,7 +93,8 @@ class Ragged:
 
     def where(self, kept: NDArray[np.bool_]) -> "Ragged":
         """Only the entries of `rows` [total] that a mask keeps."""
-        return Ragged.cut(self.rows[kept], np.bincount(self.owners[kept], minlength=len(self)))
+        sizes = np.bincount(self.owners[kept], minlength=len(self))
+        return Ragged.cut(self.rows[kept], sizes)
 
     def renumber(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
         """Other row numbers [total], of the same clients."""
@@ -144,8 +147,11 @@ class Client:
         return Split(self.federation.x[rows], self.federation.y[rows])
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{getattr(self.federation, split).sizes[self.index]} {split}" for split in SPLITS)
-        return f"Client({self.name!r}: {sizes})"
+        sizes = []
+        for split in SPLITS:
+            count = getattr(self.federation, split).sizes[self.index]
+            sizes.append(f"{count} {split}")
+        return f"Client({self.name!r}: {', '.join(sizes)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -203,6 +209,7 @@ class Federation:
         for key, value in normal.items():
             object.__setattr__(self, key, value)
         validate(self)
+        # only now, as before the check they might have been no integers
         if self.groups is not None:
             object.__setattr__(self, "groups", self.groups.astype(np.int64))
 
@@ -271,6 +278,11 @@ class Federation:
 
 
 def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
+    """Shift or scale as plain numbers, which compare and are written to files.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
     except (TypeError, ValueError):

@@ -61,6 +61,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
 
 
 def _no_npz(path: Path) -> ValueError:
+    """The error for a file that NumPy cannot read, whatever the reason."""
     return ValueError(
         f"{path} is no readable .npz of plain arrays (pickled objects are refused); write it with numpy.savez"
     )
@@ -99,6 +100,7 @@ def from_frame(
     else:
         frame, where = _read(_existing(source)), str(source)
         options.setdefault("name", Path(source).name.split(".")[0])
+    # Columns that have a role are no features, unless they are named as such.
     roles = {"client": client, "label": label, "split": split, "group": group}
     special = [column for column in roles.values() if column is not None]
     if features is None:
@@ -113,6 +115,11 @@ def from_frame(
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
+    """The path, with `~` expanded.
+
+    Raises:
+        ValueError: there is no such file.
+    """
     path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"there is no file {path}; check the path")
@@ -120,6 +127,11 @@ def _existing(path: str | os.PathLike[str]) -> Path:
 
 
 def _read(path: Path) -> pl.DataFrame:
+    """A table from a file, by the end of its name.
+
+    Raises:
+        ValueError: it cannot be read, or is of no known kind.
+    """
     name = path.name.removesuffix(".gz")
     try:
         if name.endswith(".parquet"):
@@ -153,7 +165,14 @@ def _column(series: pl.Series) -> NDArray[Any]:
 
 
 def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[Any]:
-    """[N, features]: uint8 where all columns are, else float32."""
+    """Feature columns as inputs.
+
+    Returns:
+        [N, features], uint8 where all columns are, else float32; of one column of arrays, [N, ...].
+
+    Raises:
+        ValueError: a column holds no numbers.
+    """
     series = [frame[column] for column in columns]
     if len(series) == 1 and isinstance(series[0].dtype, pl.List | pl.Array):
         return _arrays(series[0], where)

@@ -45,9 +45,11 @@ def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
     y = data.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise ValueError(f"{data.name}: y is {y.dtype} of shape {y.shape}; this partitioner needs a label per example")
+    # Shuffled, then sorted by class in a way that keeps the shuffled order inside each class.
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
-    return np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
+    class_ends = np.flatnonzero(np.diff(y[order])) + 1
+    return np.split(order, class_ends)
 
 
 def require_examples(data: Dataset, clients: int) -> None:
@@ -245,6 +247,7 @@ class Natural:
             raise ValueError(f"{data.name} has no clients of its own; use another partitioner")
         clients = data.client if data.client.dtype.kind in "iu" else plain_text(data.client, "client")
         owners, names = encode(clients)
+        # rows sorted by owner, cut behind each owner's last one
         sizes = np.bincount(owners, minlength=len(names))
         by_owner = np.argsort(owners, kind="stable")
         parts = np.split(by_owner, np.cumsum(sizes)[:-1])

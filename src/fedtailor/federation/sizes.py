@@ -70,7 +70,7 @@ class PowerLaw:
         require(0 < self.low <= self.high, f"sizes from {self.low} to {self.high}; need 0 < low <= high")
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        # The inverse of the distribution function, at uniform numbers.
+        # The inverse of the distribution function, at uniform numbers; for the exponent 1 it is its limit, log-uniform.
         u = rng.uniform(size=count)
         power = 1 - self.exponent
         if power == 0:
@@ -80,6 +80,7 @@ class PowerLaw:
 
 
 def _check_finite(law: SizeLaw, *names: str) -> None:
+    """Refuse a law with a setting that is no finite number."""
     for name in names:
         check_finite(getattr(law, name), name)
 
@@ -132,6 +133,7 @@ def allocate(stock: int, wanted: NDArray[np.float64], *, min_samples: int, use_a
             f"{stock} samples are not enough for {len(wanted)} clients with at least {min_samples} each; "
             f"use fewer clients or more data"
         )
+    # The minimum for everybody first; what is wanted beyond it shares the rest.
     rest = stock - min_samples * len(wanted)
     if not use_all:
         more = np.maximum(wanted - min_samples, 0)

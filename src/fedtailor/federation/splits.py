@@ -20,7 +20,11 @@ Unseen = int | float | Sequence[str]
 
 
 def check_fractions(test: float, val: float) -> None:
-    """Raise ValueError unless both fractions, and what they leave for training, make sense."""
+    """Check the fractions of a split.
+
+    Raises:
+        ValueError: one is no number in [0, 1), or together they leave nothing for training.
+    """
     for what, fraction in (("test", test), ("val", val)):
         if not isinstance(fraction, Real) or isinstance(fraction, bool):
             raise ValueError(f"{what} is {shown(fraction)}; it is a fraction of each client's rows, such as 0.2")
@@ -54,6 +58,7 @@ def draw_splits(
     check_seed(seed)
     ids = client_ids(names)
     strata = _strata(y)
+    # Test rows first, so that they are the same whatever fraction is kept for validation.
     test_sizes = _share(rows.sizes, test, rows.sizes)
     rest, test_rows = divide(rows, test_sizes, strata, ids, seed, "test split")
     val_sizes = _share(rows.sizes, val, rest.sizes)
@@ -162,8 +167,10 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         raise ValueError(
             f"unseen is {unseen} of {len(names)} clients; give a count or a fraction that leaves somebody to train"
         )
+    # each client draws a number by its name; the smallest ones are unseen, in whatever order clients are listed
+    drawn = draw_bits(seed, "unseen", 0, client_ids(names))
     chosen = np.zeros(len(names), np.bool_)
-    chosen[np.argsort(draw_bits(seed, "unseen", 0, client_ids(names)))[:count]] = True
+    chosen[np.argsort(drawn)[:count]] = True
     return chosen
 
 

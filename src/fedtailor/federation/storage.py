@@ -34,6 +34,7 @@ def save(federation: Federation, path: AnyPath) -> Path:
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}
+    # safetensors writes the memory of an array as it lies; text and numbers that are no arrays go into its metadata.
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     header = json.dumps({key: getattr(federation, key) for key in _PLAIN})
     metadata = {"format": _FORMAT, "federation": header, "digest": _digest(header, arrays)}
@@ -58,8 +59,13 @@ def load(path: AnyPath) -> Federation:
             # safetensors calls a file damaged that it may not read: open it first, for the right message
             path.open("rb").close()
             header, arrays = _content(path)
+        # JSON knows no tuples
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header.items()}
-        splits = {split: Ragged(arrays.pop(f"{split}.rows"), arrays.pop(f"{split}.offsets")) for split in SPLITS}
+        splits = {}
+        for split in SPLITS:
+            rows = arrays.pop(f"{split}.rows")
+            offsets = arrays.pop(f"{split}.offsets")
+            splits[split] = Ragged(rows, offsets)
         pool: Any = {"groups": None, **arrays, **splits, **plain}
         return Federation(**pool)
     except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:

@@ -60,7 +60,8 @@ class Rotations:
 
         def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
             images = x.reshape(len(x), side, side, -1)
-            return np.rot90(images, self.turns[group], axes=(1, 2)).reshape(x.shape), y
+            turned = np.rot90(images, self.turns[group], axes=(1, 2))
+            return turned.reshape(x.shape), y
 
         return _by_group(federation, _assign(federation, len(self.turns), seed, groups), change)
 
@@ -158,9 +159,23 @@ def _side(shape: tuple[int, ...]) -> int:
 
 
 def _assign(federation: Federation, count: int, seed: int, groups: Groups | None) -> Groups:
-    """The group of each client [m]."""
+    """The group of each client.
+
+    Args:
+        federation: whose clients.
+        count: how many groups there are.
+        seed: of random groups.
+        groups: as the user gave them; None = evenly at random.
+
+    Returns:
+        [m] in 0..count-1.
+
+    Raises:
+        ValueError: what was given is something else.
+    """
     m = len(federation)
     if groups is None:
+        # Seen clients in a random order, then unseen ones: dealt one by one, either kind fills all groups evenly.
         order = np.lexsort((draw_bits(seed, "group", 0, federation.ids), federation.unseen))
         groups = np.empty(m, np.int64)
         groups[order] = np.arange(m) % count
@@ -193,6 +208,7 @@ def _by_group(federation: Federation, groups: Groups, change: Change) -> Federat
         xs.append(x)
         ys.append(y)
         start += len(x)
+    # Groups on top of groups: clients are alike only if both agree.
     if federation.groups is not None:
         pairs = np.stack([federation.groups, groups])
         _, groups = np.unique(pairs, axis=1, return_inverse=True)

@@ -26,11 +26,13 @@ def validate(federation: "Federation") -> None:
 
 
 def _require(condition: Any, message: str) -> None:
+    """`protocol.require` for whatever is true or false."""
     if not condition:
         raise ValueError(message)
 
 
 def _lengths(federation: "Federation") -> None:
+    """Everything that is of one entry for each client, or for each example, has as many."""
     x, y, m = federation.x, federation.y, len(federation.names)
     _require(m, "there are no clients; give at least one")
     _names(federation.names)
@@ -48,6 +50,7 @@ def _lengths(federation: "Federation") -> None:
 
 
 def _names(names: tuple[str, ...]) -> None:
+    """Every client has a name that can be written and hashed."""
     for number, name in enumerate(names):
         _require(name.strip(), f"client {number} (counted from 0) has an empty name; give every client a name")
         try:
@@ -57,6 +60,7 @@ def _names(names: tuple[str, ...]) -> None:
 
 
 def _types(federation: "Federation") -> None:
+    """Inputs, targets and groups are of types that models take."""
     x, y, groups = federation.x, federation.y, federation.groups
     _require(
         x.dtype in (np.uint8, np.int32, np.float32, np.float64),
@@ -87,6 +91,7 @@ def _types(federation: "Federation") -> None:
 
 
 def _rows(federation: "Federation") -> None:
+    """All row numbers are of examples that there are, and few enough to be counted in 32 bits on devices."""
     total = sum(len(getattr(federation, split).rows) for split in SPLITS)
     _require(
         total <= _MAX_INT32,
@@ -105,6 +110,7 @@ def _rows(federation: "Federation") -> None:
 
 
 def _sizes(federation: "Federation") -> None:
+    """Somebody trains, and whoever trains has samples."""
     _require(len(federation.seen), "every client is unseen, so nobody trains; keep at least one seen client")
     empty = (federation.train.sizes == 0) & ~federation.unseen
     if empty.any():
@@ -114,6 +120,7 @@ def _sizes(federation: "Federation") -> None:
 
 
 def _inputs(federation: "Federation") -> None:
+    """Inputs are finite, and token ids are numbers that count from 0."""
     bad = _not_finite(federation.x)
     if bad is not None:
         raise ValueError(f"{_owner(federation, bad)}: row {bad} of x holds NaN or inf; drop or impute it")
@@ -127,6 +134,7 @@ def _inputs(federation: "Federation") -> None:
 
 
 def _targets(federation: "Federation") -> None:
+    """Targets are finite, and labels are classes."""
     y, classes = federation.y, federation.classes
     bad = _not_finite(y)
     if bad is not None:
@@ -146,6 +154,7 @@ def _targets(federation: "Federation") -> None:
 
 
 def _overlaps(federation: "Federation") -> None:
+    """No client tests or validates on what it trains on."""
     for first, second in combinations(SPLITS, 2):
         row = _in_both(federation, first, second)
         if row is not None:
@@ -167,6 +176,7 @@ def _in_both(federation: "Federation", first: str, second: str) -> int | None:
     if not shared.any():
         return None
     keys = [(part.owners * size + part.rows)[shared[part.rows]] for part in parts]
+    # Look each key of the second split up among the sorted ones of the first.
     in_first = np.sort(keys[0])
     nearest = np.minimum(np.searchsorted(in_first, keys[1]), len(in_first) - 1)
     both = keys[1][in_first[nearest] == keys[1]]
@@ -174,6 +184,7 @@ def _in_both(federation: "Federation", first: str, second: str) -> int | None:
 
 
 def _normalisation(federation: "Federation") -> None:
+    """Shift and scale are finite numbers that fit the inputs' last axis."""
     for what in ("shift", "scale"):
         value = np.asarray(getattr(federation, what))
         _require(np.isfinite(value).all(), f"{what} is {getattr(federation, what)}; it must be finite")

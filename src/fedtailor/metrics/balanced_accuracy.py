@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.metrics.classes import class_counts
-from fedtailor.metrics.metric import Metric, Statistic, is_classification
+from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification
 from fedtailor.models import Model
 
 
@@ -31,6 +31,9 @@ class BalancedAccuracy(Metric):
         return {"labelled": counts["labelled"], "hits": counts["hits"]}
 
     def result(self, statistic: Statistic) -> float:
-        labelled, hits = (np.asarray(statistic[name], np.float64) for name in ("labelled", "hits"))
+        labelled, hits = in_double(statistic, "labelled", "hits")
         occurs = labelled > 0
-        return float(np.mean(hits[occurs] / labelled[occurs])) if occurs.any() else float("nan")
+        if not occurs.any():
+            return float("nan")
+        # the mean of the classes' recalls
+        return float(np.mean(hits[occurs] / labelled[occurs]))

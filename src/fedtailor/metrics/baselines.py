@@ -36,11 +36,14 @@ def classification_baseline(
     Raises:
         ValueError: a label is no class.
     """
-    shares, labels = class_shares(y_train, classes), _labels(y_test, classes)
+    shares = class_shares(y_train, classes)
+    labels = _labels(y_test, classes)
     names = ("accuracy", "balanced_accuracy", "roc_auc", "f1_macro", "log_loss", "brier", "calibration_error",
              "confusion", "perplexity")  # fmt: skip
     if not len(labels):
         return dict.fromkeys(names, float("nan"))
+    # Every input gets the same class and the same probabilities, so each metric follows from the classes' shares of the
+    # test samples.
     majority = int(shares.argmax())
     tested = np.bincount(labels, minlength=classes) / len(labels)
     present = int((tested > 0).sum())
@@ -48,11 +51,14 @@ def classification_baseline(
     log_loss = float(-tested @ np.log(shares))
     # E |p - e_y|^2 = |p|^2 - 2 E p_y + 1
     squares = float(shares @ shares - 2 * tested @ shares + 1)
+    # Recall is 1 for the majority class, if any test sample has it, and 0 for the others; F1 of the majority class is
+    # 2 hits / (hits + 1), and it counts for the mean of all classes also where no test sample has it.
+    f1 = 2 * hits / (1 + hits)
     values = (
         hits,
         (hits > 0) / present,
         0.5 if present > 1 else float("nan"),
-        2 * hits / (1 + hits) / (present + (hits == 0)),
+        f1 / (present + (hits == 0)),
         log_loss,
         squares / 2 if classes == 2 else squares,
         abs(hits - shares[majority]),
@@ -72,8 +78,11 @@ def regression_baseline(y_train: Shaped[np.ndarray, "n ..."], y_test: Shaped[np.
     if not len(y_train) or not len(y_test):
         return dict.fromkeys(("rmse", "mae", "r2", "loss"), float("nan"))
     targets = np.asarray(y_test, np.float64).reshape(len(y_test), -1)
-    errors = targets - np.asarray(y_train, np.float64).reshape(len(y_train), -1).mean(axis=0)
-    squares, spread = np.square(errors).mean(axis=0), targets.var(axis=0)
+    of_training = np.asarray(y_train, np.float64).reshape(len(y_train), -1)
+    errors = targets - of_training.mean(axis=0)
+    # of each target
+    squares = np.square(errors).mean(axis=0)
+    spread = targets.var(axis=0)
     varies = bool((spread > 0).all())
     return {
         "rmse": float(np.sqrt(squares).mean()),
@@ -84,6 +93,7 @@ def regression_baseline(y_train: Shaped[np.ndarray, "n ..."], y_test: Shaped[np.
 
 
 def _labels(y: Shaped[np.ndarray, " n"], classes: int) -> Int[np.ndarray, " n"]:
+    """Labels as integers, once it is sure that each is a class."""
     labels = np.asarray(y).astype(np.int64)
     inside = not len(labels) or (labels.min() >= 0 and labels.max() < classes)
     require(bool(inside), f"labels lie in {labels.min(initial=0)}..{labels.max(initial=0)}; expected 0..{classes - 1}")

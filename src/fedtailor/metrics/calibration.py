@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, one_hot
+from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification, one_hot
 from fedtailor.models import Model
 from fedtailor.protocol import require
 
@@ -40,7 +40,9 @@ class CalibrationError(Metric):
         self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
     ) -> dict[str, Array]:
         confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
-        index = jnp.clip(jnp.ceil(confidence * self.bins).astype(jnp.int32) - 1, 0, self.bins - 1)
+        # Bins are closed above: a confidence of exactly k / bins lies in the lower one, and 0 in the first.
+        number = jnp.ceil(confidence * self.bins).astype(jnp.int32)
+        index = jnp.clip(number - 1, 0, self.bins - 1)
         in_bin = one_hot(index, self.bins, weight)
         correct = model.correct(outputs, y).astype(weight.dtype)
         # Not as a product of matrices, which some accelerators round to fewer digits than confidences have.
@@ -51,7 +53,8 @@ class CalibrationError(Metric):
         }
 
     def result(self, statistic: Statistic) -> float:
-        count, correct, confidence = (
-            np.asarray(statistic[name], np.float64) for name in ("count", "correct", "confidence")
-        )
-        return float(np.abs(correct - confidence).sum() / count.sum()) if count.sum() > 0 else float("nan")
+        count, correct, confidence = in_double(statistic, "count", "correct", "confidence")
+        if count.sum() == 0:
+            return float("nan")
+        # A bin's share of the samples times its |accuracy - confidence| is |correct - confidence| over all samples.
+        return float(np.abs(correct - confidence).sum() / count.sum())

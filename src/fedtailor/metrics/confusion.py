@@ -30,7 +30,9 @@ class Confusion(Metric):
         self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
     ) -> dict[str, Array]:
         predictions = one_hot(jnp.argmax(outputs, axis=-1), model.outputs, weight)
-        return {"counts": (one_hot(y, model.outputs, weight) * weight[:, None]).T @ predictions}
+        labels = one_hot(y, model.outputs, weight) * weight[:, None]
+        # [classes, classes]: how many samples have this label and that prediction
+        return {"counts": labels.T @ predictions}
 
     def result(self, statistic: Statistic) -> float:
         counts = np.asarray(statistic["counts"], np.float64)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.metrics.classes import class_counts
-from fedtailor.metrics.metric import Metric, Statistic, is_classification
+from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification
 from fedtailor.models import Model
 
 
@@ -31,6 +31,8 @@ class F1Macro(Metric):
         return {"hits": counts["hits"], "either": counts["labelled"] + counts["predicted"]}
 
     def result(self, statistic: Statistic) -> float:
-        hits, either = (np.asarray(statistic[name], np.float64) for name in ("hits", "either"))
+        hits, either = in_double(statistic, "hits", "either")
         occurs = either > 0
-        return float(np.mean(2 * hits[occurs] / either[occurs])) if occurs.any() else float("nan")
+        if not occurs.any():
+            return float("nan")
+        return float(np.mean(2 * hits[occurs] / either[occurs]))

@@ -63,6 +63,9 @@ class Metric(ABC):
             outputs: logits or log-probabilities [b, classes], or predicted targets [b, ...].
             y: labels [b] or targets [b, ...].
             weight: 1 for a sample, 0 for padding.
+
+        Returns:
+            name -> sum, such that the sums of two batches, added, are those of both together.
         """
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -90,11 +93,17 @@ class Metric(ABC):
             name -> [c], NaN where a client has no such value.
         """
         clients = len(next(iter(statistic.values())))
-        of_clients = [
-            self.values({key: rows[client, ...] for key, rows in statistic.items()}) for client in range(clients)
-        ]
+        of_clients = []
+        for client in range(clients):
+            of_client = {key: rows[client, ...] for key, rows in statistic.items()}
+            of_clients.append(self.values(of_client))
+        # Clients may have values of different names (cells of a confusion that are not empty): a column for each name,
+        # in the order in which names are first met.
         names = dict.fromkeys(name for values in of_clients for name in values)
-        return {name: np.array([values.get(name, np.nan) for values in of_clients], np.float64) for name in names}
+        columns = {}
+        for name in names:
+            columns[name] = np.array([values.get(name, np.nan) for values in of_clients], np.float64)
+        return columns
 
 
 def find_metric(name: str) -> Metric:
@@ -116,7 +125,8 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
     for name in names:
         metric = find_metric(name) if isinstance(name, str) else name
         if not metric.applies(model):
-            defined = ", ".join(sorted(key for key, kind in Metric.registry.items() if kind().applies(model)))
+            others = [key for key, kind in Metric.registry.items() if kind().applies(model)]
+            defined = ", ".join(sorted(others))
             raise ValueError(f"the metric {metric.name!r} is not defined for {_kind(model)}; choose from {defined}")
         require(metrics.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
         metrics[metric.name] = metric
@@ -125,7 +135,8 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
 
 def default_metrics(model: Model) -> tuple[Metric, ...]:
     """What is measured of every model: its loss and, of a classification, the accuracy."""
-    return find_metrics([name for name in ("loss", "accuracy") if find_metric(name).applies(model)], model)
+    names = [name for name in ("loss", "accuracy") if find_metric(name).applies(model)]
+    return find_metrics(names, model)
 
 
 def add_statistics(first: Any, second: Any) -> Any:
@@ -135,14 +146,24 @@ def add_statistics(first: Any, second: Any) -> Any:
 
 def zero_statistic(batch_statistic: Callable[..., Any], *arguments: Any) -> Any:
     """The statistic of no samples: zeros shaped as what `batch_statistic(*arguments)` gives (nothing is computed)."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(batch_statistic, *arguments))
+    shapes = jax.eval_shape(batch_statistic, *arguments)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def in_double(statistic: Statistic, *names: str) -> tuple[NDArray[np.float64], ...]:
+    """Some sums of a statistic in double precision, in which results are computed.
+
+    Returns:
+        One array for each name.
+    """
+    return tuple(np.asarray(statistic[name], np.float64) for name in names)
 
 
 def mean(statistic: Statistic, total: str) -> NDArray[np.float64]:
     """A sum over the number of samples, `statistic["count"]`, in double precision; NaN without samples."""
-    count = np.asarray(statistic["count"], np.float64)
-    sums = np.asarray(statistic[total], np.float64)
-    return np.divide(sums, count, out=np.full(np.broadcast(sums, count).shape, np.nan), where=count > 0)
+    sums, count = in_double(statistic, total, "count")
+    undefined = np.full(np.broadcast(sums, count).shape, np.nan)
+    return np.divide(sums, count, out=undefined, where=count > 0)
 
 
 def is_classification(model: Model) -> bool:
@@ -162,6 +183,7 @@ def is_regression(model: Model) -> bool:
 
 def one_hot(labels: Shaped[Array, " b"], classes: int, like: Float[Array, " b"]) -> Float[Array, "b classes"]:
     """1 where the label is the column's class, else 0, in the precision of `like`."""
+    # a comparison: a label that is no class gives a row of zeros
     return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)).astype(like.dtype)
 
 

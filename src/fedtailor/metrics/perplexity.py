@@ -24,7 +24,9 @@ class Perplexity(Metric):
     def statistic(
         self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
     ) -> dict[str, Array]:
-        losses, weights = cross_entropy.function(outputs, y), token_weights(model, y, weight)
+        losses = cross_entropy.function(outputs, y)
+        weights = token_weights(model, y, weight)
+        # what only pads may have any loss, and 0 times infinity is NaN
         return {"loss": jnp.where(weights > 0, losses * weights, 0).sum(), "count": weights.sum()}
 
     def result(self, statistic: Statistic) -> float:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, is_regression
+from fedtailor.metrics.metric import Metric, Statistic, in_double, is_regression
 from fedtailor.metrics.targets import predictions_and_targets
 from fedtailor.models import Model
 
@@ -42,9 +42,9 @@ class R2(Metric):
         count = float(np.asarray(statistic["count"], np.float64))
         if count < 2:
             return float("nan")
-        residual, total, squares = (
-            np.asarray(statistic[name], np.float64) for name in ("residual_squares", "targets", "target_squares")
-        )
+        residual, total, squares = in_double(statistic, "residual_squares", "targets", "target_squares")
+        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of which rounding leaves half of the digits that sums have
         about_mean = squares - total**2 / count
-        varies = about_mean > np.sqrt(np.finfo(np.asarray(statistic["target_squares"]).dtype).eps) * squares
+        precision = np.finfo(np.asarray(statistic["target_squares"]).dtype).eps
+        varies = about_mean > np.sqrt(precision) * squares
         return float((1 - residual / about_mean).mean()) if varies.all() else float("nan")

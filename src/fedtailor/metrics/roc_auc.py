@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, one_hot
+from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification, one_hot
 from fedtailor.models import Model
 
 BINS = 1 << 14
@@ -50,6 +50,7 @@ class ROCAUC(Metric):
         # Relative to those of chance, around which a model's odds lie and bins are narrow.
         odds = _log_odds(model.log_probabilities(outputs)) + math.log(model.outputs - 1)
         is_class = one_hot(y, model.outputs, weight)
+        # Of two classes one score says all: the first one's log-odds are the second one's, negated.
         if model.outputs == 2:
             odds, is_class = odds[:, 1:], is_class[:, 1:]
         scores = odds.shape[1]
@@ -78,7 +79,10 @@ class ROCAUC(Metric):
         """The most by which `result` may differ from the area that a sort would give; NaN where it is undefined."""
         positives, negatives = _histograms(statistic)
         pairs = positives.sum(axis=1) * negatives.sum(axis=1)
-        tied = (positives * negatives).sum(axis=1)[pairs != 0] / pairs[pairs != 0]
+        in_one_bin = (positives * negatives).sum(axis=1)
+        defined = pairs != 0
+        tied = in_one_bin[defined] / pairs[defined]
+        # A pair that shares a bin counts a half, and is worth 0 or 1.
         return float(tied.mean() / 2) if len(tied) else float("nan")
 
 
@@ -95,7 +99,11 @@ def _log_odds(log_probabilities: Float[Array, "b classes"]) -> Float[Array, "b c
 
 
 def _bin(odds: Float[Array, "b scores"], bins: int) -> Int[Array, "b scores"]:
-    """The bin of each score, by its inverse hyperbolic sine: a growing function of it."""
+    """The bin of each score, by its inverse hyperbolic sine: a growing function of it.
+
+    Returns:
+        0 to bins - 1: about 0 bins are equally wide, and far from it in proportion to the score (see `FINEST`).
+    """
     top = math.asinh(LARGEST / FINEST)
     place = (jnp.arcsinh(odds / FINEST) / top + 1) / 2 * bins
     return jnp.clip(jnp.nan_to_num(place), 0, bins - 1).astype(jnp.int32)
@@ -111,22 +119,27 @@ def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:
     Returns:
         [..., scores] each.
     """
+    # the others in lower bins, and half of those in the same one
     below = numpy.cumsum(of_others, axis=-1) - of_others / 2
-    return (of_class * below).sum(axis=-1), of_class.sum(axis=-1) * of_others.sum(axis=-1)
+    ordered = (of_class * below).sum(axis=-1)
+    pairs = of_class.sum(axis=-1) * of_others.sum(axis=-1)
+    return ordered, pairs
 
 
 def _mean_area(statistic: Statistic) -> NDArray[np.float64]:
     """The mean over scores [...] of the areas below their curves; NaN where no score has a pair."""
     if "pairs" in statistic:
-        ordered, pairs = (np.asarray(statistic[name], np.float64) for name in ("ordered", "pairs"))
+        ordered, pairs = in_double(statistic, "ordered", "pairs")
     else:
         ordered, pairs = _pairs(*_histograms(statistic), np)
     defined = pairs != 0  # NaN is not 0: a model that has diverged stays NaN
     areas = np.divide(ordered, pairs, out=np.zeros_like(pairs), where=defined)
     count = defined.sum(axis=-1)
-    return np.divide(areas.sum(axis=-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+    undefined = np.full(count.shape, np.nan)
+    return np.divide(areas.sum(axis=-1), count, out=undefined, where=count > 0)
 
 
 def _histograms(statistic: Statistic) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Samples by score and bin, of the class and of the others."""
-    return np.asarray(statistic["of_class"], np.float64), np.asarray(statistic["of_others"], np.float64)
+    of_class, of_others = in_double(statistic, "of_class", "of_others")
+    return of_class, of_others

@@ -67,6 +67,9 @@ def rows_frame(
             must not depend on the split or the method.
         scores: [c] columns of `row_scores` for these examples, without padding.
 
+    Returns:
+        The columns of `rows_schema`, clients in the order of `names`.
+
     Raises:
         ValueError: a client's columns differ in length, or lists have not one entry for each client.
     """
@@ -76,10 +79,12 @@ def rows_frame(
         len(names) == len(rows) == len(scores),
         f"{len(names)} clients, rows of {len(rows)} and scores of {len(scores)}; give one of each for every client",
     )
-    schema, parts = rows_schema(model), []
+    schema = rows_schema(model)
+    parts = []
     for name, numbers, columns in zip(names, rows, scores, strict=True):
         lengths = {len(numbers), *(len(values) for values in columns.values())}
         require(len(lengths) == 1, f"the columns of client {name!r} have lengths {sorted(lengths)}; expected one")
+        # in the order of the schema, which is the same for all clients
         content = {"client": [name] * len(numbers), "row": numbers, **columns}
         parts.append(pl.DataFrame({key: _column(content[key]) for key in schema}, schema=schema, strict=False))
     return pl.concat(parts) if parts else pl.DataFrame(schema=schema)

@@ -15,4 +15,6 @@ def predictions_and_targets(
         raise ValueError(
             f"outputs {outputs.shape} do not match targets {y.shape}; bind the model with matching outputs"
         )
-    return outputs.reshape(len(outputs), -1), y.astype(outputs.dtype).reshape(len(outputs), -1)
+    predictions = outputs.reshape(len(outputs), -1)
+    targets = y.astype(outputs.dtype)
+    return predictions, targets.reshape(len(outputs), -1)

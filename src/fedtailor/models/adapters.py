@@ -29,5 +29,8 @@ def from_function(init: Callable[[Array], Any], apply: Callable[[Any, Array], Ar
     Args:
         init: key -> parameters, any pytree of floating-point arrays.
         apply: (parameters, x [b, ...]) -> outputs [b, ...].
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
     """
     return Functions(init, apply)

@@ -46,6 +46,9 @@ def cnn_5x5(
         channels: of the two convolutions.
         image_shape: as for `lenet5`.
 
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
     Raises:
         ValueError: a width is below 1, there are not two convolutions, or (when bound) the inputs are no images of
             16x16 or more.

@@ -27,6 +27,8 @@ SPARE = 16
 
 def planes(images: Float[Array, "b h w c"]) -> Float[Array, "c h w b"]:
     """Images with the batch last."""
+    # Two copies: first with spaces between the images, from which the second can gather one pixel of every image
+    # without all of them competing for the same lines of the cache.
     b, h, w, c = images.shape
     spaced = spaced_apart(images)
     return _batch_last(spaced, (h, w, c)).reshape(c, h, w, b)
@@ -39,9 +41,11 @@ def convolve(x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]) -> Flo
 
 
 def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    """The convolution, and what its derivative needs: the columns of the input, and the kernel."""
     size, _, channels, outputs = kernel.shape
     _, height, width, b = x.shape
     rows = x.reshape(channels, height, -1)
+    # im2col: a column holds what one output pixel sees, so that all pixels of all images are one matrix product.
     columns = _columns(rows, size, b).reshape(size * size * channels, -1)
     y = kernel.reshape(-1, outputs).T @ columns
     y = y.reshape(outputs, height - size + 1, width - size + 1, b)
@@ -49,10 +53,13 @@ def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _convolve_back(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    """Derivatives for the input and the kernel, from g [o, h2, w2, b] for the output."""
     columns, kernel = saved
     size, _, channels, outputs = kernel.shape
     _, height, width, b = g.shape
     g = g.reshape(outputs, -1)
+    # The transposes of the product and of `_columns`: what each output pixel says of the patch that it saw, added up
+    # over the patches that a pixel of the input lies in, first by rows, then by columns.
     patches = kernel.reshape(-1, outputs) @ g
     patches = patches.reshape(size, size, channels, height, width * b)
     to_x = sum_columns(sum_rows(patches), b)
@@ -86,6 +93,7 @@ def halve(
     """
     c, height, width, b = x.shape
     k, _, _, o = kernel.shape
+    # of the halved kernel, rounded up
     size = -(-k // 2)
 
     def even(side: int) -> int:
@@ -106,6 +114,7 @@ def halve(
     small = small.transpose(0, 2, 1, 3, 4, 5)
     small = small.reshape(size, size, 4 * c, o)
 
+    # no more blocks than the last step reaches
     h = (height - k) // 2 + size
     w = (width - k) // 2 + size
     return blocks[:, :h, :w], small
@@ -125,6 +134,8 @@ def _columns(x: Array, size: int, b: int) -> Array:
     _, height, width = x.shape
     h = height - size + 1
     run = width - (size - 1) * b
+    # Entry (row, column) of the kernel sees the image shifted by so much; with the batch last, a shift by one pixel is
+    # a shift by b numbers, and each shifted image is copied in long runs.
     shifted = []
     for row in range(size):
         for column in range(size):
@@ -136,8 +147,12 @@ def _columns(x: Array, size: int, b: int) -> Array:
 @no_fuse
 def sum_rows(patches: Array) -> Array:
     """The first half of the transpose of `_columns`: [k, k, c, h2, w2 b] -> [k, c, h, w2 b]."""
+    # Row i of the kernel saw the image shifted by i rows: shift back, with zeros around, and add up.
     last = len(patches) - 1
-    shifted = [pad_zeros(patches[i], KEEP, KEEP, (i, last - i, 0), KEEP) for i in range(len(patches))]
+    shifted = []
+    for i in range(len(patches)):
+        rows = (i, last - i, 0)
+        shifted.append(pad_zeros(patches[i], KEEP, KEEP, rows, KEEP))
     return reduce(jnp.add, shifted)
 
 
@@ -145,7 +160,10 @@ def sum_rows(patches: Array) -> Array:
 def sum_columns(patches: Array, b: int) -> Array:
     """The second half: [k, c, h, w2 b] -> [c, h, w b]."""
     last = len(patches) - 1
-    shifted = [pad_zeros(patches[j], KEEP, KEEP, (j * b, (last - j) * b, 0)) for j in range(len(patches))]
+    shifted = []
+    for j in range(len(patches)):
+        columns = (j * b, (last - j) * b, 0)
+        shifted.append(pad_zeros(patches[j], KEEP, KEEP, columns))
     return reduce(jnp.add, shifted)
 
 

@@ -72,13 +72,22 @@ class EquinoxModule(Architecture):
         weight: Float[Array, " b"],
         watched: str | None = None,
     ) -> tuple[Float[Array, "b ..."], Float[Array, "b ..."], eqx.nn.State]:
-        """Outputs of a training step, what the dense layer `watched` is given, and the state after the step."""
+        """A training step: a pass over a batch in training mode.
+
+        Args:
+            weight: 0 for examples that only fill the batch.
+            watched: path of a dense layer whose inputs are wanted.
+
+        Returns:
+            Outputs [b, ...], what the dense layer `watched` is given [b, ...], and the state after the step.
+        """
         network = eqx.nn.inference_mode(network, value=False)
         axis = _axis_name(network)
 
         def one(example: Array, weight: Array, key: Array | None) -> tuple[Array, Array, eqx.nn.State]:
             weighted = map_nodes(network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight))
-            options, tap = {} if key is None else {"key": key}, _Tap()
+            options = {} if key is None else {"key": key}
+            tap = _Tap()
             if watched is not None:
                 weighted = _tapped(weighted, watched, tap)
             output, state = weighted(example, eqx.nn.State(network), **options)
@@ -124,6 +133,8 @@ class EquinoxModule(Architecture):
         return jax.vmap(lambda example, key: call(network, example, key=key))(x, keys)
 
     def is_stochastic(self, network: Network) -> bool:
+        # Equinox's layers that differ between training and evaluation have a field `inference`; of these only BatchNorm
+        # draws nothing.
         has_mode = lambda node: hasattr(node, "inference")  # noqa: E731
         nodes = jax.tree.leaves(network, is_leaf=has_mode)
         return any(has_mode(node) and not isinstance(node, eqx.nn.BatchNorm) for node in nodes)
@@ -177,6 +188,7 @@ def _called(network: Network, example: Array, **options: Any) -> Array:
 
 
 def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
+    """The index whose initial value is what the state now holds for it: so that statistics are part of the network."""
     return eqx.tree_at(lambda index: index.init, index, state.get(index))
 
 
@@ -190,11 +202,17 @@ def _axis_name(network: Network) -> Hashable:
 
 
 def _array_paths(network: Network) -> list[Any]:
+    """The paths of all arrays, in the order of the tree."""
     return [keys for keys, leaf in jax.tree_util.tree_leaves_with_path(network) if hasattr(leaf, "shape")]
 
 
 def _dense_calls(network: Network, input_shape: tuple[int, ...]) -> tuple[str, list[str]]:
-    """The type of the inputs, and the paths of the dense layers in the order in which they are called."""
+    """Watch the module run on shapes.
+
+    Returns:
+        The type of its inputs, and the paths of its dense layers in the order in which they are called; in the order of
+        the tree where it runs on neither type.
+    """
     paths = paths_of(network, eqx.nn.Linear)
     for dtype in ("float32", "int32"):
         called: list[str] = []
@@ -222,6 +240,9 @@ def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Equinox
     Args:
         make: builds the module: make(*args, **kwargs, key=key).
         args, kwargs: passed on to `make`; hashable.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: an argument cannot be hashed, or (when bound) the module keeps state other than

@@ -18,12 +18,15 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
+        # A copy of the layer, field by field: Equinox's own constructor would make another one. Its state is then
+        # replaced by one of floating-point arrays, as it starts.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
             size = (norm.input_size,)
+            statistics = (jnp.zeros(size), jnp.ones(size))
             object.__setattr__(self, "ema_first_time_index", eqx.nn.StateIndex(jnp.ones(())))
-            object.__setattr__(self, "ema_state_index", eqx.nn.StateIndex((jnp.zeros(size), jnp.ones(size))))
+            object.__setattr__(self, "ema_state_index", eqx.nn.StateIndex(statistics))
         else:
             object.__setattr__(self, "batch_counter", eqx.nn.StateIndex(jnp.zeros(())))
         self.sample_weight = None
@@ -36,45 +39,71 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         self, x: Array, state: eqx.nn.State, *, key: Array | None = None, inference: bool | None = None
     ) -> tuple[Array, eqx.nn.State]:
         inference = self.inference if inference is None else inference
-        mean, variance, state = self._running(state) if inference else self._trained(x, state)
+        if inference:
+            mean, variance, state = self._running(state)
+        else:
+            mean, variance, state = self._trained(x, state)
         deviation = jnp.sqrt(_of_channels(variance, x) + self.eps)
         out = (x - _of_channels(mean, x)) / deviation
-        if self.weight is not None and self.bias is not None:
-            out = out * _of_channels(self.weight, x) + _of_channels(self.bias, x)
-        return out, state
+        if self.weight is None or self.bias is None:
+            return out, state
+        weight = _of_channels(self.weight, x)
+        bias = _of_channels(self.bias, x)
+        return out * weight + bias, state
 
     def _running(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
-        """Mean and variance that evaluation uses."""
+        """What evaluation normalises by.
+
+        Returns:
+            Mean and variance [channels], and the state as it was given.
+        """
         if self.mode == "ema":
             mean, variance = state.get(_present(self.ema_state_index))
             return mean, variance, state
+        # Mode "batch": averages that started at zero, so that their weights sum to 1 - momentum^steps only.
         counter = state.get(_present(self.batch_counter))
         mean, variance = state.get(_present(self.batch_state_index))
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
         return mean / scale, variance / scale, state
 
     def _trained(self, x: Array, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
-        """Mean and variance that a training step uses, and the state with new running statistics."""
+        """What a training step normalises by.
+
+        Returns:
+            Mean and variance [channels], and the state with new running statistics.
+        """
         batch = self._batch(x)
         if self.mode == "ema":
+            # the very first batch's statistics are taken as they are
             first = state.get(_present(self.ema_first_time_index)) > 0
             old = state.get(_present(self.ema_state_index))
             new = jax.tree.map(lambda b, r: jnp.where(first, b, self._step(r, b)), batch, old)
-            state = state.set(_present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype))
+            not_first = jnp.zeros_like(first, x.dtype)
+            state = state.set(_present(self.ema_first_time_index), not_first)
+            state = state.set(_present(self.ema_state_index), new)
             # Equinox normalises by the running averages in this mode, in training as well.
-            return *new, state.set(_present(self.ema_state_index), new)
+            mean, variance = new
+            return mean, variance, state
         counter = state.get(_present(self.batch_counter))
         old = state.get(_present(self.batch_state_index))
         new = jax.tree.map(lambda b, r: self._step(r, b), batch, old)
         state = state.set(_present(self.batch_counter), counter + 1)
-        return *batch, state.set(_present(self.batch_state_index), new)
+        state = state.set(_present(self.batch_state_index), new)
+        mean, variance = batch
+        return mean, variance, state
 
     def _step(self, running: Array, batch: Array) -> Array:
+        """The running average after one batch; Equinox's momentum is the share of what was there."""
         return self.momentum * running + (1 - self.momentum) * batch
 
     def _batch(self, x: Array) -> tuple[Array, Array]:
-        """Mean and variance [channels] over the examples of the batch that are no padding."""
-        weight = jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight.astype(x.dtype)
+        """Statistics of the batch over its examples that are no padding.
+
+        Returns:
+            Mean and biased variance [channels].
+        """
+        example_weight = jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight
+        weight = example_weight.astype(x.dtype)
         # This is called on one example, under `vmap`: sums over the axis of that name are over the batch.
         total = lax.psum(weight, self.axis_name)
         share = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
@@ -91,5 +120,6 @@ def _of_channels(values: Float[Array, " channels"], x: Array) -> Array:
 
 
 def _present(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:
+    """An index of the mode that the layer is in: it has those of one mode only."""
     assert index is not None
     return index

@@ -45,6 +45,7 @@ class LinenModule(Architecture):
     ) -> tuple[Float[Array, "b ..."], Network]:
         from flax import linen
 
+        # Flax hands every call of a module to such an interceptor: BatchNorm is told which examples are no padding.
         def weigh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
             if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
                 x = args[0]
@@ -63,6 +64,7 @@ class LinenModule(Architecture):
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         from flax import linen
 
+        # Which layers there are, and in which order, is seen by running the module on shapes.
         called: list[tuple[str, Any]] = []
 
         def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -75,7 +77,8 @@ class LinenModule(Architecture):
         dense = [path for path, module in called if isinstance(module, linen.Dense)]
         kinds = (linen.BatchNorm, linen.LayerNorm, linen.GroupNorm, linen.RMSNorm, linen.InstanceNorm)
         norms = [path for path, module in called if isinstance(module, kinds)]
-        order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]  # by the last call
+        # By the last call: a layer that is called twice stands where it is done.
+        order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]
         return Anatomy(dense[-1] if dense else None, tuple(dict.fromkeys(norms)), tuple(order), self.input_dtype)
 
     def features(
@@ -106,9 +109,11 @@ class LinenModule(Architecture):
         # As for Equinox modules: the body runs on zeros, unread.
         def replace(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
             is_head = ".".join(context.module.path) == anatomy.head
-            return call(*((features, *args[1:]) if is_head else args), **kwargs)
+            given = (features, *args[1:]) if is_head else args
+            return call(*given, **kwargs)
 
-        return self._intercepted(replace, network, jnp.zeros((len(features), *input_shape), self.input_dtype), None)
+        nothing = jnp.zeros((len(features), *input_shape), self.input_dtype)
+        return self._intercepted(replace, network, nothing, None)
 
     def _intercepted(self, interceptor: Any, network: Network, x: Array, key: Array | None) -> Array:
         from flax import linen
@@ -186,6 +191,9 @@ def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
     Args:
         module: the module, for example `MyNet(classes=10)`.
         input_dtype: type of the inputs; "int32" for token ids.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: Flax is missing, this is no linen module, or (when bound) it has variables of other

@@ -20,6 +20,7 @@ class Drawn(Architecture):
         """The network, with parameters from `stream`."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
+        # Built twice: the first time counts the random numbers that all layers need, which are then drawn at once.
         counting = InitStream()
         self.network(input_shape, outputs, counting)
         return self.network(input_shape, outputs, counting.filled(key))
@@ -79,8 +80,23 @@ def dense_layers(inputs: int, widths: Sequence[int], stream: InitStream) -> list
 def image_of(
     input_shape: tuple[int, ...], image_shape: tuple[int, ...] | None, model: str, smallest: int
 ) -> tuple[int, int, int]:
-    """(height, width, channels) of inputs that may be stored without channels, or flat."""
-    shape, side = image_shape or input_shape, math.isqrt(math.prod(input_shape))
+    """What inputs are as images; they may be stored without channels, or flat.
+
+    Args:
+        input_shape: as the inputs are stored.
+        image_shape: what they are as images, where the user says so.
+        model: its name, for messages.
+        smallest: the least height and width that the model takes.
+
+    Returns:
+        (height, width, channels).
+
+    Raises:
+        ValueError: they are no images, or too small.
+    """
+    shape = image_shape or input_shape
+    side = math.isqrt(math.prod(input_shape))
+    # a flat input of square length is a square gray image
     if len(shape) == 1 and side * side == shape[0]:
         shape = (side, side)
     if len(shape) == 2:

@@ -74,8 +74,11 @@ class Dense(eqx.Module):
 def _kernel(
     inputs: int, outputs: int, size: int, stream: InitStream
 ) -> tuple[Float[Array, "k k c o"], Float[Array, " o"]]:
+    """A convolution's weight and bias as they start: by the number of inputs that an output pixel sees."""
     fan_in = size * size * inputs
-    return stream.uniform((size, size, inputs, outputs), fan_in), stream.uniform((outputs,), fan_in)
+    weight = stream.uniform((size, size, inputs, outputs), fan_in)
+    bias = stream.uniform((outputs,), fan_in)
+    return weight, bias
 
 
 class Conv(eqx.Module):
@@ -103,6 +106,7 @@ class ConvPool(eqx.Module):
         self.pool = pool
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
+        # Bias, ReLU and pooling in one piece: the activations before pooling, four times as many, are never stored.
         y = convolve(x, self.weight)
         o, h, w, b = y.shape
         return pool_relu(windows(y), self.bias, self.pool).reshape(o, h // 2, w // 2, b)
@@ -164,6 +168,7 @@ class Dropout(eqx.Module):
     def __call__(self, x: Float[Array, "..."], key: Array | None = None) -> Float[Array, "..."]:
         if key is None:
             return x
+        # scaled up in training, so that evaluation needs no scaling
         is_kept = jax.random.bernoulli(key, 1 - self.rate, x.shape)
         return jnp.where(is_kept, x / (1 - self.rate), 0)
 
@@ -202,6 +207,7 @@ class LSTM(eqx.Module):
             i, f, g, o = jnp.split(projected + hidden @ self.state_weight, 4, axis=-1)
             new_cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             new_hidden = jax.nn.sigmoid(o) * jnp.tanh(new_cell)
+            # A step of padding is computed, as shapes must be the same, and thrown away.
             hidden = jnp.where(keep, new_hidden, hidden)
             cell = jnp.where(keep, new_cell, cell)
             return (hidden, cell), hidden
@@ -260,6 +266,7 @@ class Stack(StatefulLayer):
         return x
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Stack"]:
+        # As in `__call__`, but every layer comes back with its new statistics, and all of them make the new stack.
         trained = []
         for index, layer in enumerate(self.layers):
             layer_key = None if key is None else jax.random.fold_in(key, index)

@@ -48,6 +48,7 @@ class TokenCrossEntropy:
     ignore: int = -1
 
     def __call__(self, outputs: Float[Array, "b t vocabulary"], y: Int[Array, "b t"]) -> Float[Array, " b"]:
+        # a sequence of padding alone divides by 1, and has loss 0
         is_token = self.is_token(y)
         tokens = jnp.maximum(is_token.sum(axis=1), 1).astype(outputs.dtype)
         return jnp.where(is_token, _cross_entropy(outputs, y), 0).sum(axis=1) / tokens

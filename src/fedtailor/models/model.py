@@ -67,6 +67,9 @@ class Architecture(ABC):
         Args:
             network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for arrays).
             input_shape: shape of one input.
+
+        Returns:
+            The paths of these layers; the default knows none.
         """
         return Anatomy()
 
@@ -170,7 +173,9 @@ class Model:
     def vector(self, params: Params) -> Float[Array, " d"]:
         """Back to theta [d]: the exact inverse of `params`."""
         leaves = jax.tree.leaves(params)
-        return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if leaves else jnp.zeros(0, self.dtype)
+        if not leaves:
+            return jnp.zeros(0, self.dtype)
+        return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
 
     # parts ------------------------------------------------------------------------------------------------------
 
@@ -264,6 +269,11 @@ class Model:
         return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
 
     def _anatomy(self) -> Anatomy:
+        """What the architecture knows of its layers, of a model that has a head.
+
+        Raises:
+            ValueError: it has none.
+        """
         outline = outline_of(self)
         if outline.anatomy.head is None:
             outline.find("head")  # its error says which parts there are
@@ -369,6 +379,7 @@ class Model:
         Returns:
             A tree with the running statistics of `source`, and all other arrays of `params`.
         """
+        # Both trees are of this model, so their arrays correspond one by one.
         old, structure = jax.tree.flatten(params)
         new = jax.tree.leaves(source)
         mixed = []
@@ -415,12 +426,15 @@ class Model:
 
 @lru_cache(maxsize=256)
 def _feature_shape(model: Model) -> tuple[int, ...]:
+    """`Model.feature_shape`, found by tracing the body on shapes; cached, as every method with a head asks for it."""
     x = jax.ShapeDtypeStruct((2, *model.input_shape), outline_of(model).anatomy.input_dtype)
     return jax.eval_shape(model.features, shapes_of(model), x).shape[1:]
 
 
+# Compiled, as drawing layer by layer would dispatch hundreds of small operations.
 @partial(jax.jit, static_argnums=0)
 def _initial(model: Model, key: Array) -> Float[Array, " d"]:
+    """theta of a network as its architecture draws it."""
     network = model.architecture.build(model.input_shape, model.outputs, key)
     params, _ = eqx.partition(network, is_parameter)
     return model.vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, model.dtype), params))

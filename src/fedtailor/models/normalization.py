@@ -42,11 +42,13 @@ class GroupNorm(eqx.Module):
         self.groups = groups
 
     def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h w b"]:
+        # [groups, channels of a group, h, w, b]: all axes but the group and the example are averaged over
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         mean = grouped.mean((1, 2, 3), keepdims=True)
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
         normal = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
         normal = normal.reshape(x.shape)
+        # scale and bias are of each channel, not of the group
         return normal * _per_channel(self.scale, x) + _per_channel(self.bias, x)
 
 
@@ -72,12 +74,15 @@ class BatchNorm(StatefulLayer):
         return self._normalized(x, self.running_mean, self.running_variance)
 
     def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "BatchNorm"]:
+        # Normalised by the batch itself; the running statistics are for evaluation only.
         running = self.running_mean, self.running_variance
         mean, variance, renewed = batch_statistics(x, weight, running, MOMENTUM)
         layer = eqx.tree_at(lambda layer: (layer.running_mean, layer.running_variance), self, renewed)
         return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
+        # The division by the deviation and the scale are one factor a channel, which is cheaper than two on every
+        # pixel.
         slope = self.scale * jax.lax.rsqrt(variance + EPSILON)
         return (x - _per_channel(mean, x)) * _per_channel(slope, x) + _per_channel(self.bias, x)
 
@@ -97,18 +102,24 @@ def batch_statistics(
     Returns:
         The batch's mean and biased variance [c], which a training step normalises by, and the new running ones.
     """
-    batch_axis, channel_axis = (0, 1) if channels_first or x.ndim == 2 else (x.ndim - 1, 0)
+    if channels_first or x.ndim == 2:
+        batch_axis, channel_axis = 0, 1
+    else:
+        batch_axis, channel_axis = x.ndim - 1, 0
     all_but_channels = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     over_batch = _along(batch_axis, x.ndim)
     over_channels = _along(channel_axis, x.ndim)
     pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
 
+    # Weighted means over examples and pixels; padding has weight 0.
     weight = weight.astype(x.dtype)
     total = jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
     share = (weight / total).reshape(over_batch)
     mean = (x * share).sum(all_but_channels)
-    variance = (jnp.square(x - mean.reshape(over_channels)) * share).sum(all_but_channels)
+    squares = jnp.square(x - mean.reshape(over_channels))
+    variance = (squares * share).sum(all_but_channels)
 
+    # As in PyTorch: normalised by the biased variance, while the running one is made of unbiased ones.
     count = (weight > 0).sum().astype(x.dtype) * pixels
     unbiased = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running

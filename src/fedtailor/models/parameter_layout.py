@@ -59,6 +59,8 @@ def layout_of(model: "Model") -> Layout:
 
     # Shapes only: nothing is computed or allocated.
     network = eqx.filter_eval_shape(build)
+    # What trains, and the rest: functions, settings, shapes. An array among the rest (integers, say) would neither be
+    # trained nor travel.
     params, static = eqx.partition(network, is_parameter)
     for path, leaf in jax.tree_util.tree_leaves_with_path(static):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):

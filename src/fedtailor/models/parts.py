@@ -109,8 +109,10 @@ class Part:
         """
         leaves, structure = jax.tree.flatten(params)
         ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-        # An array's last entry speaks for all of it.
-        inside = [leaf.size > 0 and bool(self.mask[end - 1]) for leaf, end in zip(leaves, ends, strict=True)]
+        inside = []
+        for leaf, end in zip(leaves, ends, strict=True):
+            # an array's last entry speaks for all of it
+            inside.append(leaf.size > 0 and bool(self.mask[end - 1]))
         return jax.tree.unflatten(structure, inside)
 
     def _require(self, what: str, vector: Any, size: int) -> None:
@@ -121,6 +123,7 @@ class Part:
 
 
 def _joined(pieces: list[Any], like: Any) -> Any:
+    """Pieces of vectors one after another; of none, an empty vector of the leading axes and type of `like`."""
     space: Any = np if all(isinstance(piece, np.ndarray) for piece in [*pieces, like]) else jnp
     return space.concatenate([like[..., :0], *pieces], axis=-1)
 
@@ -184,7 +187,8 @@ class Outline:
     @cached_property
     def _named(self) -> dict[str, Part]:
         """Every named part, also those that are all of the model, or nothing."""
-        head, norms = self.anatomy.head, self.anatomy.norms
+        head = self.anatomy.head
+        norms = self.anatomy.norms
         # part's name -> which of the parameters belong to it
         members: dict[str, list[bool]] = {}
         if head is not None:
@@ -211,6 +215,7 @@ class Outline:
             return Part(name, others.slices, others.d)
         if name in self._named:
             return self._proper(self._named[name])
+        # Several with commas between them are their union; a regular expression may have commas of its own.
         if "," in name and not name.startswith(REGEX):
             masks = [self.find(one.strip()).mask for one in name.split(",") if one.strip()]
             inside = [any(mask[p.start : p.end].any() for mask in masks) for p in self.parameters]
@@ -219,6 +224,11 @@ class Outline:
         return self._proper(self._part(name, inside))
 
     def _matches(self, pattern: str, parameter: Parameter) -> bool:
+        """Whether a parameter is meant by a path, by a pattern on paths, or by a regular expression.
+
+        Raises:
+            ValueError: the regular expression is none.
+        """
         if pattern.startswith(REGEX):
             try:
                 return re.search(pattern.removeprefix(REGEX), parameter.path) is not None
@@ -243,9 +253,11 @@ class Outline:
 
     def _last_layers(self) -> Sequence[set[str]]:
         """The layers of "last1", "last2", ...: normalisation layers count with the layer before them."""
+        # Layers of unknown order come first, as they stand in theta; then those whose calls were watched.
         layers = list(dict.fromkeys(_layer(p.path) for p in self.parameters))
         ordered = [layer for layer in self.anatomy.order if layer in layers]
         layers = [layer for layer in layers if layer not in ordered] + ordered
+        # "last2" begins at the last but one layer that is no normalisation, and goes on to the end.
         starts = [index for index, layer in enumerate(layers) if layer not in self.anatomy.norms]
         return [set(layers[start:]) for start in reversed(starts)]
 
@@ -267,6 +279,7 @@ SHOWN = 12
 
 
 def _layer(path: str) -> str:
+    """The path of the layer that owns a parameter: "layers.2" of "layers.2.weight"."""
     return path.rpartition(".")[0]
 
 
@@ -294,6 +307,7 @@ def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
     Returns:
         The paths of the modules of these types, in the order of the tree.
     """
+    # Without `is_leaf` JAX would go on into the modules, which are trees themselves.
     is_one = lambda node: isinstance(node, kinds)  # noqa: E731
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
     return tuple(path_of(path) for path, node in nodes if is_one(node))

@@ -39,8 +39,11 @@ def convolve_windows(images: Float[Array, "b h w c"], kernel: Float[Array, "k k 
 
 
 def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    """The windows, and what their derivative needs."""
     b, height, width, channels = images.shape
     _, size, _, outputs = kernel.shape
+    # A window's patch starts at an even pixel. With even and odd pixels apart, neighbouring patches lie one number
+    # (times b) apart again, and columns are copies of long runs.
     parities = _parities(spaced_apart(images), (height, width, channels), size)
     columns = _window_columns(parities, size, b)
     columns = columns.reshape((size + 1) ** 2 * channels, -1)
@@ -66,7 +69,8 @@ def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -
     lower_right = to_wide[1:, 1:, :, 3]
     to_kernel = upper_left + upper_right + lower_left + lower_right
 
-    # What follows is removed by the compiler where nobody asks for the derivative of the images, as in training.
+    # The transposes of the product and of `_window_columns`, in two halves as for `convolve`, and pixels by parity put
+    # back in their places. The compiler removes this where nobody asks for the images' derivative, as in training.
     patches = (wide @ g).reshape(half, 2, half, 2, channels, h, w * b)
     patches = patches.transpose(0, 2, 1, 3, 4, 5, 6)
     patches = patches.reshape(half, half, 4 * channels, h, w * b)
@@ -134,22 +138,26 @@ def pool_relu(y: Float[Array, "4 o n"], bias: Float[Array, " o"], kind: PoolKind
 
 @no_fuse
 def _average(y: Array, bias: Array) -> Array:
+    """relu(y + bias), averaged over windows."""
     first, second, third, fourth = lax.max(y + bias[:, None], jnp.zeros((), y.dtype))
     return (first + second + third + fourth) * 0.25
 
 
 @no_fuse
 def _average_back(y: Array, bias: Array, g: Array) -> Array:
+    """A quarter of the derivative for each member that the ReLU lets through."""
     return lax.select(y > -bias[:, None], jnp.broadcast_to(g * 0.25, y.shape), jnp.zeros_like(y))
 
 
 @no_fuse
 def _max(y: Array, bias: Array) -> Array:
+    """The largest of relu(y + bias), which is relu of the largest plus bias: one ReLU a window instead of four."""
     return lax.max(_largest(y) + bias[:, None], jnp.zeros((), y.dtype))
 
 
 @no_fuse
 def _max_back(y: Array, bias: Array, g: Array) -> Array:
+    """The whole derivative for the first of the largest members."""
     largest = _largest(y)
     parts = []
     # where the derivative has yet to be given to a member: of equal maxima to the first one, below the ReLU to none

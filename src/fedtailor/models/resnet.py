@@ -36,6 +36,7 @@ class Residual(StatefulLayer):
 
 
 def _joined(y: Float[Array, "o h2 w2 b"], x: Float[Array, "c h w b"]) -> Float[Array, "o h2 w2 b"]:
+    # Option A: every second pixel of x, with zeros for the channels that it lacks, half of them on either side.
     if y.shape != x.shape:
         missing = y.shape[0] - x.shape[0]
         padding = ((missing // 2, missing - missing // 2, 0), KEEP, KEEP, KEEP)
@@ -73,6 +74,7 @@ class ResNet(Layered):
         return Stack([*layers, PlaneMeans(), Dense(WIDTHS[-1], outputs, stream)])
 
     def _convolved(self, inputs: int, outputs: int, stream: InitStream, halved: bool = False) -> list[Layer]:
+        """A 3x3 convolution and its normalisation, in front of a ReLU or of a shortcut's sum."""
         return [Convolution(inputs, outputs, 3, stream, padding=1, halved=halved), norm_layer(self.norm, outputs)]
 
 

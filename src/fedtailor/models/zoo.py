@@ -79,6 +79,8 @@ class LeNet5(Layered):
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
         layers: list[Layer] = [Reshape((h, w, c))]
+        # Without normalisation convolution, ReLU and pooling are fused, the first one straight from images; with it the
+        # layers stand one by one.
         if self.norm is None:
             layers += [ImageConvPool(c, 6, 5, self.pool, stream), ConvPool(6, 16, 5, self.pool, stream)]
         else:
@@ -91,6 +93,7 @@ class LeNet5(Layered):
         return Stack(layers)
 
     def _normalized(self, inputs: int, outputs: int, norm: NormKind, stream: InitStream) -> list[Layer]:
+        """Convolution, normalisation in place of its bias, ReLU and pooling."""
         return [Convolution(inputs, outputs, 5, stream), norm_layer(norm, outputs), ReluPool(self.pool)]
 
 
@@ -169,6 +172,9 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
         dropout: a quarter of the pooled features and half of the dense ones, as in FedJAX's version.
         image_shape: as for `lenet5`.
 
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
     Raises:
         ValueError: (when bound) the inputs are no images of 6x6 or more.
     """
@@ -187,6 +193,7 @@ class SequenceLSTM(Drawn):
     def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> dict[str, Any]:
         if len(input_shape) != 1:
             raise ValueError(f"the LSTM takes token ids of shape [length], not inputs of shape {input_shape}")
+        # the first LSTM layer takes word vectors, each further one the states below it
         widths = (self.embedding, *[self.hidden] * self.layers)
         return {
             "embedding": Embedding(self.vocabulary, self.embedding, stream),
@@ -232,6 +239,9 @@ def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1
         embedding: width of the learned word vectors.
         hidden: width of the state.
         layers: LSTM layers on top of one another.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
         ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs are no sequences of ids.

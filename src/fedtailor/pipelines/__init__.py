@@ -45,6 +45,7 @@ def check_order(uplink: Pipeline) -> None:
         ValueError: with the two that are in the wrong order.
     """
     stages = get_args(Stage)
+    # transforms without a stage may stand anywhere
     staged = [transform for transform in uplink if transform.stage is not None]
     for before, after in pairwise(staged):
         one, other = type(before).__name__, type(after).__name__

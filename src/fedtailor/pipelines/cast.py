@@ -46,13 +46,15 @@ class Cast(Transform):
 
     def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
         def widened(kind: str, rows: ClientRows) -> Update:
-            return {kind: replace(rows, values=jnp.asarray(rows.values).astype(_wide(rows.dtype)))}
+            values = jnp.asarray(rows.values).astype(_wide(rows.dtype))
+            return {kind: replace(rows, values=values)}
 
         return replace_vectors(update, widened), state
 
     def send(self, downlink: Downlink) -> Downlink:
         def narrowed(kind: str, sent: Streams) -> dict[str, Streams]:
-            return {kind: replace(sent, values=jnp.asarray(sent.values).astype(self.dtype))}
+            values = jnp.asarray(sent.values).astype(self.dtype)
+            return {kind: replace(sent, values=values)}
 
         return replace(downlink, streams=replace_vectors(downlink.streams, narrowed))
 
@@ -62,5 +64,8 @@ class Cast(Transform):
 
 
 def _wide(dtype: DTypeLike) -> DTypeLike:
-    """The type that everybody computes in: that of JAX's floating-point numbers."""
+    """The type in which what travelled as 16 bits is computed with: that of JAX's floating-point numbers.
+
+    Other types stay as they are.
+    """
     return jnp.result_type(float) if dtype in TYPES else dtype

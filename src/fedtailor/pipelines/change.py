@@ -20,6 +20,9 @@ def replace_vectors(
     Args:
         messages: kind -> message.
         replacement: (kind, vector) -> the messages in its place.
+
+    Returns:
+        kind -> message, in the order of `messages`.
     """
     replaced: dict[str, Message] = {}
     for kind, message in messages.items():
@@ -55,7 +58,17 @@ def nearest(value: Float[Array, "*k d"], inbox: Inbox) -> Int[Array, "*k"]:
 
 
 def reference(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> Float[Array, "*k d"]:
-    """What a vector that a client sends is a change of: the nearest model that it received, else zero."""
+    """What a vector that a client sends is a change of, on the client.
+
+    Args:
+        kind: of message.
+        value: one vector [d] of it, or several [k, d].
+        inbox: what the client received.
+
+    Returns:
+        For each vector the received model that is nearest to it; zero for kinds that are changes themselves (gradients,
+        controls), and where no model was received.
+    """
     if kind != "model" or "model" not in inbox.values:
         return jnp.zeros_like(value)
     return jnp.where(inbox.received["model"].any(), inbox["model"][nearest(value, inbox)], 0)
@@ -74,7 +87,16 @@ def change_of(kind: str, value: Float[Array, "*k d"], inbox: Inbox) -> tuple[Flo
 
 
 def received_rows(kind: str, update: Update, downlink: Downlink) -> Float[Any, "r *k d"] | float:
-    """On the server, `reference` of every client in the rows of its answer; 0 where that is zero."""
+    """On the server, what `reference` is on each client.
+
+    Args:
+        kind: of message.
+        update: what the clients sent, with the messages that say which model was meant.
+        downlink: what they had been sent.
+
+    Returns:
+        The references in the rows of the answer; 0 where all are zero.
+    """
     rows = update[kind]
     if kind != "model" or "model" not in downlink.streams:
         return 0.0
@@ -85,8 +107,9 @@ def received_rows(kind: str, update: Update, downlink: Downlink) -> Float[Any, "
     models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
     several = update.get(start_kind(kind))
     if several is None:
-        # one model each: the same reference for all vectors of a client
-        row = recipients[:, :1].reshape(-1, *[1] * (_axes(rows, update, kind) - 2))
+        # one model each: the same reference for all vectors of a client, whatever axes they have between c and d
+        between = [1] * (_axes(rows, update, kind) - 2)
+        row = recipients[:, :1].reshape(-1, *between)
     else:
         # each vector names the one of its client's models that it is a change of
         index = np.asarray(several.values)

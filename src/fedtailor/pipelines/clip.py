@@ -43,15 +43,27 @@ class Clip(Transform):
 
 
 def clipped(update: ClientUpdate, inbox: Inbox, norm: Any) -> tuple[ClientUpdate, Float[Array, ""]]:
-    """An update whose change is at most `norm` long, and how long its change was."""
+    """Shorten what a client sends.
+
+    Args:
+        update: what it would send.
+        inbox: what it received, of which `update` is a change.
+        norm: the largest Euclidean length.
+
+    Returns:
+        An update whose change is at most `norm` long, and how long its change was.
+    """
+    # One norm over all vectors together: what a client can do to the server at all is what is bounded.
     start = {kind: reference(kind, value, inbox) for kind, value in update.items() if kind in MODEL_KINDS}
     change = {kind: update[kind] - start[kind] for kind in start}
-    square = sum((jnp.square(value).sum() for value in change.values()), start=jnp.zeros(()))
+    square = jnp.zeros(())
+    for value in change.values():
+        square = square + jnp.square(value).sum()
     length = jnp.sqrt(square)
     scale = jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(square.dtype).tiny))
-    # a client within the bound sends what it would send without it, to the bit
-    shortened = {
-        kind: jnp.where(scale < 1, start[kind] + scale.astype(value.dtype) * value, update[kind])
-        for kind, value in change.items()
-    }
+    shortened = {}
+    for kind, value in change.items():
+        scaled = start[kind] + scale.astype(value.dtype) * value
+        # a client within the bound sends what it would send without it, to the bit
+        shortened[kind] = jnp.where(scale < 1, scaled, update[kind])
     return {**update, **shortened}, length

@@ -89,11 +89,13 @@ class GaussianNoise(Transform):
         others = sorted(kind for kind in update if kind not in COVERED)
         require(not others, f"noise does not cover what this method's clients also send ({', '.join(others)}); choose "
                             "a method whose clients send a model and nothing else")  # fmt: skip
+        # The bound of this round: fixed, or the one that the server has announced.
         norm = self.norm if self.quantile is None else inbox.scalars[NORM]
         sent = sorted(update)
         update, length = clipped(update, inbox, norm)
         if self.quantile is not None:
             update[WITHIN] = (length <= norm).astype(length.dtype)
+        # by = "client": change_i + z C N(0, I), with draws of its own for each message
         if self.by == "client":
             for number, kind in enumerate(sent):
                 key = jax.random.fold_in(local.key("gaussian noise"), number)
@@ -136,6 +138,8 @@ class GaussianNoise(Transform):
         rows = update[kind]
         rng = cohort.rng("gaussian noise")
         reporters = int(cohort.reporting.sum())
+        # by = "server": (sum_S change_i + z C N(0, I)) / expected. It is one draw for the sum, which every client's row
+        # gets below, and so their mean gets it once.
         multiplier, count_noise = self._shares(expected)
         noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
         start = _common_start(kind, downlink)
@@ -152,16 +156,25 @@ class GaussianNoise(Transform):
             within = update[WITHIN].host()[cohort.reporting] if WITHIN in update else np.zeros(0)
             # counted as +1/2 and -1/2, so that one client changes the sum by half as much
             total = float((within - 0.5).sum()) + count_noise * rng.standard_normal()
+            # Andrew et al.: C <- C exp( -eta_C (share of clients within - quantile) )
             share = total / expected + 0.5
             state = {**state, "norm": norm * math.exp(-self.norm_rate * (share - self.quantile))}
         return seen, state
 
     def _shares(self, expected: int) -> tuple[float, float]:
-        """The multiplier of the noise on changes, and the deviation of the noise on the count of clients within, such
-        that both together cost what `multiplier` says (Andrew et al. 2021, section 3.2 and theorem 1)."""
+        """How the noise is divided between changes and the count (Andrew et al. 2021, section 3.2 and theorem 1).
+
+        Args:
+            expected: reporters in a round.
+
+        Returns:
+            The multiplier of the noise on changes, and the deviation of the noise on the count of clients within, such
+            that both together cost what `multiplier` says. The first is infinite where the count alone costs as much.
+        """
         z = float(self.multiplier)
         if self.quantile is None:
             return z, 0.0
+        # 1/z^2 = 1/z_changes^2 + 1/(2 count_noise)^2: the noise on the count takes some of the budget.
         count_noise = expected / 20
         if z >= 2 * count_noise:
             return math.inf, count_noise

@@ -84,7 +84,18 @@ class Quantize(Transform):
 
 
 def rounded(x: Float[Array, "*k d"], block: int, key: Array) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
-    """A vector as integers, and the scale of each block; see `Quantize`."""
+    """A vector as integers; see `Quantize`.
+
+    Args:
+        x: one vector, or several.
+        block: entries that share a scale.
+        key: draws the roundings.
+
+    Returns:
+        The integers, and the scale of each block.
+    """
+    # x / s lies in -127..127; floor(x / s + u) is one of the two integers around it, and x / s in expectation. A block
+    # of zeros has scale 0, and divides by 1.
     blocks = _to_blocks(x, block)
     scale = jnp.abs(blocks).max(axis=-1) / LEVELS
     steps = blocks / jnp.where(scale > 0, scale, 1)[..., None]

@@ -68,8 +68,10 @@ class TopK(Transform):
                 fits = vectors == 1 and value.ndim == 1 and size <= len(state)
                 require(fits, "what top-k did not send of several vectors it cannot keep; set feedback = false for a "
                               "method whose clients send more than one")  # fmt: skip
+                # y = change + kept
                 change = change + state[:size]
             values, places = largest(change, max(1, round(self.fraction * size)))
+            # kept = y - sent: the change with zeros where it travels
             if self.feedback:
                 kept = state.at[:size].set(change.at[places].set(0))
                 # who is not asked for its update sends nothing, and has lost nothing
@@ -89,11 +91,16 @@ class TopK(Transform):
 
 
 def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], Integer[Array, "*n k"]]:
-    """The entries of each vector that are largest in absolute value [..., k], and their places, ascending."""
+    """The entries of each vector that are largest in absolute value.
+
+    Returns:
+        Their values [..., k] and their places, ascending, in as few bytes as d needs.
+    """
     _, places = jax.lax.top_k(jnp.abs(x), count)
     places = jnp.sort(places, axis=-1)
     fits_two_bytes = x.shape[-1] <= np.iinfo(np.uint16).max + 1
-    return jnp.take_along_axis(x, places, axis=-1), places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
+    values = jnp.take_along_axis(x, places, axis=-1)
+    return values, places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
 
 
 def scattered(values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int) -> Float[Array, "*n d"]:

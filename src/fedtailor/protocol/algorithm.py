@@ -80,6 +80,7 @@ class Algorithm:
     participants: ClassVar[Literal["reporters", "all"]] = "reporters"
     """Who takes part in a round: the clients that report, or all clients (Local, pFedMe, L2GD)."""
 
+    # A class that says what it is can be found by its name: methods outside this package need no other registration.
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "about" in cls.__dict__:
@@ -151,6 +152,9 @@ class Algorithm:
             state: what the client keeps; it stays as it is.
             inbox: what `serve` sent to it.
             local: its data and trainer.
+
+        Returns:
+            By default the (first) model received.
         """
         return inbox["model"][0]
 

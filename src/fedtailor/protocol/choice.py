@@ -19,6 +19,7 @@ def check_choice(name: object, names: Iterable[str], what: str, listed_by: str |
     known = list(names)
     if isinstance(name, str) and name in known:
         return
+    # One line for everybody: who mistyped sees the name, who guessed sees what there is.
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     rest = f"choose one of {', '.join(known) or 'none'}" if listed_by is None else f"`{listed_by}` lists them"

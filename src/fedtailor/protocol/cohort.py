@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Examples(Protocol):
-    """Draws examples from the seen clients' training data, as a server that held them all could (in a simulation)."""
+    """Draws examples from the seen clients' training data, as a server that held them all could (in a simulation).
+
+    It is for methods whose server sends out examples, as DAPPER's does.
+    """
 
     def __call__(
         self, rng: np.random.Generator, count: int, clients: NDArray[np.integer[Any]] | None = None

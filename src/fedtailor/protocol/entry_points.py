@@ -27,6 +27,9 @@ def find_registered(
         base: what a package's must be a subclass of, if it must be a class.
         listed_by: a command that lists the names, where they are too many for one line.
 
+    Returns:
+        What the registry holds under the name.
+
     Raises:
         ValueError: there is none of that name, or the package's is broken.
     """
@@ -55,13 +58,13 @@ def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
     """
     for entry in entry_points(group=group, name=name):
         try:
-            found = entry.load()
+            loaded = entry.load()
         except Exception as error:  # whatever a foreign module raises while it is imported
             raise ValueError(f"the {what} {name!r} of {entry.value} cannot be imported: {error}") from error
-        fits = base is None or (isinstance(found, type) and issubclass(found, base))
+        fits = base is None or (isinstance(loaded, type) and issubclass(loaded, base))
         wanted = "" if base is None else base.__name__
-        require(fits, f"the {what} {name!r} of {entry.value} is {found!r}; it must be a subclass of {wanted}")
-        return found
+        require(fits, f"the {what} {name!r} of {entry.value} is {loaded!r}; it must be a subclass of {wanted}")
+        return loaded
     return None
 
 
@@ -83,6 +86,7 @@ def module_of(path: Path) -> ModuleType:
     Raises:
         ValueError: there is no such file, it cannot be loaded, or another module has its name.
     """
+    # Under the file's own name, so that its classes are called the same in every process: checkpoints name them.
     name = path.stem
     module = sys.modules.get(name)
     if module is not None and Path(getattr(module, "__file__", None) or "").resolve() == path.resolve():

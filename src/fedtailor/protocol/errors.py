@@ -7,7 +7,7 @@ class Diverged(ArithmeticError):
     Attributes:
         client: name of the first client where it happened.
         round: the round (0-based) in which it happened.
-        step: the local step (0-based) where known (debug engine), else None.
+        step: the local step (0-based) where known (the debug executor knows it), else None.
     """
 
     def __init__(self, client: str, round: int, *, step: int | None = None, doing: str = "training") -> None:

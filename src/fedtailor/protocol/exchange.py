@@ -130,13 +130,18 @@ class ClientRows:
         Returns:
             [r], in the order of `self.values`.
         """
+        # the opposite of `host`: from the order of the cohort into the executor's
         spread = np.full(len(self.values), fill, np.asarray(values).dtype)
         spread[self.row] = values
         return spread
 
 
 def on_host(output: Any) -> Any:
-    """A tree of `ClientRows` as arrays on the host, stacked in the order of the cohort."""
+    """A tree of `ClientRows` as arrays on the host.
+
+    Returns:
+        The same tree of NumPy arrays [c, ...], in the order of the cohort.
+    """
     return jax.tree.map(lambda rows: rows.host(), output, is_leaf=lambda leaf: isinstance(leaf, ClientRows))
 
 
@@ -266,6 +271,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     Returns:
         What the generator returns.
     """
+    # An exchange's answers are sent into the generator, which yields the next exchange, until it returns.
     try:
         exchange = next(exchanges)
         while True:

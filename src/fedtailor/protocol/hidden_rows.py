@@ -37,6 +37,7 @@ class HiddenRows(ClientRows):
             travelled: says how many masked vectors each client has sent so far, and of how many numbers each.
             number: of clients that each sent several arrays: which of them is meant; None = the only one.
         """
+        # the base class is a frozen dataclass, and its field `values` is what must not be there
         for name, value in {"_shape": shape, "_dtype": dtype, "_add_up": add_up, "_travelled": travelled,
                             "_number": number, "row": np.arange(shape[0])}.items():  # fmt: skip
             object.__setattr__(self, name, value)
@@ -75,8 +76,9 @@ class HiddenRows(ClientRows):
         Returns:
             The sums [s, ...] in double precision, and which of them there are.
         """
-        found, there = self._add_up(weights, self._number)
-        return found.reshape(len(weights), *self._shape[1:]), there
+        # on the wire a client's array is one vector
+        sums, is_known = self._add_up(weights, self._number)
+        return sums.reshape(len(weights), *self._shape[1:]), is_known
 
     @property
     def values(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride] (a field that cannot be read)

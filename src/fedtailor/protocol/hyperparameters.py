@@ -55,7 +55,9 @@ def hyperparameters(cls: type[T]) -> type[T]:
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     _accept_integers_as_floats(cls, hints)
+    # Equality is identity: JAX compares the static part of the tree, and leaves may be arrays, which do not compare.
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    # What the annotations allow to be traced; whether a field is, depends on its value, too.
     names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
     floats = {name for name in names if _mentions(hints[name], float)}
     traced_ints = {name for name in names if _mentions(hints[name], _TRACED)}

@@ -43,6 +43,8 @@ def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> N
     Returns:
         64 random bits [m] for every client id [m].
     """
+    # A hash of the four numbers, one after another: each is added to the state, which is then mixed. The first three
+    # are the same for all clients.
     common = seed & UINT64_MAX
     for word in (zlib.crc32(purpose.encode()), int(round)):
         common = _splitmix64(common + word)

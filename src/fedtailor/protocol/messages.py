@@ -39,9 +39,19 @@ class Streams:
             theta: a vector [d], or a matrix [1, d] of one.
             clients: the size of the cohort.
             already_held: as in `Streams`.
+
+        Returns:
+            Streams [1, d], of which every client receives row 0.
         """
+        # stream 0 is the only one there is
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
+
+    @staticmethod
+    def one_each(values: Shaped[Array, "c ..."]) -> "Streams":
+        """A stream of its own for each client of the cohort, in the order of the cohort."""
+        own = np.arange(len(values), dtype=np.int32)
+        return Streams(values, own[:, None])
 
     @staticmethod
     def all_to_all(values: Shaped[Array, "s ..."], clients: int, already_held: bool = False) -> "Streams":

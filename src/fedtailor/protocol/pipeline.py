@@ -93,6 +93,9 @@ class Transform:
             downlink: what they had been sent.
             cohort: the clients, and who of them reports.
             state: what the server kept.
+
+        Returns:
+            kind -> what the algorithm sees of every client, and the new state.
         """
         return update, state
 
@@ -125,6 +128,7 @@ def encode(
     Returns:
         The messages that travel, and each transform's new state.
     """
+    # Each transform is given what the one before it lets travel.
     new_states = []
     for transform, state in zip(pipeline, states, strict=True):
         update, new_state = transform.encode(update, inbox, state, local)
@@ -156,7 +160,12 @@ def announce(pipeline: Pipeline, downlink: Downlink, states: Sequence[PyTree]) -
 def decode(
     pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort, states: Sequence[PyTree]
 ) -> tuple[Update, list[PyTree]]:
-    """What the algorithm's server sees of the messages that arrived, and what the server keeps for the transforms."""
+    """Undo every transform on what arrived, the last one first (on the host).
+
+    Returns:
+        What the algorithm's server sees, and each transform's new state, in the order of the pipeline.
+    """
+    # what was applied last is undone first
     kept = []
     for transform, state in zip(reversed(pipeline), reversed(states), strict=True):
         update, state = transform.decode(update, downlink, cohort, state)

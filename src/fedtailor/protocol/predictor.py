@@ -62,7 +62,7 @@ class NearestNeighbors:
             Class probabilities; all zero where the client holds no example.
         """
         z = features.reshape(len(features), -1)
-        # |z - f|^2 = |z|^2 - 2 <z, f> + |f|^2 for all pairs is one matrix product.
+        # Which are the nearest: |z - f|^2 = |z|^2 - 2 <z, f> + |f|^2 for all pairs is one matrix product.
         products = z @ self.features.T
         squares_of_z = jnp.square(z).sum(1)[:, None]
         squares = squares_of_z - 2 * products + jnp.square(self.features).sum(1)
@@ -77,6 +77,7 @@ class NearestNeighbors:
         nearest = jnp.where(held, distance, jnp.inf).min(axis=1, keepdims=True)
         nearest = jnp.where(jnp.isfinite(nearest), nearest, 0)
         weight = jnp.where(held, jnp.exp((nearest - distance) / self.scale), 0)
+        # Each neighbour votes for its class by its weight.
         one_hot = jax.nn.one_hot(self.labels[chosen], classes, dtype=z.dtype)
         votes = (weight[..., None] * one_hot).sum(axis=1)
         return votes / jnp.maximum(votes.sum(axis=1, keepdims=True), jnp.finfo(z.dtype).tiny)

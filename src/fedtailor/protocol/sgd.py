@@ -53,6 +53,7 @@ class SGD:
         usable = self.optimizer is None or hasattr(self.optimizer, "update")
         require(usable, f"optimizer is {self.optimizer!r}; it must be an optax.GradientTransformation, set in Python")
 
+        # private steps: what they add, what they clip to, and what their epsilon is reported for
         require(self.dp_noise is None or self.dp_noise > 0, f"dp_noise is {self.dp_noise}; it must be above 0")
         require(self.dp_norm is None or self.dp_norm > 0, f"dp_norm is {self.dp_norm}; it must be above 0")
         delta = self.dp_delta is None or 0 < self.dp_delta < 1
@@ -61,5 +62,12 @@ class SGD:
         require(both, "private steps need dp_noise and dp_norm; give both, or neither")
 
     def rate(self, round: ArrayLike) -> ScalarLike:
-        """The learning rate in a round (traced or a number)."""
+        """The learning rate in a round.
+
+        Args:
+            round: 0-based; may be traced.
+
+        Returns:
+            lr (1 - lr_decay)^round, a number of numbers.
+        """
         return self.lr if is_off(self.lr_decay) else self.lr * (1 - self.lr_decay) ** round

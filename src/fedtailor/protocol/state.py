@@ -31,6 +31,7 @@ class ServerState:
 def server_state(cls: type[T]) -> type[T]:
     """Make a subclass of `ServerState` a frozen dataclass that checkpoints can write and read (class decorator)."""
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    # Every field is data to JAX, so that the paths of a checkpoint are the names of the fields.
     names = [field.name for field in dataclasses.fields(made)]  # pyright: ignore[reportArgumentType]
     jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=[])
     ServerState.registry[state_name(made)] = made  # pyright: ignore[reportArgumentType]

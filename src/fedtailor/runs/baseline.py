@@ -84,6 +84,7 @@ def _baselines(
                 continue
             if is_classification(model):
                 values = classification_baseline(train, y, model.outputs)
+                # what the model was trained with, where that is the log loss
                 loss = {"loss": values["log_loss"]} if model.loss == cross_entropy else {}
                 yield client.index, split, values | loss
             elif is_regression(model):

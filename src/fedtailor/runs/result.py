@@ -98,12 +98,14 @@ class Run:
     def ask_personal(self, clients: Iterable[int]) -> Exchanges[None]:
         """Ask for the personal models of clients (places in the federation) that nobody has asked for yet."""
         missing = [client for client in clients if self.federation.names[client] not in self._personal]
+        # one exchange for each table, with all of its clients that are wanted
         for table, unseen in ((self.executor.seen, False), (self.executor.unseen, True)):
             rows = np.flatnonzero(np.isin(table.listed, missing))
             if len(rows):
                 self._keep((yield from personal_models(self.training, rows, unseen=unseen)))
 
     def _keep(self, predictors: dict[str, Predictor]) -> None:
+        """Remember what clients predict with, by name: it is asked for once."""
         for name, predictor in predictors.items():
             self._personal[name] = self._personal_model(name, predictor)
 
@@ -120,18 +122,25 @@ class Run:
                 names of their columns (a frame, a dict, a list of dicts), as `PersonalModel.predict_rows` takes them.
             options: of `predict_rows`: missing, unknown.
 
+        Returns:
+            What `PersonalModel.predict` or `predict_rows` gives: a prediction for each row [n].
+
         Raises:
             ValueError: there is no such client, or all that is wrong with the rows.
         """
+        # raw rows go through the table's preprocessing; arrays are taken for inputs as the model has them
         model = self.personal(client)
         if model.preprocessing is None or isinstance(rows, np.ndarray):
             return model.predict(rows, **options)
         return model.predict_rows(rows, **options)
 
     def row_outcomes(self) -> "pl.DataFrame":
-        """What became of every test row: client, row (its number in the data), loss, and correct, prediction and
-        confidence (the prediction's probability), or squared_error and prediction of a regression, by the final
-        personal models."""
+        """What became of every test row, by the final personal models.
+
+        Returns:
+            The columns client, row (its number in the data) and loss; of classifications correct, prediction and
+            confidence (the prediction's probability), of regressions squared_error and prediction.
+        """
         return drive(row_outcomes(self.training, self.executor), self.executor)
 
     def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:
@@ -143,6 +152,7 @@ class Run:
         Raises:
             ValueError: the examples do not fit the federation, or the method cannot serve the client.
         """
+        # An executor of its own, whose only client is the newcomer, answers what the server asks of it.
         federation, settings = self.federation, self.executor.settings
         guest = guest_executor(federation, self.model, np.asarray(x), np.asarray(y), name, group, settings)
         predictor = drive(guest_model(self.training, guest.unseen), guest)[name]
@@ -154,7 +164,10 @@ class Run:
         Raises:
             ValueError: the directory holds other files or cannot be written, or there is no such client.
         """
-        chosen = self.personal_models().values() if clients is None else [self.personal(client) for client in clients]
+        if clients is None:
+            chosen = list(self.personal_models().values())
+        else:
+            chosen = [self.personal(client) for client in clients]
         return export_models(chosen, directory)
 
     def summary(self) -> Summary:

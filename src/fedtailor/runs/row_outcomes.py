@@ -38,6 +38,7 @@ def row_outcomes(training: Training, executor: DeviceExecutor) -> "Exchanges[pl.
         the example in the federation's data, or of the row in its table; a regression's columns are in the target's own
         unit.
     """
+    # As many clients at a time as their models fit into the memory that is set apart for them.
     federation, model = executor.federation, training.model
     at_once = max(_MEMORY // (8 * max(model.size, 1)), 1)
     scores: dict[str, dict[str, NDArray[Any]]] = {}
@@ -73,6 +74,7 @@ def _client_scores(
             scored = _block_scores(model, predictor, pool)
         blocks.append({name: np.asarray(values)[: len(chosen)] for name, values in scored.items()})
     scores = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    # A model's targets are standardised; tables are in the user's own unit, squared where errors are.
     if "squared_error" in scores:
         target_shift, target_scale = target_units(federation)
         scores["squared_error"] = scores["squared_error"] * target_scale**2
@@ -82,6 +84,7 @@ def _client_scores(
 
 @partial(jax.jit, static_argnums=0)
 def _block_scores(model: Model, predictor: Predictor, pool: Pool) -> dict[str, Array]:
+    """`row_scores` of a block of rows, as one program for all blocks and clients."""
     predictor = jax.tree.map(jnp.asarray, predictor)
     out = outputs(model, predictor)(model_input(pool, jnp.asarray(pool.x)))
     return row_scores(model, out, jnp.asarray(pool.y))

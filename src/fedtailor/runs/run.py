@@ -164,6 +164,9 @@ def run_exchanges(
 
     Args:
         stopped: where several runs are driven, the event that asks all of them to save and end.
+
+    Returns:
+        The exchanges of the whole run, whose return value is the finished `Run`.
     """
     for name, value in (
         ("rounds", rounds),
@@ -185,6 +188,7 @@ def run_exchanges(
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
+    # The manifest says what the run is; a directory that holds another one is refused before anything is written.
     store = RunDirectory(Path(directory))
     settings = manifest(
         algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked,
@@ -210,11 +214,14 @@ def run_exchanges(
                 store.save(training)
                 store.write_summary({"rounds": rounds, "diverged": str(error)})
                 raise
+        # The rounds are done and saved. What follows is made from the final state, the summary last of all: a directory
+        # that has one is whole.
         done = yield from finished_run(training, executor)
         store.write_ledger(done.ledger)  # with the delivery of the final models
         store.write_diagnostics(training.algorithm.diagnostics(training.server))
         summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
-        if keep_models and len(federation) * model.size * np.dtype(model.dtype).itemsize <= _MOST_KEPT:
+        size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
+        if keep_models and size_of_models <= _MOST_KEPT:
             yield from done.ask_personal(range(len(federation)))
             store.write_models(done.personal_models().values())
         if keep_rows:
@@ -256,6 +263,7 @@ def train_until(
             if evaluated:
                 yield from training.evaluation()
             training.count_time(trained - started, perf_counter() - started)
+            # a list, not a generator: every callback sees every round, also behind one that stops the run
             enough = any([callback.after_round(training, evaluated) for callback in callbacks])
             if enough and not evaluated:
                 yield from training.evaluation()
@@ -273,6 +281,7 @@ def train_until(
 
 def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
     """The run, with the delivery of its final models charged to its ledger."""
+    # a copy: the training may go on, and its own ledger is of its rounds alone
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
@@ -301,12 +310,17 @@ def _require_count(name: str, value: Any) -> None:
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:
-    """The model for a federation's inputs and targets; a `Model` is returned as it is."""
+    """The model for a federation's inputs and targets.
+
+    Returns:
+        A classification of its classes, or a regression of its targets; a `Model` is returned as it is.
+    """
     if isinstance(model, Model):
         return model
     if federation.classes is not None:
         return model.bind(federation.input_shape, federation.classes, loss=cross_entropy)
-    return model.bind(federation.input_shape, int(np.prod(federation.y.shape[1:], dtype=int)), loss=squared_error)
+    targets = int(np.prod(federation.y.shape[1:], dtype=int))
+    return model.bind(federation.input_shape, targets, loss=squared_error)
 
 
 def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:

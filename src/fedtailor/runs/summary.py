@@ -54,8 +54,8 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name, without guarantees that there are not."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None or not name.endswith("_epsilon")}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None or not name.endswith("_epsilon")}
 
     def __str__(self) -> str:
         width = max(len(field.name) for field in fields(self))

@@ -16,6 +16,10 @@ def target_units(federation: Federation) -> tuple[float, float]:
 
 
 def default_metrics(federation: Federation) -> tuple[str, ...]:
-    """What a run on these data measures, and is judged by, where the user asks for nothing: of a regression on a
-    table, errors in the unit of its target, which a loss of standardised targets is not."""
+    """What a run on these data measures, and is judged by, where the user asks for nothing.
+
+    Returns:
+        Of a regression on a table, errors in the unit of its target, which a loss of standardised targets is not; else
+        nothing, and the model says by what it is judged.
+    """
     return ("rmse", "mae") if isinstance(federation, Table) and federation.classes is None else ()

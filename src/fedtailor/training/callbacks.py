@@ -61,6 +61,7 @@ class EarlyStopping(Callback):
         require(len(means) > 0, "early stopping looks at validation data, and this federation has none")
         # From all measurements and no state of its own, so that a resumed run stops where an uninterrupted one does.
         scores = means if metric.higher_is_better else -means
+        # Evaluations since the last gain; the first one is the score to beat.
         best = scores[0]
         without_gain = 0
         for score in scores[1:]:

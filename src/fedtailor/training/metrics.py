@@ -66,6 +66,7 @@ class Metrics:
             metrics: what was measured.
             target_scale: what one unit of the model's target is in the user's own.
         """
+        # Clients came in the order of their ids; tables list them as the user did.
         order = np.argsort(clients)
         for split, of_split in scores.items():
             present = order[of_split["count"][order] > 0]
@@ -112,6 +113,7 @@ class Metrics:
         return rounds, means
 
     def _select(self, metric: str, split: str, unseen: bool) -> list[Evaluation]:
+        """The evaluations of one kind, in the order in which they were made."""
         return [it for it in self.evaluations if (it.metric, it.split, it.unseen) == (metric, split, unseen)]
 
     def frame(self, names: tuple[str, ...]) -> "pl.DataFrame":
@@ -143,7 +145,16 @@ class Metrics:
 
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame", names: tuple[str, ...]) -> "Metrics":
-        """The inverse of `frame`."""
+        """The inverse of `frame`.
+
+        Args:
+            frame: what `frame` returned.
+            names: of all clients, in the federation's order.
+
+        Returns:
+            The evaluations in the order in which they first occur in the frame.
+        """
+        # rows of one evaluation stand together in the frame, in the order in which they were written
         position = {name: index for index, name in enumerate(names)}
         metrics = cls()
         keys = ["round", "unseen", "split", "metric"]

@@ -42,6 +42,7 @@ class Participation:
         Raises:
             ValueError: a count above the number of clients.
         """
+        # 1e-9 against products just below a whole number, such as 0.29 times 100
         if self.count is None:
             return max(int(self.fraction * clients + 1e-9), 1)
         require(self.count <= clients, f"participation count {self.count} exceeds the {clients} seen clients")
@@ -57,15 +58,22 @@ class Participation:
     def sample(
         self, ids: NDArray[np.uint64], seed: int, round: int, sizes: NDArray[np.int64] | None = None
     ) -> NDArray[np.bool_]:
-        """Who of the clients [m] reports in a round [m].
+        """Who reports in a round.
 
         Args:
+            ids: of the clients [m].
+            seed: of the run.
+            round: 0-based.
             sizes: training samples [m], which `sampling="samples"` needs.
+
+        Returns:
+            A mask [m]: a function of seed, round and ids, whatever the order of the clients.
         """
         if self.sampling == "poisson":
             return draw_uniform(seed, "participation", round, ids) < self.fraction
         report = np.ones(len(ids), bool)
         if (wanted := self.reporters(len(ids))) < len(ids):
+            # Every client draws a number, and the smallest ones report: without replacement, each as likely.
             order: NDArray[Any] = draw_bits(seed, "participation", round, ids)
             if self.sampling == "samples":
                 assert sizes is not None
@@ -91,6 +99,9 @@ def as_participation(value: Participation | float | int, sampling: Sampling = "u
         value: the number; a `Participation` stays as it is.
         sampling: "samples": clients are drawn in proportion to their training samples. "poisson": the number is the
             probability with which each client reports, independently of all others.
+
+    Returns:
+        The participation that the number stands for.
 
     Raises:
         ValueError: it is neither.

@@ -15,6 +15,9 @@ def personal_models(training: Training, clients: NDArray[np.int64], *, unseen: b
 
     Args:
         clients: rows, ascending, in the executor's table of seen clients, or of `unseen` ones.
+
+    Returns:
+        The clients' names, and what each predicts with, on the host.
     """
     table = training.executor.unseen if unseen else training.executor.seen
     services = yield from training.services(table, clients)

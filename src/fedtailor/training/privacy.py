@@ -68,6 +68,8 @@ class PrivacyAccount:
 
     def epsilons(self, rounds: int) -> dict[str, NDArray[np.float64]]:
         """Name -> epsilon of every client [m] after `rounds` rounds."""
+        # Noise on the sum hides a client in every round alike, whether it was drawn or not; noise of its own is spent
+        # only where it was asked, and private steps only where it took them.
         epsilons = {}
         noise, sgd = self.noise, self.sgd
         if noise is not None and noise.by == "server":
@@ -120,10 +122,14 @@ def privacy_account(
         participation: who reports.
         population: the clients.
 
+    Returns:
+        An empty account, to which rounds are added.
+
     Raises:
         ValueError: what it would promise is not true of these methods or of this participation, or the accountant is
             not installed.
     """
+    # Everything is checked before a promise is made: a number that is not true is worse than none.
     noise = next((transform for transform in uplink if isinstance(transform, GaussianNoise)), None)
     private = [settings for method in methods for settings in private_settings(method)]
     if not promises_privacy(methods, uplink):

@@ -100,6 +100,7 @@ class Rounds(Generic[ExecutorT]):
         self.target_scale = target_scale
         self._secret = seed if secret is None else secret
 
+        # Loss and accuracy are measured always, beside what was asked for.
         asked = find_metrics(metrics, model)
         names = {metric.name for metric in asked}
         always = [metric for metric in default_metrics(model) if metric.name not in names]
@@ -185,6 +186,7 @@ class Rounds(Generic[ExecutorT]):
         if not len(cohort):
             self._round_alone(cohort)
             return
+        # What the method sends, what the transforms send beside it, and (in `_exchange`) the pipeline down.
         downlink = self.algorithm.broadcast(self._server, cohort)
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._exchange("client", cohort, announced)
@@ -200,6 +202,7 @@ class Rounds(Generic[ExecutorT]):
             answers.checked()  # NaN may have led the server there
             raise
         answers.checked()
+        # Only now does anything change: the clients' states first, then all that the server keeps.
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
@@ -242,6 +245,9 @@ class Rounds(Generic[ExecutorT]):
 
         Args:
             reporting: [m] who reports, in the order of the population.
+
+        Returns:
+            A cohort that knows who of it reports; empty where nobody does and the method trains reporters only.
         """
         everyone = self.algorithm.participants == "all"
         clients = np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
@@ -263,6 +269,7 @@ class Rounds(Generic[ExecutorT]):
         self.phase = phase
         self.phase_start = self.round
         self.algorithm, _ = self.schedule[phase]
+        # `init(0)` is the one model that server, clients and transforms all begin at.
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)

@@ -57,6 +57,9 @@ class Training(Rounds[ExecutorT]):
             clients: [c] rows in the executor's table of seen clients, or of `unseen` ones; None = all.
             unseen: whether they are clients that never take part in training.
             ledger: what the service is charged to; None = to nobody.
+
+        Returns:
+            The service of these clients.
         """
         table = self.executor.unseen if unseen else self.executor.seen
         clients = np.arange(len(table)) if clients is None else clients
@@ -119,6 +122,9 @@ class Training(Rounds[ExecutorT]):
             seen: whether they have taken part.
             ledger: what the service is charged to; None = to nobody.
             phase: under which phase the service of clients that never took part is charged.
+
+        Returns:
+            The cohort with what it was sent, and what names its states where the executor does not keep them.
         """
         yield from self._probe()
         cohort = self._cohort(table, clients, seen=seen)
@@ -126,6 +132,8 @@ class Training(Rounds[ExecutorT]):
             downlink = send(self.downlink, self.algorithm.serve(self._server, cohort))
             self._charge(ledger, "delivery", downlink, cohort)
             return Service(cohort, downlink)
+        # Never took part: first its answer to the probe, so that `serve` can send what suits it; then the state that it
+        # makes of that, which stays with the executor under the name that is returned.
         if self.algorithm.probes:
             probe = self._exchange("probe", cohort, self.algorithm.probe_downlink(self._server, cohort))
             answers = yield probe
@@ -198,6 +206,7 @@ class Training(Rounds[ExecutorT]):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue where a training with the same arguments stood."""
+        # Begin the phase anew, for the shapes of all states, and put what was saved in their place.
         phase, phase_start = snapshot["phase"]
         self._begin(phase, self.initial)
         self.round = snapshot["round"]

@@ -37,6 +37,8 @@ def average_step(
     Returns:
         The state with another `model` and `optimizer`.
     """
+    # The optimiser is given theta - average for a gradient; only rows that anybody's models entered take a step, so
+    # that momentum does not move a cluster that is empty.
     average = mix(server.model, models, weights)
     moved = np.any(weights, axis=1)
     memory, model = optimizer.apply(server.optimizer, server.model, average, moved)

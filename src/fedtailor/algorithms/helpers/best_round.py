@@ -26,11 +26,21 @@ class BestRound(ServerState):
         return self.now.model
 
     def after(self, new: Any, answers: Answers, cohort: Cohort) -> "BestRound":
-        """After a round that made `new` of `now`; the answers hold what `validation_loss` sends."""
+        """After one more round.
+
+        Args:
+            new: the state that the round made of `now`.
+            answers: what clients sent, with what `validation_loss` adds.
+            cohort: the clients of the round.
+
+        Returns:
+            `new`, and the better of `now` and the best so far: the losses are those of the model that was sent out.
+        """
         counts = np.where(cohort.reporting, answers.host("validation_samples"), 0).astype(np.float64)
         if not counts.any():
             return self.replace(now=new)
         losses = np.where(cohort.reporting, answers.host("validation_loss"), 0).astype(np.float64)
+        # the mean over samples, not over clients: one client's split may be a few samples
         loss = float(losses @ counts / counts.sum())
         if self.loss is not None and self.loss <= loss:
             return self.replace(now=new)
@@ -48,5 +58,9 @@ def chosen(server: Any) -> Any:
 
 
 def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
-    """What a client sends of the model that it received: its mean validation loss, and of how many samples."""
+    """What a client sends of the model that it received.
+
+    Returns:
+        Its mean validation loss (0 without samples), and of how many samples it is.
+    """
     return {"validation_loss": local.loss(theta, "val"), "validation_samples": local.count("val").astype(jnp.int32)}

@@ -23,6 +23,7 @@ def largest_eigenvalue(local: LocalTrainer, theta: Float[Array, " d"], key: Arra
 
     def iterate(k: Array, v: Array) -> Array:
         direction = v / jnp.maximum(jnp.linalg.norm(v), _LEAST)
+        # Hessian-vector product, forward over reverse: the derivative of the gradient along the direction.
         _, hessian_times_direction = jax.jvp(local.gradient, (theta,), (direction,))
         return hessian_times_direction
 

@@ -48,6 +48,8 @@ def envelope_steps(
                 g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)
             return jax.tree.map(lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w)
 
+        # Inner solve on this one batch, around a w that stands still; then w's step, along lam (w - theta), the
+        # gradient of the envelope.
         theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
         return theta, jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
 

@@ -24,7 +24,12 @@ class LastUploads(ServerState):
         return LastUploads(initial, np.arange(len(initial)), np.zeros(len(initial), bool))
 
     def after(self, models: ClientRows, cohort: Cohort) -> "LastUploads":
-        """With what the reporters of a cohort sent; copied only if some clients are absent."""
+        """With what the reporters of a cohort sent in place of what they sent before.
+
+        Returns:
+            The table after the round; copied only if some clients are absent.
+        """
+        # All have sent one: the answers are the table, in whatever rows the executor left them.
         if cohort.reporting.all() and len(cohort) == len(self.row):
             return LastUploads(jnp.asarray(models.values), models.row, np.ones(len(self.row), bool))
         sent = self.sent.copy()

@@ -58,15 +58,18 @@ def sums_of_moments(
         u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
         y = batch.y.reshape(size, -1).astype(theta.dtype)
         sums, deviation = carry
+        # Is the model linear and its loss the squared error? Then its losses are |H' u - y|^2 on every sample.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
         losses = local.losses(local.logits(params, batch.x, training=False), batch.y)
         relative = jnp.abs(losses - expected) / (1 + expected)
         of_samples = jnp.where(batch.weight > 0, relative, 0)
+        # Padding weighs nothing. One product gives both blocks: u' [u, y].
         weighted = u * batch.weight[:, None].astype(u.dtype)
         sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
         return sums, jnp.maximum(deviation, of_samples.max())
 
-    zero = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype), jnp.zeros((), theta.dtype)
+    no_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
+    zero = no_sums, jnp.zeros((), theta.dtype)
     steps = local.steps(SGD(batch_size=batch_size))
     return local.loop(zero, add, steps, batch_size, purpose="moments")
 

@@ -17,7 +17,11 @@ def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Par
 def descend_with_momentum(
     params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: ScalarLike
 ) -> tuple[Params, Params]:
-    """One step of SGD with momentum, v <- momentum v + g + weight_decay w and w <- w - rate v, and the new v."""
+    """One step of SGD with momentum: v <- momentum v + g + weight_decay w,  w <- w - rate v.
+
+    Returns:
+        The new w and v.
+    """
     if not is_off(sgd.weight_decay):
         gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
     velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, gradient)
@@ -27,7 +31,12 @@ def descend_with_momentum(
 def descend_in_training(
     params: Params, gradient: Params, batch: Batch, sgd: SGD, rate: ScalarLike, local: LocalTrainer
 ) -> Params:
-    """`descend` whose running statistics, where the model has any, are those that a training step on `batch` leaves."""
+    """`descend` for models that may have running statistics.
+
+    Returns:
+        The parameters after the step; running statistics are those that a training step on `batch` leaves.
+    """
+    # statistics of the model before the step, as its own training mode takes them
     return local.with_statistics(descend(params, gradient, sgd, rate), local.renew_statistics(params, batch))
 
 

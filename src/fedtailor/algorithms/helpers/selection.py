@@ -20,6 +20,7 @@ def closest(
     """
     if len(models) == 1:
         return jnp.int32(0), jnp.zeros((), models.dtype)
+    # f(k) = argmin_i F_k(h_i); `argmin` takes the first of equal ones
     losses = jnp.where(received, local.map(local.loss, models), jnp.inf)
     choice = jnp.argmin(losses)
     return choice.astype(jnp.int32), jnp.where(received.any(), losses[choice], 0)

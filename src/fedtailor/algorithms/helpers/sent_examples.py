@@ -19,6 +19,9 @@ def example_streams(
     Args:
         samples: the examples x [n_i, ...], y [n_i, ...] of each of c clients.
         counts: n_i [c].
+
+    Returns:
+        kind -> streams, one for each example, of which every client receives its own.
     """
     x, y = (_padded(np.concatenate(parts)) for parts in zip(*samples, strict=True))
     # the samples of all clients lie one below the other; each client receives its own stretch of them
@@ -32,7 +35,11 @@ def example_streams(
 def batch_positions(
     count: IntScalar, step: Int[Array, ""], size: int, dtype: Any
 ) -> tuple[Int[Array, " size"], Float[Array, " size"]]:
-    """The positions of a step's batch among so many examples, batch after batch, over and over; and their weights."""
+    """Which of so many examples a step's batch holds: batch after batch, over and over.
+
+    Returns:
+        Positions, which may reach past the end in the last batch, and weights: 1 for an example, 0 past the end.
+    """
     batches = jnp.maximum((count + size - 1) // size, 1)
     positions = step % batches * size + jnp.arange(size, dtype=jnp.int32)
     return positions, (positions < count).astype(dtype)
@@ -46,5 +53,6 @@ def received_batch(inbox: Inbox, local: LocalTrainer, step: Int[Array, ""], size
 
 
 def _padded(rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows up to a power of two, so that not every number of examples compiles anew."""
     missing = next_power_of_two(len(rows)) - len(rows)
     return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])

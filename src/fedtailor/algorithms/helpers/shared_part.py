@@ -55,6 +55,7 @@ class SharedPart(AveragedModels):
         self, optimizer: ServerOptimizer, parts: ClientRows, weights: Float[np.ndarray, "1 c"]
     ) -> "SharedPart":
         """After one step of the shared part towards the average of what clients sent [c, d_part]."""
+        # FedAvg's step on a vector that is the part alone, put back into theta.
         part = self.part
         before = AveragedModels(part.take(self.model), self.optimizer)
         after = average_step(before, optimizer, parts, weights)
@@ -66,7 +67,10 @@ def runs_of(part: ModelPart) -> Int[np.ndarray, "runs 2"]:
     entries = part.indices
     # a run ends where the next entry is not the next number
     breaks = np.flatnonzero(np.diff(entries) != 1) + 1
-    runs = [(run[0], run[-1] + 1) for run in np.split(entries, breaks) if len(run)]
+    runs = []
+    for run in np.split(entries, breaks):
+        if len(run):
+            runs.append((run[0], run[-1] + 1))
     return np.array(runs, np.int64).reshape(-1, 2)
 
 
@@ -77,6 +81,7 @@ def part_of_runs(runs: Int[np.ndarray, "runs 2"], d: int) -> Part:
 
 def joined(own: ModelPart, state: ClientState, shared: Float[Array, " d_shared"]) -> Float[Array, " d"]:
     """The model of a client's own part, which it keeps as `state["own"]` where there is one, and the shared rest."""
+    # The two parts are complements: between them they fill every entry of a vector of zeros.
     kept = state.get("own", jnp.zeros(0, shared.dtype))
     whole = own.put(jnp.zeros(len(kept) + len(shared), shared.dtype), kept)
     return own.complement.put(whole, shared)

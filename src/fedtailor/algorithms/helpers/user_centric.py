@@ -100,7 +100,8 @@ class Trial(BeforeProbe):
         trained = len(self.errors) - 1  # the first row is of the initial model
         if trained < rounds:
             return False
-        return trained >= LONGEST_TRIAL * rounds or bool(self.later_errors.min() <= self.errors[0].mean() / 2)
+        has_learned = bool(self.later_errors.min() <= self.errors[0].mean() / 2)
+        return has_learned or trained >= LONGEST_TRIAL * rounds
 
     def chosen(self) -> UCFLState:
         """The leader, from now on alone."""
@@ -114,7 +115,8 @@ class Trial(BeforeProbe):
     @property
     def leader(self) -> UCFLState:
         """The candidate of the least error in the later half of the rounds; among equals, the first."""
-        return self.candidates[int(np.argmin(self.later_errors)) if len(self.errors) else 0]
+        best = int(np.argmin(self.later_errors)) if len(self.errors) else 0
+        return self.candidates[best]
 
     @property
     def model(self) -> Float[Array, "s d"]:
@@ -122,7 +124,12 @@ class Trial(BeforeProbe):
         return self.leader.model
 
     def downlink(self, cohort: Cohort) -> Downlink:
-        """The model of its stream of every candidate, for each client of the cohort."""
+        """What travels in a round of the trial.
+
+        Returns:
+            For each client of the cohort, the model of its stream of every candidate.
+        """
+        # The candidates' streams lie one below the other: candidate k's begin at row first[k].
         sizes = [len(candidate.model) for candidate in self.candidates]
         first = np.cumsum([0, *sizes[:-1]])
         stream = np.stack([candidate.stream[cohort.position] for candidate in self.candidates], axis=1) + first
@@ -131,11 +138,19 @@ class Trial(BeforeProbe):
         return Downlink({"model": Streams(models, stream.astype(np.int32), already_held=held)})
 
     def after(self, candidates: Sequence[UCFLState], answers: Answers, cohort: Cohort) -> "Trial":
-        """With the candidates as a round has left them, and the errors that the clients sent in it."""
+        """The trial after one more round.
+
+        Args:
+            candidates: as the round has left them.
+            answers: what the clients sent, with their validation errors.
+            cohort: the clients of the round.
+        """
+        # Clients without validation data send a 0 that says nothing. The mean is over clients, as runs are judged.
         counted = cohort.reporting & self.validates[cohort.position]
         errors = self.errors
         if counted.any():
-            errors = np.concatenate([errors, answers.host("error")[counted].mean(axis=0, dtype=np.float64)[None]])
+            of_round = answers.host("error")[counted].mean(axis=0, dtype=np.float64)
+            errors = np.concatenate([errors, of_round[None]])
         return self.replace(candidates=list(candidates), errors=errors)
 
 
@@ -145,7 +160,15 @@ def probe_of(answers: Answers, cohort: Cohort) -> Probe:
 
 
 def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
-    """Weights of the usable clients for each client of the cohort; zero where no client is.
+    """Rows for clients that arrive when training is under way or over.
+
+    Args:
+        server: what the probe told of the seen clients.
+        cohort: the late clients, unseen or seen.
+        usable: [m] the seen clients that may have weight.
+
+    Returns:
+        Weights [c, m] of the usable clients; rows of zeros where no client is usable.
 
     Raises:
         ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
@@ -154,17 +177,20 @@ def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"])
         return np.zeros((len(cohort), len(usable)))
     if server.gradients is not None and server.sigma2 is not None:
         seen = Probe(server.gradients, server.sigma2, server.sizes)
+        # Seen clients answered the probe before training; unseen ones have answered it now.
         if cohort.probes is None:
             own = cohort.position
             late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
         else:
             late = probe_of(cohort.probes, cohort)
+        # The same n_k as that of the rows in use.
         late, seen = late.widened(server.bandwidth), seen.widened(server.bandwidth)
         return newcomer_weights(late, seen, server.kernel, usable)
     require(
         bool(np.isin(cohort.ids, server.ids).all()),
         "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
     )
+    # Rows of the user's own: what is left of a seen client's, renormalised over the usable clients.
     rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
     mass = rows.sum(axis=1, keepdims=True)
     return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
@@ -173,6 +199,7 @@ def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"])
 def nearest_streams(server: UCFLState, rows: Float[np.ndarray, "c m"]) -> Int[np.ndarray, " c"]:
     """The stream whose weights are nearest to each row, of those that have been mixed, if any has."""
     distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
+    # a stream that has never been mixed is still theta^0, which nobody wants to be served
     if server.mixed.any():
         distances[:, ~server.mixed] = np.inf
     return distances.argmin(axis=1)

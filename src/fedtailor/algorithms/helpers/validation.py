@@ -9,9 +9,14 @@ _BATCH = 128
 
 
 def validation_error(local: LocalTrainer, theta: Float[Array, " d"]) -> Float[Array, ""]:
-    """The share of a client's validation samples that a model predicts wrongly; where its outputs are not scores of
-    classes, its mean loss. 0 for an empty split."""
-    params, samples = local.params(theta), local.count("val")
+    """How wrong a model is on a client's validation samples.
+
+    Returns:
+        The share that it predicts wrongly; where its outputs are not scores of classes, its mean loss. 0 for an empty
+        split.
+    """
+    params = local.params(theta)
+    samples = local.count("val")
 
     def add(total: Float[Array, ""], batch: Batch, index: Int[Array, ""]) -> Float[Array, ""]:
         local.count_work(forwards=1)

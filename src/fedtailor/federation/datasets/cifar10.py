@@ -49,6 +49,7 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
         MissingData: the files are not at hand and cannot be downloaded.
         ValueError: a file is damaged or not CIFAR-10's.
     """
+    # whichever version is there; if neither is, the binary one is downloaded, which needs no unpickling
     folder = data_home(data_dir) / _PYTHON.folders[0]
     pickled = all([is_at_hand(folder / name) for name in _PYTHON.files])
     arrays = read(_PYTHON, _decode_python, data_dir) if pickled else read(_BINARY, _decode_binary, data_dir)
@@ -65,16 +66,20 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode_binary(paths: list[Path]) -> Arrays:
+    """The binary version: records of a label and 3,072 pixels, one byte each."""
     records = []
     for path in paths:
         expected = _PER_BATCH * (1 + _PIXELS)
         if path.stat().st_size != expected:
             raise ValueError(f"{path} has {path.stat().st_size} bytes, not {expected}; replace it by the published one")
         records.append(np.fromfile(path, np.uint8).reshape(_PER_BATCH, 1 + _PIXELS))
-    return _arranged([part[:, 1:] for part in records], [part[:, 0] for part in records], paths)
+    pixels = [part[:, 1:] for part in records]
+    labels = [part[:, 0] for part in records]
+    return _arranged(pixels, labels, paths)
 
 
 def _decode_python(paths: list[Path]) -> Arrays:
+    """The Python version: pickled dicts of arrays."""
     pixels, labels = [], []
     for path in paths:
         content = io.BytesIO(path.read_bytes())
@@ -102,8 +107,11 @@ def _arranged(pixels: list[NDArray[np.uint8]], labels: list[NDArray[Any]], paths
             raise ValueError(
                 f"{paths[0].parent}: the {what} batches do not hold {share} images of each of 10 classes; replace them"
             )
+    # published as three colour planes one after another
     planes = np.concatenate(pixels).reshape(-1, 3, 32, 32)
-    return {"x": np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), "y": np.concatenate(labels).astype(np.uint8)}
+    images = planes.transpose(0, 2, 3, 1)
+    all_labels = np.concatenate(labels)
+    return {"x": np.ascontiguousarray(images), "y": all_labels.astype(np.uint8)}
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -51,9 +51,12 @@ def density(
     cluster = client % _CLUSTERS
     own = client % (symbols - _CLUSTERS)
     rng = server_rng(check_seed(seed), "density", 0)
+    # Which part of the mixture each sample is of: the cluster's symbol, any symbol, or the client's own.
     component = rng.choice(3, (clients, samples), p=[0.5, 0.25, 0.25])
     uniform = rng.integers(0, symbols, component.shape)
-    drawn = np.select([component == 0, component == 1], [cluster[:, None], uniform], own[:, None])
+    of_cluster = cluster[:, None]
+    of_client = own[:, None]
+    drawn = np.select([component == 0, component == 1], [of_cluster, uniform], of_client)
     digits = len(str(clients - 1))
     names = tuple(f"client-{number:0{digits}d}" for number in client)
     mine = Ragged.cut(np.arange(clients * samples), np.full(clients, samples))

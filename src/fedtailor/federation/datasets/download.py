@@ -51,6 +51,7 @@ def download(url: str, files: Sequence[str], folder: Path, hashes: Mapping[str, 
     if unknown:
         raise ValueError(f"no SHA-256 of {unknown[0]} is known, and nothing is downloaded unchecked")
     folder.mkdir(parents=True, exist_ok=True)
+    # Single files, or an archive, which is kept: a file that goes missing is unpacked again, and not downloaded.
     if archive is None:
         for name in files:
             _fetch(url, name, folder, hashes[name])

@@ -43,9 +43,13 @@ _CLASSES: dict[str, str] = {
 def _source(split: Split, part: Part) -> Source:
     """The files of a part of a split."""
     parts = _parts(part)
-    files = tuple(f"emnist-{split}-{name}-{kind}-ubyte.gz" for name in parts for kind in ("images-idx3", "labels-idx1"))
-    folders = ("emnist", *(f"emnist-{split}-{name}" for name in parts if part != "all"), "EMNIST/raw")
-    return Source(f"EMNIST {split}", folders, files, _URL, _HASHES, inside="gzip")
+    files = []
+    for name in parts:
+        files += [f"emnist-{split}-{name}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    # a part alone may also lie in a folder of its own
+    own_folders = [f"emnist-{split}-{name}" for name in parts if part != "all"]
+    folders = ("emnist", *own_folders, "EMNIST/raw")
+    return Source(f"EMNIST {split}", folders, tuple(files), _URL, _HASHES, inside="gzip")
 
 
 def _parts(part: Part) -> list[str]:
@@ -77,7 +81,9 @@ def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = Non
     def decode(paths: list[Path]) -> Arrays:
         images, targets, is_test = [], [], []
         for number, name in enumerate(_parts(part)):
-            x, y = read_labelled(paths[2 * number], paths[2 * number + 1], labels)
+            image_file, label_file = paths[2 * number : 2 * number + 2]
+            x, y = read_labelled(image_file, label_file, labels)
+            # published column by column
             images.append(x.transpose(0, 2, 1))
             targets.append((y - first).astype(np.uint8))
             is_test.append(np.full(len(y), name == "test"))

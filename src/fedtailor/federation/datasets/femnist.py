@@ -37,6 +37,7 @@ def femnist(data_dir: DataDir = None) -> Dataset:
         MissingData: neither form is at hand.
         ValueError: a file is damaged or something else.
     """
+    # LEAF's own output first: whoever has made it wants all of it
     arrays = _leaf(data_dir) or read(_SUBSET, _decode_subset, data_dir)
     return Dataset(
         arrays["x"],
@@ -52,6 +53,7 @@ def femnist(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode_subset(paths: list[Path]) -> Arrays:
+    """The subset's arrays, without the images that it holds twice under two labels."""
     with np.load(paths[0], allow_pickle=False) as archive:
         kept = archive["dup"] == 0
         arrays = {key: archive[key][kept] for key in ("x", "y")}
@@ -74,6 +76,7 @@ def _leaf(data_dir: DataDir) -> Arrays | None:
 
 
 def _decode_leaf(train: list[Path], test: list[Path]) -> Arrays:
+    """All writers of LEAF's files, one after another."""
     parts: dict[str, list[Any]] = {"x": [], "y": [], "test": [], "writer": []}
     for path in (*train, *test):
         for writer, x, y in _writers(path):
@@ -101,7 +104,8 @@ def _writers(path: Path) -> list[tuple[str, Any, Any]]:
                 raise ValueError(f"writer {writer}: the labels are {y.dtype}, not whole numbers")
             if y.min(initial=0) < 0 or y.max(initial=0) >= len(_CLASSES):
                 raise ValueError(f"writer {writer}: a label is outside 0..{len(_CLASSES) - 1}")
-            writers.append((writer, np.rint(255 * x).astype(np.uint8), y.astype(np.uint8)))
+            images = np.rint(255 * x).astype(np.uint8)
+            writers.append((writer, images, y.astype(np.uint8)))
         return writers
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(

@@ -57,7 +57,8 @@ def gaussian(
     check_memory(wanted.sum(), 3 * 8, f"{wanted.sum():g} samples")
     counts = wanted.astype(np.int64)
     drawn = np.repeat(theta, counts) + sigma * rng.normal(size=counts.sum())
-    # each client's test split, behind all samples
+    # Each client's test split, behind all samples: the mean of (e - theta + sigma)^2 and (e - theta - sigma)^2 is
+    # (e - theta)^2 + sigma^2, the expected squared error of an estimate e.
     exact = np.stack([theta - sigma, theta + sigma], axis=1).reshape(-1)
     y = np.concatenate([drawn, exact])[:, None]
     digits = len(str(clients - 1))

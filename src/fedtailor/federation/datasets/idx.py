@@ -63,6 +63,7 @@ def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
 
 
 def _no_gzip(path: Path, error: Exception) -> ValueError:
+    """The error for a file that cannot be decompressed."""
     return ValueError(f"{path} is truncated or no gzip file ({reason(error)}); replace it by the published one")
 
 

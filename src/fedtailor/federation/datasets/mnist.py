@@ -83,6 +83,7 @@ def mnist_writers(data_dir: DataDir = None) -> Dataset:
         MissingData: the files of MNIST or of QMNIST are not at hand and cannot be downloaded.
         ValueError: a file is not the published one.
     """
+    # QMNIST tells the writers; that its labels are MNIST's, example by example, shows that the order is the same.
     data = mnist(data_dir)
     labels = read(_WRITERS, _decode_writers, data_dir)
     if not np.array_equal(labels["digit"], data.y):
@@ -94,6 +95,7 @@ def mnist_writers(data_dir: DataDir = None) -> Dataset:
 def _pictures(
     source: Source, name: str, mean: float, deviation: float, classes: tuple[str, ...], data_dir: DataDir
 ) -> Dataset:
+    """A data set of 28x28 gray images of ten classes, normalised by the published mean and deviation of its pixels."""
     arrays = read(source, _decode, data_dir)
     scale = 1 / (255 * deviation)
     return Dataset(
@@ -102,6 +104,7 @@ def _pictures(
 
 
 def _decode(paths: list[Path]) -> Arrays:
+    """Training set, then test set, as their files stand in `_FILES`."""
     train_x, train_y = read_labelled(paths[0], paths[1], range(10))
     test_x, test_y = read_labelled(paths[2], paths[3], range(10))
     y = np.concatenate([train_y, test_y])

@@ -47,6 +47,7 @@ def register(*sources: Source) -> Callable[[Reader], Reader]:
 
 def discover(package: ModuleType) -> None:
     """Import every module of a package, so that its data sets are registered, and make them attributes of it."""
+    # to import a module is to run its decorators
     import_modules(package.__name__)
     for name, registered in DATASETS.items():
         setattr(package, name, registered.read)

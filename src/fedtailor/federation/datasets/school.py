@@ -41,6 +41,7 @@ def school(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode(paths: list[Path]) -> Arrays:
+    """Inputs standardised school by school, scores scaled to [0, 1], and the school of each pupil."""
     try:
         frame = pl.read_csv(paths[0])
         x, y = frame.select(_FEATURES).to_numpy().astype(np.float64), frame["score"].to_numpy()
@@ -50,5 +51,8 @@ def _decode(paths: list[Path]) -> Arrays:
     for number in range(len(names)):
         rows = of_school == number
         deviation = x[rows].std(axis=0)
-        x[rows] = (x[rows] - x[rows].mean(axis=0)) / np.where(deviation > 1e-12, deviation, 1)
-    return {"x": x.astype(np.float32), "y": ((y - 1) / 69).astype(np.float32), "school": names[of_school]}
+        # inputs of the school as a whole are equal for all of its pupils: they are shifted to 0, and not scaled
+        scale = np.where(deviation > 1e-12, deviation, 1)
+        x[rows] = (x[rows] - x[rows].mean(axis=0)) / scale
+    scores = (y - 1) / 69
+    return {"x": x.astype(np.float32), "y": scores.astype(np.float32), "school": names[of_school]}

@@ -79,7 +79,10 @@ def sent140(
     require(buckets <= _MAX_BUCKETS, f"buckets is {buckets}; token ids have 32 bits: at most {_MAX_BUCKETS}")
     subset = is_at_hand(data_home(data_dir) / "sent140" / _SUBSET.files[0])
     embed = partial(_bag, buckets=buckets) if features == "words" else partial(_ids, buckets=buckets, length=length)
-    variant = f"-{features}-{buckets}-{min_samples}" + (f"-{length}" if features == "tokens" else "")
+    # Everything that the decoded arrays depend on stands in the name under which they are cached.
+    variant = f"-{features}-{buckets}-{min_samples}"
+    if features == "tokens":
+        variant += f"-{length}"
     load = _load_subset if subset else _load_original
     decode = partial(_decode, load=load, embed=embed, min_samples=min_samples)
     arrays = read(_SUBSET if subset else _ORIGINAL, decode, data_dir, variant)
@@ -107,6 +110,9 @@ def _decode(
         load: content of the file -> a frame with the columns user, text and label.
         embed: texts [n] -> inputs [n, ...].
         min_samples: users with fewer tweets are left out.
+
+    Returns:
+        "x", "y" and "user" of every tweet that is kept; "test" where the file says who is held out.
     """
     content = paths[0].read_bytes()
     try:
@@ -126,6 +132,7 @@ def _decode(
 
 
 def _load_subset(content: bytes) -> pl.DataFrame:
+    """The subset has a header, and labels 0 and 1."""
     return pl.read_csv(content, columns=["user", "label", "split", "text"])
 
 
@@ -149,6 +156,7 @@ def _words(text: str) -> Iterator[int]:
 
 
 def _bag(texts: list[str], buckets: int) -> np.ndarray:
+    """How often each bucket occurs in each text, [n, buckets]."""
     check_memory(len(texts) * buckets, 1, f"{len(texts)} bags of {buckets} buckets")
     x = np.zeros((len(texts), buckets), np.uint8)
     for row, text in enumerate(texts):
@@ -157,6 +165,7 @@ def _bag(texts: list[str], buckets: int) -> np.ndarray:
 
 
 def _ids(texts: list[str], buckets: int, length: int) -> np.ndarray:
+    """The buckets of each text's first words, plus 1, with zeros behind them, [n, length]."""
     check_memory(len(texts) * length, 4, f"{len(texts)} sequences of {length} words")
     x = np.zeros((len(texts), length), np.int32)
     for row, text in enumerate(texts):

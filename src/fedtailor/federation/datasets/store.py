@@ -88,6 +88,7 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
         MissingData: they are not there and cannot be downloaded.
         ValueError: a folder or the like has the name of a file.
     """
+    # Everything in one folder, or nothing: half a data set in each of two would be a mixture of versions.
     root = data_home(data_dir)
     for folder in source.folders:
         paths = [root / folder / name for name in source.files]
@@ -146,6 +147,7 @@ def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Ar
     What the cache holds is compared with its checksums: damaged, it is decoded again. Without a writable cache it is
     decoded every time.
     """
+    # A file that changed has another size or time: to read all of it at every start would cost more than to decode it.
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = hashlib.sha256(repr((_VERSION, stats)).encode()).hexdigest()[:16]
     entry = platformdirs.user_cache_path("fedtailor") / "decoded" / f"{name.replace(os.sep, '-')}-{key}"

@@ -27,6 +27,7 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """
     torch = pytorch()
 
+    # Three rows, so that the size of the batch is no 1, which PyTorch would take for a constant.
     module = copied(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
@@ -55,25 +56,35 @@ def converted(program: Any) -> Program:
     Raises:
         Unsupported: an operation has no counterpart; the message names it.
     """
-    signature, graph = program.graph_signature, program.graph
+    signature = program.graph_signature
+    graph = program.graph
+    # Name in the graph -> path in the module, of all parameters and buffers.
     paths: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     tensors = {**program.state_dict, **program.constants}
-    statistics = {node.name for call in graph.nodes if _name(call) == "batch_norm" for node in call.args[3:5] if node}
-    frozen = {
-        name for name, path in paths.items()
-        if (name in signature.inputs_to_buffers and name not in statistics)
-        or (name in signature.inputs_to_parameters and not tensors[path].requires_grad)
-    }  # fmt: skip
-    constants = {**{name: paths[name] for name in frozen}, **signature.inputs_to_lifted_tensor_constants}
+    # Running mean and variance are the fourth and fifth argument of a batch normalisation.
+    statistics = set()
+    for call in graph.nodes:
+        if _name(call) == "batch_norm":
+            statistics |= {node.name for node in call.args[3:5] if node}
+    # Training leaves alone: buffers that are no statistics, parameters without a gradient, and tensors that stand in
+    # the module's code.
+    constants = {}
+    for name, path in paths.items():
+        is_fixed_buffer = name in signature.inputs_to_buffers and name not in statistics
+        is_frozen = name in signature.inputs_to_parameters and not tensors[path].requires_grad
+        if is_fixed_buffer or is_frozen:
+            constants[name] = path
+    constants |= signature.inputs_to_lifted_tensor_constants
     operations = [_operation(node) for node in graph.nodes if node.op == "call_function" and not _counts(node)]
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     inputs = signature.user_inputs
     if len(outputs) != 1 or len(inputs) != 1:
         raise Unsupported(f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs, and must have one of each")
     shapes = {name: tuple(tensors[path].shape) for name, path in paths.items()}
-    arrays = {
-        name: tensors[path].detach().numpy().copy() for name, path in constants.items() if not path.endswith(COUNTER)
-    }
+    arrays = {}
+    for name, path in constants.items():
+        if not path.endswith(COUNTER):
+            arrays[name] = tensors[path].detach().numpy().copy()
     names = tuple((name, path) for name, path in paths.items() if name not in constants)
     kept = _used(fused(operations, shapes), outputs[0].name)
     return Program(kept, names, Constants(arrays), inputs[0], Ref(outputs[0].name))
@@ -81,7 +92,9 @@ def converted(program: Any) -> Program:
 
 def _used(operations: Sequence[Operation], output: str) -> tuple[Operation, ...]:
     """Without what nothing reads; operations in place stay."""
-    wanted, kept = {output}, []
+    # Backwards from the output: what a kept operation reads is wanted, too.
+    wanted = {output}
+    kept = []
     for one in reversed(operations):
         if one.output in wanted or one.name.endswith("_"):
             wanted.update(_refs(one))
@@ -100,10 +113,16 @@ def _name(node: Any) -> str:
 
 
 def _counts(node: Any) -> bool:
+    """Whether a node only counts BatchNorm's batches."""
     return _name(node) == "add_" and COUNTER in str(node.args[0])
 
 
 def _operation(node: Any) -> Operation:
+    """A node of the graph as a call of `OPERATIONS`.
+
+    Raises:
+        Unsupported: it has no counterpart.
+    """
     name = _name(node)
     name = "nothing" if name in IGNORED else name
     if name not in OPERATIONS:
@@ -113,9 +132,11 @@ def _operation(node: Any) -> Operation:
 
 
 _OF_MEMORY = ("device", "layout", "pin_memory", "memory_format", "copy", "non_blocking", "implicit")
+"""Arguments that say where and how PyTorch keeps an array."""
 
 
 def _argument(value: Any) -> Any:
+    """An argument of a node as a plain value: hashable, and without anything of PyTorch's."""
     torch = pytorch()
 
     if isinstance(value, torch.fx.Node):
@@ -138,7 +159,11 @@ def fused(operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
     Args:
         operations: in the order in which they run.
         shapes: of parameters, by their name in the operations.
+
+    Returns:
+        As many operations, less two for each that were fused.
     """
+    # Who reads each value: only what has a single reader may disappear into it.
     readers: dict[str, list[Operation]] = {}
     for one in operations:
         for name in _refs(one):
@@ -155,6 +180,7 @@ def fused(operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
                 arguments = (*one.args[:2], bias, padding, kind)
                 gone |= {one.output: third, second.output: third}
                 gone[third.output] = Operation(third.output, "conv_relu_pool", arguments)
+    # The fused operation stands where the last of the three stood, whose output has the name that others read.
     last = {one.output for one in operations if gone.get(one.output, one).name == "conv_relu_pool"}
     return [gone.get(one.output, one) for one in operations if one.output not in gone or one.output in last]
 
@@ -181,6 +207,7 @@ def _kind(second: Operation | None, third: Operation | None) -> str | None:
 
 
 def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a convolution is one that `conv_relu_pool` computes: square, of stride 1, equally padded, one group."""
     weight = one.args[1]
     shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
     square = len(shape) == 4 and shape[2] == shape[3]
@@ -190,14 +217,17 @@ def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
     given = one.args[3:7]
     stride, padding, dilation, groups = (*given, *defaults[len(given) :])
-    return square and set(stride) == {1} and len(set(padding)) == 1 and set(dilation) == {1} and groups == 1
+    is_dense = set(stride) == {1} and set(dilation) == {1} and groups == 1
+    return square and is_dense and len(set(padding)) == 1
 
 
 def _only(readers: list[Operation]) -> Operation | None:
+    """The single reader of a value, if it has just one."""
     return readers[0] if len(readers) == 1 else None
 
 
 def _refs(one: Operation) -> Iterable[str]:
+    """The names of all values that an operation reads, in nested arguments, too."""
     pending: list[Any] = [*one.args, *(value for _, value in one.kwargs)]
     while pending:
         value = pending.pop()
@@ -243,11 +273,12 @@ def layer_order(program: Program) -> tuple[str, ...]:
 
 def norms_of(program: Program) -> tuple[str, ...]:
     """The modules whose parameters belong to normalisations."""
-    names, found = dict(program.names), []
+    names = dict(program.names)
+    modules = []
     for one in program.operations:
         if one.name in ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"):
-            found += [names[name].rpartition(".")[0] for name in list(_refs(one)) if name in names]
-    return tuple(dict.fromkeys(found))
+            modules += [names[name].rpartition(".")[0] for name in list(_refs(one)) if name in names]
+    return tuple(dict.fromkeys(modules))
 
 
 def statistics_of(program: Program) -> tuple[str, ...]:

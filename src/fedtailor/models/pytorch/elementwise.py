@@ -27,6 +27,8 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 
 
 def _keeping_layout(function: Callable[[Array], Array]) -> Callable[..., Any]:
+    """A function of single numbers as an operation: planes stay planes, so that no image is transposed for it."""
+
     def called(context: Context, x: Any, **kwargs: Any) -> Any:
         return Planes(function(x.array)) if isinstance(x, Planes) else function(plain(x))
 

@@ -91,12 +91,26 @@ class TorchEngine(Architecture):
 
 @lru_cache(maxsize=8)
 def _live(engine: TorchEngine, dtype: str) -> LiveModule:
+    """`TorchEngine.live`: an engine is a frozen value, and the module that works for it is kept here."""
     return LiveModule(engine.start.module, engine.facts, dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, words: Any, weight: Any) -> list[Array]:
-    """Outputs (or features) [b, ...], and the running statistics after the pass, with PyTorch's gradients."""
+    """A pass of PyTorch's, as a function that JAX can differentiate once.
+
+    Args:
+        what: see `What`.
+        mode: see `Mode`.
+        network: parameters and statistics, by path.
+        x: inputs, or features.
+        words: two random words for dropout.
+        weight: 0 for examples that only fill the batch.
+
+    Returns:
+        Outputs (or features) [b, ...], and the running statistics after the pass.
+    """
+    # What comes back must be known beforehand: shapes of the outputs and of every statistic.
     facts = engine.facts
     shape = facts.feature_shape if what == "features" else facts.output_shape
     assert shape is not None
@@ -112,10 +126,12 @@ def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, word
 
 
 def _forward(engine: TorchEngine, what: What, mode: Mode, *arguments: Any) -> tuple[list[Array], Any]:
+    """The pass; its arguments are all that the derivative keeps, as PyTorch runs it again."""
     return _run(engine, what, mode, *arguments), arguments
 
 
 def _backward(engine: TorchEngine, what: What, mode: Mode, arguments: Any, slopes: list[Array]) -> Any:
+    """Derivatives for network, inputs, words and weight: the first two by PyTorch, the others have none."""
     network, x, _, _ = arguments
     kind = jnp.result_type(*network.values())
     by_inputs = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
@@ -126,9 +142,11 @@ def _backward(engine: TorchEngine, what: What, mode: Mode, arguments: Any, slope
         network, x, words, weight, slopes = jax.tree.unflatten(structure, arrays)
         return engine.live(kind.name).pull_back(network, x, words, weight, slopes, what, mode)
 
-    found = host_call(call, shapes, arrays)
-    gradient = jax.tree.unflatten(jax.tree.structure(network), found[: len(network)])
-    return gradient, (found[-1] if by_inputs else np.zeros(x.shape, jax.dtypes.float0)), None, None
+    derivatives = host_call(call, shapes, arrays)
+    gradient = jax.tree.unflatten(jax.tree.structure(network), derivatives[: len(network)])
+    # JAX's derivative of integers is of the type float0
+    of_inputs = derivatives[-1] if by_inputs else np.zeros(x.shape, jax.dtypes.float0)
+    return gradient, of_inputs, None, None
 
 
 _run.defvjp(_forward, _backward)

@@ -52,6 +52,9 @@ def from_torch(
         check: compare a conversion with PyTorch; do not turn this off but for speed, for modules that have passed it.
         engine: "jax" converts the module, "torch" leaves it to PyTorch.
 
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
     Raises:
         ValueError: PyTorch is missing; the module cannot be converted (the message names the operation), or the result
             differs from PyTorch's; or, with `engine="torch"`, it has parameters that are not float32 on the CPU, fails
@@ -100,12 +103,13 @@ def _example(module: TorchModuleType, given: Any) -> Tensor:
 def _converted(
     made: TorchModuleType, make: Callable[[], TorchModuleType] | None, example: Tensor, check: bool
 ) -> TorchModule:
-    # What PyTorch itself refuses is no matter of the conversion.
+    # What PyTorch itself refuses is no matter of the conversion: it says so in its own words.
     tried(copied(made), random_like(example).to(example.dtype), training=False, name=type(made).__name__)
     both = [exported(made, example, training) for training in (True, False)]
     training, evaluation = map(converted, both)
     if check:
         check_conversion(both, (training, evaluation), example)
+    # Parameters in the order of theta, also those that one of the two modes does not use.
     paths = sorted({path for program in (training, evaluation) for _, path in program.names})
     convolves = any(one.name.startswith("conv") for one in training.operations)
     kind = "float32" if example.is_floating_point() else "int32"
@@ -122,7 +126,9 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
     if not isinstance(model.architecture, TorchModule | TorchEngine):
         raise ValueError("this model does not come from from_torch, so that there is no state dict of it")
     start: Start = model.architecture.start
-    trained: Mapping[str, Any] = {path: np.asarray(values) for path, values in model.params(jnp.asarray(theta)).items()}
+    params: Mapping[str, Any] = model.params(jnp.asarray(theta))
+    trained = {path: np.asarray(values) for path, values in params.items()}
+    # what no training changes has no path, and is as it was in the module
     return {name: trained[path] if path else start.present[name] for name, path in start.names.items()}
 
 

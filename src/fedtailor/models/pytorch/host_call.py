@@ -29,12 +29,17 @@ def host_call(function: Function, shapes: Sequence[jax.ShapeDtypeStruct], arrays
         shapes: of what it returns.
         arrays: what it is given.
 
+    Returns:
+        What the function returned, as JAX arrays.
+
     Raises:
         ValueError: a compiled program, or a derivative of the function, is asked for.
     """
     return _primitive.bind(*arrays, function=function, shapes=tuple(shapes))
 
 
+# A primitive of JAX needs rules for what may happen to it: run, be given shapes only, be batched, be differentiated, be
+# compiled. The last two end in an error that says what to do.
 _primitive = Primitive("pytorch")
 _primitive.multiple_results = True
 
@@ -51,17 +56,14 @@ def _shapes(*arrays: Any, function: Function, shapes: Any) -> list[Any]:
 
 
 def _one_by_one(arrays: Sequence[Any], axes: Sequence[int | None], **parameters: Any) -> Any:
+    """The rule for `jax.vmap`: one call for each row of the arrays that have a batch axis, and the results stacked."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
-    rows = [
-        _primitive.bind(
-            *(
-                array if axis is None else jax.lax.index_in_dim(array, row, axis, keepdims=False)
-                for array, axis in zip(arrays, axes, strict=True)
-            ),
-            **parameters,
-        )
-        for row in range(size)
-    ]
+    rows = []
+    for row in range(size):
+        of_row = []
+        for array, axis in zip(arrays, axes, strict=True):
+            of_row.append(array if axis is None else jax.lax.index_in_dim(array, row, axis, keepdims=False))
+        rows.append(_primitive.bind(*of_row, **parameters))
     columns = [jnp.stack(column) for column in zip(*rows, strict=True)]
     return columns, [0] * len(columns)
 

@@ -52,6 +52,8 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
     module = copied(module)
     x = random_like(example).to(example.dtype)
 
+    # One pass in evaluation mode, which must change and draw nothing; then one in training mode, which tells statistics
+    # by what it changes, and dropout by what it draws.
     calls = _Calls(module)
     before = _buffers(module)
     evaluation, drew = tried(module, x, training=False, name=name)
@@ -66,6 +68,7 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
         usable = before[path].is_floating_point() and path in module.state_dict()
         _refuse(not usable, f"{name} changes its buffer {path!r} in training, which is no floating-point entry of its "
                             "state dict")  # fmt: skip
+    # Randomness that comes from elsewhere than PyTorch's generator shows in the outputs, unless statistics do.
     if not statistics:
         stochastic = stochastic or not torch.equal(outputs, evaluation)
     shapes = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -175,16 +178,19 @@ def tried(module: TorchModuleType, x: Tensor, training: bool, name: str) -> tupl
 
 
 def _buffers(module: TorchModuleType) -> dict[str, Tensor]:
+    """Copies of all buffers, by path."""
     return {path: tensor.clone() for path, tensor in module.named_buffers()}
 
 
 def _changed(before: dict[str, Tensor], module: TorchModuleType) -> list[str]:
+    """The paths of the buffers that have other values than before."""
     torch = pytorch()
     now = dict(module.named_buffers())
     return [path for path, tensor in before.items() if not torch.equal(tensor, now[path])]
 
 
 def _norms(module: TorchModuleType) -> tuple[str, ...]:
+    """The paths of the normalisation layers."""
     nn = pytorch().nn
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     return tuple(path for path, layer in module.named_modules() if isinstance(layer, kinds))
@@ -196,6 +202,7 @@ def _require_separate(module: TorchModuleType, trained: Sequence[str], name: str
     Pieces of one vector, as `torch.nn.utils.vector_to_parameters` leaves them, share nothing.
     """
     parameters = dict(module.named_parameters())
+    # Sorted by address, only neighbours can overlap.
     pieces = sorted((*_memory(parameters[path]), path) for path in trained if parameters[path].numel())
     for (_, end, path), (start, _, other) in pairwise(pieces):
         _refuse(start < end, f"{name} has {path} and {other} in one piece of memory; let both layers have the same "

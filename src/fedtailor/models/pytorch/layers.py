@@ -70,6 +70,7 @@ def _convolution(
         kernel = weight.transpose(2, 3, 1, 0)
         y = convolve(padded, kernel) if _all(stride) == 1 else convolve(*halve(padded, kernel))
         return Planes(y if bias is None else y + bias[:, None, None, None])
+    # Everything else is XLA's: channels first, in PyTorch's layout.
     array: Array = plain(x)
     sides = weight.ndim - 2
     letters = "DHW"[3 - sides :]
@@ -83,10 +84,12 @@ def _convolution(
 
 
 def _all(sides: Sequence[int]) -> int:
+    """What all sides have in common; -1 where they differ."""
     return sides[0] if len(set(sides)) == 1 else -1
 
 
 def _wide(values: Sequence[int], sides: int) -> list[int]:
+    """One value for each side, where PyTorch may give a single one for all."""
     return list(values) * sides if len(values) == 1 else list(values)
 
 
@@ -159,10 +162,12 @@ def _average_pool(
 
 
 def _is_two_by_two(x: Value, size: Any, stride: Any, padding: Any) -> bool:
-    return len(x.shape) == 4 and _all(size) == 2 and _all(stride or size) == 2 and _all(padding) == 0
+    is_image = len(x.shape) == 4
+    return is_image and _all(size) == 2 and _all(stride or size) == 2 and _all(padding) == 0
 
 
 def _windowed(x: Array, function: Callable[..., Array], start: float, size: Any, stride: Any, padding: Any) -> Array:
+    """A reduction over windows of PyTorch's arguments, on [b, c, ...]; a stride that is not given is the size."""
     sides = x.ndim - 2
     size, padding = _wide(size, sides), _wide(padding, sides)
     stride = _wide(stride, sides) if stride else size
@@ -178,6 +183,7 @@ def _adaptive_average_pool(context: Context, x: Value, size: Any) -> Value:
         return Planes(x.array.mean((1, 2), keepdims=True))
     if any(side % want for side, want in zip(sides, wanted, strict=True)):
         raise Unsupported(f"adaptive average pooling from {tuple(sides)} to {tuple(wanted)} (no equal windows)")
+    # Equal windows: each side becomes (windows, pixels of a window), and the second is averaged over.
     array: Array = plain(x)
     blocks = [part for side, want in zip(sides, wanted, strict=True) for part in (want, side // want)]
     axes = tuple(range(3, 3 + 2 * len(sides), 2))
@@ -259,6 +265,7 @@ def _weight_norm(context: Context, direction: Array, length: Array, dim: int = 0
 
 
 def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    """x less its mean, over its deviation, both along some axes."""
     mean = x.mean(axes, keepdims=True)
     return (x - mean) * lax.rsqrt(jnp.square(x - mean).mean(axes, keepdims=True) + epsilon)
 
@@ -275,6 +282,7 @@ def _recurrent(
     context: Context, x: Array, state: Any, weights: Sequence[Array], biases: bool, layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool = False,
 ) -> tuple[Array, ...]:  # fmt: skip
+    # Layer by layer, and in each the two directions; `weights` holds two matrices and two biases for each of these.
     kind = context.operation_name
     states = state if kind == "lstm" else (state,)
     x = x.swapaxes(0, 1) if batch_first else x
@@ -300,8 +308,14 @@ def _recurrent(
 def _unrolled(
     kind: str, x: Array, start: tuple[Array, ...], weights: Sequence[Array], reverse: bool
 ) -> tuple[tuple[Array, ...], Array]:
+    """One layer in one direction over a sequence [t, b, inputs].
+
+    Returns:
+        The state after the last step, and the hidden states of all steps [t, b, hidden].
+    """
     of_input, of_state = weights[0].T, weights[1].T
-    input_bias, state_bias = weights[2:] if len(weights) == 4 else (jnp.zeros(()), jnp.zeros(()))
+    has_biases = len(weights) == 4
+    input_bias, state_bias = weights[2:] if has_biases else (jnp.zeros(()), jnp.zeros(()))
 
     def step(state: tuple[Array, ...], now: Array) -> tuple[tuple[Array, ...], Array]:
         inner = state[0] @ of_state + state_bias

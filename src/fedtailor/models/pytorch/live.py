@@ -35,17 +35,23 @@ class LiveModule:
         self._torch, self._facts, self._name = torch, facts, type(module).__name__
         self._dtype = getattr(torch, dtype)
         self._module = copied(module).to(self._dtype)
-        ends = np.cumsum([0, *(int(np.prod(shape, dtype=int)) for _, shape in facts.shapes)])
+        sizes = [int(np.prod(shape, dtype=int)) for _, shape in facts.shapes]
+        ends = np.cumsum([0, *sizes])
         self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
         self._gradient = torch.zeros_like(self.theta)
+        # Every parameter becomes a view of its piece of theta, and its gradient one of the same piece of the gradient's
+        # vector: to read or write a model is then one copy, and PyTorch sees nothing of it.
         tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        self._pieces = {path: slice(int(start), int(end))
-                        for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False)}  # fmt: skip
+        self._pieces = {}
+        for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False):
+            self._pieces[path] = slice(int(start), int(end))
         for path, shape in facts.shapes:
             tensors[path].data = self.theta[self._pieces[path]].view(shape)
             if path not in facts.statistics:
                 tensors[path].grad = self._gradient[self._pieces[path]].view(shape)
-        places = [np.arange(self._pieces[path].start, self._pieces[path].stop) for path in facts.statistics]
+        places = []
+        for path in facts.statistics:
+            places.append(np.arange(self._pieces[path].start, self._pieces[path].stop))
         self.statistics = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places]))
         modules = dict(self._module.named_modules())
         self._head = None if facts.head is None else modules[facts.head]
@@ -67,6 +73,9 @@ class LiveModule:
             mode: see `Mode`.
             words: two random words for dropout.
             what: see `What`.
+
+        Returns:
+            A tensor that `backward` goes back from.
 
         Raises:
             ValueError: the module's own code failed.
@@ -102,6 +111,7 @@ class LiveModule:
         weight: NDArray[Any] | None, what: What, mode: Mode,
     ) -> list[NDArray[Any]]:  # fmt: skip
         """What is asked for, zero for examples of weight 0, and then the statistics in the order of their paths."""
+        # What only fills the batch is left out, so that it enters no statistic.
         self._load(network)
         real = slice(None) if weight is None else np.asarray(weight) > 0
         with self._torch.no_grad():
@@ -129,17 +139,20 @@ class LiveModule:
         return found
 
     def _load(self, network: Mapping[str, NDArray[Any]]) -> None:
+        """Set theta, parameters and statistics, by path."""
         theta = self.theta.numpy()
         for path, piece in self._pieces.items():
             theta[piece] = np.asarray(network[path]).reshape(-1)
 
     def _piece(self, vector: Tensor, path: str) -> NDArray[Any]:
+        """A copy of one parameter's piece of a vector, in its shape."""
         shape = dict(self._facts.shapes)[path]
         return vector.numpy()[self._pieces[path]].reshape(shape).copy()
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _computed(self, x: Tensor, what: What) -> Tensor:
+        """Run the module, with a hook on its head where the head's inputs are read or replaced."""
         if what == "outputs":
             return self._module(self._placed(x))
         assert self._head is not None

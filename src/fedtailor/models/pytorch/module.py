@@ -52,6 +52,7 @@ class TorchModule(Architecture):
         return outputs, {**network, **context.renewed}
 
     def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+        # the module that owns the head's weight: "fc" of "fc.weight"
         head, names = head_of(self.evaluation), dict(self.evaluation.names)
         path = None if head is None else names[head.args[1].name].rpartition(".")[0]
         order = layer_order(self.evaluation)
@@ -89,6 +90,7 @@ class TorchModule(Architecture):
 
 
 def _head_input(program: Program) -> str:
+    """The name of the value that the head is given: where a program is cut in body and head."""
     head = head_of(program)
     assert head is not None and isinstance(head.args[0], Ref)
     return head.args[0].name

@@ -90,6 +90,7 @@ def operation(*names: str, layout: bool = False) -> Callable[[Function], Functio
             args = tuple(map(_plain, args))
             return function(context, *args, **kwargs)
 
+        # most operations know PyTorch's layout only: what is kept as planes or images is put into it for them
         for name in names:
             OPERATIONS[name] = function if layout else called
         return function

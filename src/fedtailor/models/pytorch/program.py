@@ -18,7 +18,10 @@ class Constants(Mapping[str, np.ndarray]):
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = dict(arrays)
-        self._content = tuple((name, a.shape, str(a.dtype), a.tobytes()) for name, a in sorted(self._arrays.items()))
+        content = []
+        for name, array in sorted(self._arrays.items()):
+            content.append((name, array.shape, str(array.dtype), array.tobytes()))
+        self._content = tuple(content)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._arrays[name]
@@ -76,6 +79,7 @@ class Program:
             watch: the name of a value to stop at, and to return instead of the output.
             given: the name of a value, and what it is to be instead of what its operation computes.
         """
+        # An interpreter: every operation looks its arguments up by name, and leaves its output under its own.
         values: dict[str, Any] = {name: network[path] for name, path in self.names}
         values |= {name: jax.numpy.asarray(array, _dtype(array, context)) for name, array in self.constants.items()}
         values[self.input] = x

@@ -33,6 +33,7 @@ class Start:
         state = module.state_dict(keep_vars=True)
         self.present = {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
         self.shapes = {path: self.present[path].shape for path in paths}
+        # Tied layers: one tensor under several names of the state dict, of which `paths` has one.
         stored = {state[path].data_ptr(): path for path in paths if state[path].numel()}
         self.names = {
             name: name if name in paths else stored.get(tensor.data_ptr(), "") for name, tensor in state.items()
@@ -46,19 +47,23 @@ class Start:
 
     def constants(self) -> str:
         """A fingerprint of what stands in the state dict and is not trained, but for counters."""
-        return digest(
-            {name: self.present[name] for name, path in self.names.items() if not path and COUNTER not in name}
-        )
+        fixed = {}
+        for name, path in self.names.items():
+            if not path and COUNTER not in name:
+                fixed[name] = self.present[name]
+        return digest(fixed)
 
     def build(self, key: Array) -> dict[str, Array]:
         """`draw` in JAX's compiled programs, from a key."""
         kinds = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes.items()}
+        # PyTorch draws on the host; a compiled program asks for it, once for each key
         return jax.pure_callback(self.draw, kinds, jax.random.key_data(key), vmap_method="sequential")
 
     def draw(self, words: NDArray[np.uint32]) -> dict[str, NDArray[np.float32]]:
         """Parameters and running statistics, by path, from two random words."""
         torch = pytorch()
 
+        # The module's own layers draw, from PyTorch's global generator, which is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(words))
             module = self._module if self._make is None else self._make()
@@ -105,7 +110,8 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     sha256 = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
-        sha256.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        header = f"{name} {array.dtype} {array.shape}"
+        sha256.update(header.encode() + np.ascontiguousarray(array).tobytes())
     return sha256.hexdigest()[:16]
 
 

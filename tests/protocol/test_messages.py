@@ -1,0 +1,20 @@
+"""Who receives which stream."""
+
+import jax.numpy as jnp
+import pytest
+
+from fedtailor.protocol import Streams
+
+
+@pytest.mark.parametrize(
+    ("sent", "recipients"),
+    [
+        (Streams.one_each(jnp.ones((3, 2))), [[0], [1], [2]]),
+        (Streams.all_to_all(jnp.ones((2, 2)), clients=3), [[0, 1]] * 3),
+        (Streams.everyone(jnp.ones(2), clients=3), [[0]] * 3),
+    ],
+    ids=["one each", "all to all", "everyone"],
+)
+def test_recipients_name_the_streams_of_each_client(sent: Streams, recipients: list[list[int]]) -> None:
+    assert sent.recipients.tolist() == recipients
+    assert not sent.already_held

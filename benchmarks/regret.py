@@ -35,7 +35,7 @@ from fedtailor.federation import Federation, from_arrays
 from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, Diverged, Exchanges
 from fedtailor.runs import Run, run_exchanges
-from fedtailor.runs.run import bind
+from fedtailor.runs.binding import bind
 
 CLIENTS, ROWS, FEATURES = 8, 200, 6
 LOCAL = SGD(lr=0.1, epochs=2, batch_size=16)

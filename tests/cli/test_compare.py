@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -147,6 +148,21 @@ def test_options_of_a_table_reach_its_columns(tmp_path, capsys):
     assert "code (3 and other), colour (2)" in shown and "seeds 0, 1" in shown
     index = json.loads((tmp_path / "results" / "visits" / "experiment.json").read_text())
     assert index["scenarios"]["visits"]["arguments"]["positive"] == [">0"] and len(index["cells"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--metrics", "rmse", "accuracy"], "the metric 'accuracy' is not defined for a regression; choose from loss"),
+        (["--val", "0"], "--val is 0, and learning rates are chosen on validation data; name one rate with --lr, or"),
+    ],
+)
+def test_what_a_table_cannot_be_compared_by_is_said_before_anything_is_written(tmp_path, capsys, options, said):
+    path = tmp_path / "own.csv"
+    pl.DataFrame({"client": ["a", "b"] * 10, "x": range(20), "label": np.arange(20) / 3}).write_csv(path)
+    assert main(["compare", str(path), *options, "--out", str(tmp_path / "results")]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.count("\n") == 1 and not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(

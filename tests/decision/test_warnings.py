@@ -16,10 +16,13 @@ from fedtailor.decision import (
 def test_small_and_one_sided_test_splits():
     labels = {"a": np.arange(20) % 2, "b": np.zeros(20, int), "c": np.arange(9) % 2, "d": np.zeros(0, int)}
     none, few, single = warn_small_tests(labels)
-    assert none.startswith("no test rows: d;") and few.startswith("fewer than 10 test rows: c;")
+    assert none.startswith("no test rows: d;") and few.startswith(
+        "fewer than 10 test rows in one split: c; one row more or"
+    )
     assert single.startswith("test rows of one class only: b;")
     assert warn_small_tests({"a": labels["a"]}) == []
     assert warn_small_tests({"b": labels["b"]}, classification=False) == []
+    assert warn_small_tests({"c": labels["c"]}, classification=False)[0].endswith(": c; one odd row moves their mean")
     many = warn_small_tests({str(k): np.arange(3) for k in range(8)})
     assert "0, 1, 2 and 5 more" in many[0]
 
@@ -46,6 +49,8 @@ def test_settings_at_the_edge_of_their_grid():
     assert warn_grid_edges(chosen, grid) == ["lr=0.01 is the smallest value tried; try smaller ones"]
     assert warn_grid_edges({"lr": 0.1}, grid) == []
     assert warn_grid_edges({"lr": 1.0}, grid) == ["lr=1.0 is the largest value tried; try larger ones"]
+    assert warn_grid_edges({"lr": 1.0}, grid, {"lr"}) == []  # a limit: larger ones cannot be tried
+    assert len(warn_grid_edges(chosen, grid, {"lr"})) == 1
 
 
 @pytest.mark.parametrize("evaluations", [6, 21, 200])

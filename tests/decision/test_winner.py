@@ -26,7 +26,12 @@ def test_the_best_of_clearly_different_methods_wins():
     np.testing.assert_allclose(found.means["local"], table[0].mean(), rtol=1e-12)
     assert found.sentence() == "ucfl is better than every other method, over 15 clients and 4 seeds."
     losses = best_method(values(table, ["local", "fedavg", "ucfl"]), higher_is_better=False)
-    assert losses.winner == "local" and (losses.pairs["difference"] > 0).all()
+    assert [found.verdict("ucfl", "local"), found.verdict("local", "fedavg")] == ["better", "worse"]
+    assert (
+        losses.winner == "local"
+        and losses.verdict("ucfl", "local") == "worse"
+        and (losses.pairs["difference"] > 0).all()
+    )
     assert (found.pairs["p_holm"] >= found.pairs["p"]).all() and len(found.pairs) == 3
 
 
@@ -35,6 +40,7 @@ def test_two_equal_leaders_have_no_winner_but_leave_the_third_behind():
     table = np.array([0.5, 0.5, 0.0])[:, None, None] + rng.normal(0, 0.1, (3, 3, 20))
     found = best_method(values(table), higher_is_better=True)
     assert found.winner is None and set(found.unbeaten) == {"m0", "m1"}
+    assert (found.verdict("m0", "m1"), found.verdict("m2", "m1")) == ("cannot tell", "worse")
     assert found.sentence().startswith("No single winner, over 20 clients and 3 seeds")
 
 

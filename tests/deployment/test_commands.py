@@ -100,7 +100,7 @@ def test_models_are_exported_with_cards(trained, tmp_path, call):
     assert "is not empty" in error
     code, _, error = call("card", trained[1], "--client", "Ada")
     assert code == 2
-    assert "no client in" in error
+    assert "no client of" in error
 
 
 def test_a_newcomer_is_enrolled_and_served(trained, tmp_path, call):

@@ -112,6 +112,6 @@ def test_a_client_of_a_scenario_is_forgotten(of_arrays, tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.federation.x, new.federation.x)
     with pytest.raises(ValueError, match="is not empty; name a new directory"):
         ft.forget(run, "client 1 of the blobs", tmp_path / "new")
-    with pytest.raises(ValueError, match=r"no client in .* 'client 7'"):
+    with pytest.raises(ValueError, match=r"no client of .* called 'client 7'"):
         ft.forget(run, "client 7", tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -36,7 +36,7 @@ def test_what_is_opened_is_what_was_trained(trained):
     row = {"age": 61.0, "mass": None, "town": "Oslo"}
     rows = [{**row, "age": age} for age in (20.0, 90.0)]
     assert again.predict(NAMES[0], rows).tolist() == run.predict(NAMES[0], rows).tolist() == ["well", "ill"]
-    with pytest.raises(ValueError, match=r"no client in .*'Ada'"):
+    with pytest.raises(ValueError, match=r"no client of .* called 'Ada'"):
         again.personal("Ada")
 
 

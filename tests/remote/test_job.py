@@ -7,7 +7,9 @@ import pytest
 from fedtailor.algorithms import UCFL
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
-from fedtailor.remote.job import read_job, split_address, template
+from fedtailor.remote.job import read_job, split_address
+from fedtailor.remote.job_template import template
+from fedtailor.remote.service import check_crowd
 from fedtailor.remote.table import read_rows
 
 TEXT = template("wards", "coordinator.example.org:9092", 4)
@@ -73,11 +75,17 @@ def test_hyperparameters_are_read(tmp_path):
             'sampling = "x"',
             "line 32: sampling is 'x'; input should be 'uniform', 'samples' or 'poisson'",
         ),
-        ("deadline = 300", "deadline = -1", "line 30: deadline is -1; input should be greater than 0"),
+        ("deadline = 300", "deadline = -1", "line 30: deadline is -1 seconds; it must be at least 5 (clocks may"),
+        ("deadline = 300", "deadline = 4.9", "line 30: deadline is 4.9 seconds; it must be at least 5 (clocks may"),
+        ("deadline = 300", "deadline = 604801", "and at most 604800 (messages are kept for a week)"),
+        ("deadline = 300", "deadline = inf", "line 30: deadline is inf; input should be a finite number"),
+        ("deadline = 300", "deadline = nan", "line 30: deadline is nan; input should be a finite number"),
+        ("participation = 1.0", "participation = inf", "line 31: participation is inf; input should be a finite"),
         ("seed = 0", "seed = 4294967296", "line 28: seed is 4294967296; input should be less than or"),
         ("rounds = 50", "rounds = 2147483648", "line 27: rounds is 2147483648; input should be less than or equal to"),
         ("epochs = 1", "epochs = 0", "line 24: epochs is 0; it must be 1 or more"),
         ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
+        ("test = 0.2", "decorrelate = true", "line 12: decorrelate is for regressions (no classes)"),
         ("seed = 0", "seed = [0]", "line 28: seed is [0]; input should be a valid integer"),
         ("hidden = 32", "hidden = [", "is no TOML file"),
     ],
@@ -91,7 +99,7 @@ def test_mistakes_are_one_line_with_the_line_in_the_file(tmp_path, old, new, sai
 def test_the_identity_is_what_a_client_agrees_to(tmp_path):
     first = job_of(tmp_path).identity
     for old, new in (
-        ("rounds = 50", "rounds = 9"), ("deadline = 300", "deadline = 1"), ("minimum = 2", "minimum = 1"),
+        ("rounds = 50", "rounds = 9"), ("deadline = 300", "deadline = 5"), ("minimum = 2", "minimum = 1"),
         (":9092", ":9093"), ('"wards"', '"other"'),
     ):  # fmt: skip
         assert job_of(tmp_path, (old, new)).identity == first
@@ -102,6 +110,13 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
         ('"medicine"', '"emergency"'), (age + ward, ward + age),
     ):  # fmt: skip
         assert job_of(tmp_path, (old, new)).identity != first
+
+
+def test_more_clients_than_there_are_kits_are_not_waited_for(tmp_path):
+    check_crowd(job_of(tmp_path), 2)
+    for old, new in (("minimum = 2", "minimum = 3"), ("participation = 1.0", "participation = 3")):
+        with pytest.raises(ValueError, match=r"is 3, and 2 clients have a kit; lower it, or add clients$"):
+            check_crowd(job_of(tmp_path, (old, new)), 2)
 
 
 def test_addresses():

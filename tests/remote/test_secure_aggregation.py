@@ -235,7 +235,7 @@ def test_a_job_asks_for_it(tmp_path):
         ((asked, average, ("uplink = []", 'uplink = [{ use = "quantize" }]')), "line 37: secure_aggregation adds what"),
         (((asked[0], asked[1] + "\nsum_threshold = 0.5"), average), "line 37: sum_threshold is 0.5; it must be above"),
         ((asked, average, ('"uniform"', '"poisson"')), "line 37: secure_aggregation needs clients enough"),
-        (((asked[0], asked[1] + "\nsum_range = 0"), average), "line 37: sum_range is 0; it must be above 0"),
+        (((asked[0], asked[1] + "\nsum_range = 0"), average), "line 37: sum_range is 0; it must be at least 0.001"),
         (((asked[0], asked[1] + '\nprobe = "x"'), average), "line 38: probe is 'x'; input should be 'refused'"),
     ):  # fmt: skip
         with pytest.raises(ValueError) as refused:

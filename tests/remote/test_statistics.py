@@ -17,12 +17,13 @@ from fedtailor.remote.job_work import JobWork
 from fedtailor.remote.messages import decode_reply
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.service import agree
-from fedtailor.remote.statistics import Statistics, read_table, together
+from fedtailor.remote.statistics import Statistics, about_inputs, read_table, together
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import run
 from fedtailor.storage.digests import sealed
 from fedtailor.storage.export import load_models
+from fedtailor.tables.decorrelation import fit_decorrelation
 
 JOB = """[coordinator]
 address = "127.0.0.1:9092"
@@ -72,8 +73,11 @@ def clients(tmp_path):
         def __init__(self):
             self.directory, self.files = tmp_path, {name: tmp_path / f"{name}.csv" for name in NAMES}
 
-        def set(self, minimum=3, rounds=2):
-            (tmp_path / "job.toml").write_text(JOB.format(minimum=minimum, rounds=rounds))
+        def set(self, minimum=3, rounds=2, decorrelate=False):
+            text = JOB.format(minimum=minimum, rounds=rounds)
+            federated = 'preprocessing = "federated"'
+            text = text.replace(federated, f"{federated}\ndecorrelate = true") if decorrelate else text
+            (tmp_path / "job.toml").write_text(text)
             self.job = read_job(tmp_path / "job.toml")
 
         def store(self, name):
@@ -179,6 +183,43 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     assert main(["federation", "predict", str(kit), "--data", str(clients.directory / "new.csv")]) == 0
     predicted = [float(line) for line in capsys.readouterr().out.split()[1:]]
     assert len(predicted) == 5 and all(500 < value < 4000 for value in predicted)  # in the target's own unit
+
+
+def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
+    clients.set(decorrelate=True)
+    agreed = agree(clients.job, clients.start(), reversed(NAMES), wait=60)
+    schema = clients.job.schema
+    rows = {name: split_rows(40, schema, clients.job.seed, name)["train"] for name in NAMES}
+    tables = {name: read_table(path, schema) for name, path in clients.files.items()}
+    correlated = np.concatenate([tables[name].rows(agreed.columns_only).x[rows[name]] for name in NAMES])
+    expected = fit_decorrelation(correlated)
+    found = agreed.preprocessing(schema).decorrelation
+    np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-9)
+    np.testing.assert_allclose(
+        found.matrix, expected.matrix, atol=1e-5
+    )  # inputs that sum to 1 do not vary in one direction
+    x = np.concatenate([clients.work[name]._table.rows(agreed).x[rows[name]] for name in NAMES])
+    inputs = x.shape[1]
+    kept = np.linalg.eigvalsh(np.cov(x.T, bias=True))
+    assert inputs == 10 and np.abs(np.cov(x.T, bias=True) - np.eye(inputs)).max() < 1 and 0.9 < kept[-1] <= 1 + 1e-6
+    assert read_all(clients.job, clients.files)[1] == agreed  # the simulation agrees on the same
+    agreed.save(clients.directory)
+    assert Statistics.load(clients.directory, schema) == agreed
+    assert about_inputs(schema, agreed).endswith("each client told 66 sums and products of its inputs.")
+    # a job that does not ask is told so at its beginning, and takes no such sums
+    clients.set()
+    assert "decorrelate = true in [data]" in about_inputs(clients.job.schema, agreed.columns_only)
+    with pytest.raises(ValueError, match=r"^these sums of products are not of the job's inputs$"):
+        Statistics.from_json(agreed.to_json(), clients.job.schema)
+
+
+def test_a_client_with_few_rows_tells_no_products(clients):
+    clients.set(decorrelate=True)
+    rows_of("b", 12).write_csv(clients.files["b"])  # 8 of them train
+    lines = []
+    with pytest.raises(TooFewClients):
+        agree(clients.job, clients.start(), NAMES, wait=60, tell=lines.append)
+    assert lines[0].startswith("client b: it could not take part: its 8 training rows are not more than the ")
 
 
 @pytest.mark.parametrize(

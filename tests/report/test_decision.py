@@ -63,8 +63,8 @@ def build(results, methods=("local", "shared", "other"), **options):
             cells.append(Cell("shift", method.upper(), seed, f"runs/{method}-{seed}"))
     candidates = [
         {"scenario": "shift", "algorithm": "LOCAL", "parameters": {"lr": lr}, "seed": 0, "run": "", "val": lr,
-         "chosen": lr == 0.1}
-        for lr in (0.01, 0.1)
+         "chosen": lr == 0.1} | {"algorithm": method}
+        for method in ("LOCAL", "OTHER") for lr in (0.01, 0.1)
     ]  # fmt: skip
     write_index(results, cells, algorithms=[method.upper() for method in methods], published={}, sweeps={},
                 metrics=["mean", "worst"], candidates=candidates, seeds=list(SEEDS))  # fmt: skip
@@ -81,6 +81,7 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     assert gain["gain"].item() == pytest.approx(0.45) and gain["low"].item() > 0.2
     text = " ".join(decision.sentences)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
+    assert "Sharing is not shown to help on average, nor to hurt (tested over all pairs" in text  # of three clients
     assert "SHARED, beside training alone: helps 1 of 3 clients, hurts 1, cannot tell for 1; mean gain in" in text
     assert "accuracy, %: -1.7 (95 % interval " in text  # (0.45 - 0.5 + 0) / 3
     # choosing per client: 0.95, 0.9, 0.7 against 0.7 on average of the best single one
@@ -91,7 +92,9 @@ def test_warnings_say_what_to_know(tmp_path):
     warnings = decide(build(tmp_path), "shift").warnings
     assert warnings[0] == "rows repeat"
     assert any("still falling: LOCAL, SHARED, OTHER" in warning for warning in warnings)
-    assert "LOCAL: lr=0.1 is the largest value tried; try larger ones" in warnings
+    assert [warning for warning in warnings if "value tried" in warning] == [
+        "LOCAL, OTHER: lr=0.1 is the largest value tried; try larger ones"  # one line for both
+    ]
 
 
 def test_without_training_alone_there_is_one_line_instead(tmp_path):
@@ -163,3 +166,17 @@ def test_all_forms_of_a_report_hold_the_decision(tmp_path, capsys, monkeypatch):
     assert len((tmp_path / "out" / NAME / "tables" / "shift-gains.csv").read_text().splitlines()) == 7
     monkeypatch.setattr("fedtailor.report.document.MOST_LINES", 5)
     assert "| gains | SHARED |" not in markdown(experiment, tables(experiment), [decision])
+
+
+def test_a_curve_is_the_same_to_the_bit_whenever_it_is_asked_for(tmp_path):
+    """Else a run would not always reach its own best, and tables of times would change from call to call."""
+    rng, clients, rounds = np.random.default_rng(0), 48, 51
+    run = build(tmp_path, ("local",)).runs["shift"]["LOCAL"][0]
+    lines = {"round": np.repeat(np.arange(rounds), clients), "client": [f"c{n}" for n in range(clients)] * rounds}
+    vars(run)["metrics"] = pl.DataFrame(lines).with_columns(
+        value=rng.random(rounds * clients), unseen=False, split=pl.lit("test"), metric=pl.lit("accuracy")
+    )
+    curves = [run.curve() for _ in range(20)]
+    assert len(curves[0]) == rounds and all(curve == curves[0] for curve in curves)
+    values = run.metrics["value"].to_numpy().reshape(rounds, clients)
+    np.testing.assert_allclose(list(curves[0].values()), values.mean(axis=1), rtol=1e-14)

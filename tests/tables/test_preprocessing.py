@@ -190,7 +190,8 @@ GOOD = {"mass": 70.0, "town": "Rome", "code": 1, "smoker": True, "born": "1960-0
     ("rows", "message"),
     [
         ({key: value for key, value in GOOD.items() if key != "mass"}, "no column 'mass' for the model's inputs"),
-        ({**GOOD, "tonw": "Rome"}, "no column 'tonw' for these rows.*did you mean 'town'"),
+        ({**GOOD, "tonw": "Rome"}, "column 'tonw' was not in the table that the model learned.*did you mean 'town'"),
+        ({**GOOD, "zzz": 1}, "column 'zzz' was not in the table that the model learned from; take it out$"),
         ([GOOD, {**GOOD, "code": None}], "'code' is missing in row 2, and in training it never was.*impute'"),
         ({**GOOD, "born": float("nan")}, "'born' is missing in row 1"),
         ({**GOOD, "code": 9}, "'code' is '9' in row 1, which no training row was; training had 1, 2, 3"),

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.cli.own_table import CLASSIFICATION_RATES, default_rates
+from fedtailor.cli.own_table import CLASSIFICATION_RATES, OwnTable, default_rates, prepare_own_table
 from fedtailor.tables import from_table, stable_rate
 
 
@@ -33,9 +33,15 @@ def test_it_is_a_quarter_of_the_edge_at_which_the_steepest_client_diverges():
         assert (np.abs(w).max() < 1e3) == settles
 
 
-def test_classes_have_rates_of_their_own():
+def test_classes_have_rates_of_their_own(tmp_path):
     rng = np.random.default_rng(1)
     assert default_rates(steep(rng.integers(0, 2, 80))) == CLASSIFICATION_RATES
     table = steep(rng.normal(size=80))
+    # the largest one is a limit, of which no report says that larger ones should be tried; nor of one's own
+    path = tmp_path / "far.csv"
+    pl.DataFrame({"site": ["near", "far"] * 8, "a": range(16), "y": rng.normal(size=16)}).write_csv(path)
+    for lr, limited in ((None, ("sgd.lr",)), ((0.1, 0.2), ())):
+        options = OwnTable(client="site", target="y", lr=lr)
+        assert prepare_own_table(path, options)[0].limited == limited
     high, low = default_rates(table)  # of equally good ones the first is chosen: that which trains faster
     assert high == pytest.approx(stable_rate(table), rel=0.05) and low == pytest.approx(high / 5, rel=0.05)

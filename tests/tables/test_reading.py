@@ -83,7 +83,8 @@ def test_quotes_blank_lines_spaces_and_names_of_rows(frame, expected, tmp_path):
         table = from_table(tmp_path / "t.csv", **ROLES)
         same(table, expected)
         assert (
-            "Column '' is left out: a different whole number in every row (an id or a running number)." in table.notes
+            "Column without a name is left out: a different whole number in every row (an id or a running number)."
+            in table.notes
         )
 
 

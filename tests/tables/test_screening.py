@@ -62,6 +62,17 @@ def test_what_is_asked_for_stays_with_a_warning(frame):
     np.testing.assert_array_equal(table.preprocessing.transform(frame), table.x)
 
 
+def test_quantities_with_units_are_named():
+    numbers = np.arange(60)
+    texts = {"weight": [f"{n}.5 kg" for n in numbers], "share": [f"{n}%" for n in numbers],
+             "price": [f"1,{n:03d}" for n in numbers], "name": [f"{n} Baker Street" for n in numbers]}  # fmt: skip
+    frame = pl.DataFrame({"site": ["a", "b"] * 30, "age": numbers % 7, **texts, "y": [0, 0, 1] * 20})
+    ignored = from_table(frame, **ROLES).preprocessing.ignored
+    for name in ("weight", "share", "price"):
+        assert ignored[name].startswith("text such as '") and "(quantities are to be plain" in ignored[name]
+    assert ignored["name"].startswith("different text")
+
+
 def test_many_reasons_make_few_sentences():
     rng = np.random.default_rng(0)
     pixels = {f"pixel {n}": np.zeros(60) if n % 2 else rng.normal(size=60) for n in range(64)}

@@ -127,6 +127,10 @@ def test_a_column_called_split_is_used_without_asking(frame):
     )
     other = from_table(given, **ROLES, drop=["split"], seed=2)
     assert sorted(rows(other, "test")[0]) != sorted(rows(table, "test")[0])
+    # a slip of the pen is no category: an input would tell which rows are the test
+    slip = given.with_columns(split=pl.Series(["train", "tarin", "val", "test"] * (N // 4)))
+    with pytest.raises(ValueError, match=r"column 'split' gives the split, and says tarin in .* first in row 2; write"):
+        from_table(slip, **ROLES)
     odd = given.with_columns(split=pl.Series(["left", "right"] * (N // 2)))
     assert "split = left" in from_table(odd, **ROLES).preprocessing.inputs
 

@@ -1,11 +1,14 @@
 """A comparison of methods on a table of one's own, from options of the command line."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
+from fedtailor.metrics import find_metrics
+from fedtailor.protocol import require
+from fedtailor.runs.binding import bind
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
@@ -66,10 +69,19 @@ def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
     Raises:
         ValueError: a method does not exist, the file cannot be read, or all that is wrong with its columns.
     """
-    experiment = own_table(path, options, options.lr or CLASSIFICATION_RATES)  # before a large file is read
+    rates = options.lr or CLASSIFICATION_RATES
+    said = (
+        "--val is 0, and learning rates are chosen on validation data; name one rate with --lr, or leave rows for "
+        "validation"
+    )
+    require(options.val != 0 or len(rates) == 1, said)
+    experiment = own_table(path, options, rates)  # before a large file is read
     table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
+    find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     if options.lr is None:
         experiment = own_table(path, options, default_rates(table))
+        if table.classes is None:
+            experiment = replace(experiment, limited=("sgd.lr",))  # above, the steepest client may diverge
     return experiment, "\n".join([table.describe(), *(f"  {note}" for note in table.notes), ""])
 
 

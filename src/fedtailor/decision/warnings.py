@@ -1,7 +1,7 @@
 """What a reader of a comparison must know before believing it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,13 @@ def warn_small_tests(test_labels: Mapping[str, ArrayLike], *, classification: bo
     single = [client for client, values in labels.items() if len(values) and len(np.unique(values)) == 1]
     warnings = []
     if none:
-        warnings.append(f"no test rows: {_named(none)}; nothing is known of these clients")
+        warnings.append(f"no test rows: {named(none)}; nothing is known of these clients")
     if few:
-        warnings.append(
-            f"fewer than {FEW_ROWS} test rows: {_named(few)}; one row more or less right is a tenth or more"
-        )
+        so = "one row more or less right is a tenth or more" if classification else "one odd row moves their mean"
+        warnings.append(f"fewer than {FEW_ROWS} test rows in one split: {named(few)}; {so}")
     if classification and single:
         warnings.append(
-            f"test rows of one class only: {_named(single)}; ROC AUC is not defined, and always answering that class "
+            f"test rows of one class only: {named(single)}; ROC AUC is not defined, and always answering that class "
             "is perfect"
         )
     return warnings
@@ -72,7 +71,7 @@ def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDA
     if total:
         clients = [client for client, count in leaked.items() if count]
         warnings.append(
-            f"{total} of {len(all_keys)} test rows occur in training data too ({_named(clients)}); results are too "
+            f"{total} of {len(all_keys)} test rows occur in training data too ({named(clients)}); results are too "
             "good by them"
         )
     return warnings
@@ -93,12 +92,16 @@ def warn_few_validation_rows(rows: int) -> list[str]:
     ]
 
 
-def warn_grid_edges(chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
+def warn_grid_edges(
+    chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], limited: Collection[str] = ()
+) -> list[str]:
     """Settings chosen from the edge of their grid, beyond which a better one may lie.
 
     Args:
         chosen: setting -> chosen value.
         grid: setting -> the values tried. Grids of a single value, or of anything but numbers, have no edge.
+        limited: settings whose largest value is a limit, such as a rate above which training diverges: choosing it
+            calls for nothing.
 
     Returns:
         One line for each setting.
@@ -112,7 +115,7 @@ def warn_grid_edges(chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
             continue
         if value == numbers[0]:
             warnings.append(f"{name}={value} is the smallest value tried; try smaller ones")
-        elif value == numbers[-1]:
+        elif value == numbers[-1] and name not in limited:
             warnings.append(f"{name}={value} is the largest value tried; try larger ones")
     return warnings
 
@@ -154,10 +157,11 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
         One line that names them; empty where there is none.
     """
     falling = [method for method, (rounds, losses) in curves.items() if still_falling(rounds, losses)]
-    return [f"validation loss was still falling: {_named(falling)}; train for more rounds"] if falling else []
+    return [f"validation loss was still falling: {named(falling)}; train for more rounds"] if falling else []
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
+    """Names in a warning: "a, b, c and 4 more"."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

@@ -26,6 +26,7 @@ class Winner:
         pairs: one line for each pair: `method`, `other`, `difference` (of their metric; positive where `method` is the
             better one), its interval `low`, `high` (of this pair alone), `p`, `p_holm` (over all pairs).
         clients, seeds: how many there were.
+        alpha: level of the tests.
     """
 
     winner: str | None
@@ -35,6 +36,14 @@ class Winner:
     pairs: pl.DataFrame
     clients: int
     seeds: int
+    alpha: float = 0.05
+
+    def verdict(self, method: str, other: str) -> str:
+        """Whether a method is shown to be "better" or "worse" than another one, or "cannot tell"."""
+        for name, against, gain, p in self.pairs.select("method", "other", "difference", "p_holm").iter_rows():
+            if {name, against} == {method, other} and p < self.alpha:
+                return "better" if (gain > 0) == (name == method) else "worse"
+        return "cannot tell"
 
     def sentence(self) -> str:
         """The decision in a sentence."""
@@ -100,6 +109,7 @@ def best_method(values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 
         pairs=pairs,
         clients=int(measured.any(axis=(0, 1)).sum()),
         seeds=int(measured.any(axis=(0, 2)).sum()),
+        alpha=alpha,
     )
 
 

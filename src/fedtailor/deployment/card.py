@@ -30,7 +30,7 @@ def model_card(run: OpenedRun, client: str) -> str:
     Raises:
         ValueError: the run has no such client.
     """
-    check_choice(client, run.names, f"client in {run.path}")
+    check_choice(client, run.names, f"client of {run.path} called")
     about = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
         [f"# Model card: {_text(client)}", "", *_head(run, about)],

@@ -59,7 +59,7 @@ def forget(
             something of it stands in the new directory (which then must not be used).
     """
     path = Path(directory)
-    check_choice(client, run.names, f"client in {run.path}")
+    check_choice(client, run.names, f"client of {run.path} called")
     empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     require(empty, f"{path} is not empty; name a new directory for the run without the client")
     traces = _traces(run, client)

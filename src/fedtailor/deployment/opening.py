@@ -22,7 +22,8 @@ from fedtailor.report.experiment import INDEX
 from fedtailor.report.stored import StoredRun
 from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
-from fedtailor.runs.run import bind, executor_of
+from fedtailor.runs.binding import bind
+from fedtailor.runs.run import executor_of
 from fedtailor.runs.target_units import default_metrics, target_units
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
@@ -97,7 +98,7 @@ def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> di
     if is_export(path):
         found = load_models(path)
         for name in clients or ():
-            check_choice(name, found, f"client in {path}")
+            check_choice(name, found, f"client of {path} called")
         return found if clients is None else {name: found[name] for name in clients}
     run = open_run(path)
     return run.personal_models() if clients is None else {name: run.personal(name) for name in clients}
@@ -192,7 +193,7 @@ class OpenedRun(Run):
         if not self.keeps_models:
             return super().personal(client)
         if isinstance(client, str):
-            check_choice(client, self.names, f"client in {self.path}")
+            check_choice(client, self.names, f"client of {self.path} called")
         else:
             count = len(self.names)
             require(-count <= client < count, f"there is no client {client}; the run has {count}, counted from 0")

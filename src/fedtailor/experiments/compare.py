@@ -33,7 +33,7 @@ from fedtailor.experiments.experiment import Candidate, Column, Entry, Experimen
 from fedtailor.experiments.run_scores import has_diverged, stored_score, validation_score
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import require
-from fedtailor.runs.run import bind
+from fedtailor.runs.binding import bind
 from fedtailor.runs.target_units import default_metrics
 from fedtailor.storage import DirectoryLock, Unusable
 from fedtailor.storage.run_files import INDEX, SUMMARY, read_summary

@@ -14,7 +14,8 @@ from fedtailor.experiments.experiment import Candidate, Column, Entry, Experimen
 from fedtailor.federation import Federation
 from fedtailor.protocol import Diverged, Exchanges, drive
 from fedtailor.runs import run_exchanges
-from fedtailor.runs.run import bind, executor_of
+from fedtailor.runs.binding import bind
+from fedtailor.runs.run import executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
 from fedtailor.storage.manifest import settings as described
 from fedtailor.storage.manifest import stored_versions

@@ -53,6 +53,7 @@ def described_experiment(experiment: Experiment, index: Path, source: Path | Non
         "algorithms": experiment.rows,
         "published": file.published,
         "sweeps": _sweeps(experiment),
+        "limited": experiment.limited,
         "runs": experiment.runs,
     }
 

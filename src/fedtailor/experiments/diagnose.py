@@ -29,7 +29,8 @@ from fedtailor.protocol import (
     hyperparameters,
     server_state,
 )
-from fedtailor.runs.run import bind, executor_of
+from fedtailor.runs.binding import bind
+from fedtailor.runs.run import executor_of
 from fedtailor.training import Training
 
 SHARE = 1 / 3

@@ -164,6 +164,7 @@ class Experiment:
         file: title, source, note, seeds, metrics, figures and published figures, as the file gives them.
         columns: the scenarios.
         entries: every row in every column where it applies, column by column.
+        limited: settings whose largest value on offer is a limit, such as a rate above which training diverges.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Experiment:
     file: _File
     columns: tuple[Column, ...]
     entries: tuple[Entry, ...]
+    limited: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[str]:

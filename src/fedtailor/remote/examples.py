@@ -44,10 +44,10 @@ def read_all(job: Job, files: Mapping[str, Path]) -> tuple[Federation, Statistic
     if not job.schema.federated:
         return federation_of(job, {name: read_rows(path, job.schema) for name, path in files.items()}), None
     tables = {name: read_table(path, job.schema) for name, path in files.items()}
-    agreed = together(
-        tables[name].statistics(split_rows(len(tables[name].y), job.schema, job.seed, name)["train"])
-        for name in sorted(tables)
-    )
+    train = {name: split_rows(len(tables[name].y), job.schema, job.seed, name)["train"] for name in sorted(tables)}
+    agreed = together(tables[name].statistics(rows) for name, rows in train.items())
+    if agreed.lacks_inputs(job.schema):
+        agreed = agreed.with_inputs([tables[name].with_inputs(rows, agreed) for name, rows in train.items()])
     return federation_of(job, {name: table.rows(agreed) for name, table in tables.items()}), agreed
 
 

@@ -19,6 +19,7 @@ from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import COORDINATOR, JOB, read_kit, read_public_keys
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Responder
+from fedtailor.remote.waits import check_wait
 from fedtailor.storage.run_directory import MANIFEST
 
 require_flower()  # sets Flower's environment before its first import
@@ -67,6 +68,7 @@ def serve(grid: Grid, context: Context) -> None:
     job, wait = read_job(directory / JOB), float(settings.get("wait", WAIT_S))
     require(job.sums is None, "secure_aggregation needs clients that last from message to message; a plain Flower app "
             "starts a process for each: use fedtailor federation serve and join")  # fmt: skip
+    check_wait("wait", wait)
     keys = {name: registered_form(key) for name, key in read_public_keys(directory / COORDINATOR).items()}
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)

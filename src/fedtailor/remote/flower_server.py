@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.grid_answers import Arriving, Lost, announced
 from fedtailor.remote.keys import registered_form
+from fedtailor.remote.waits import LONGEST_S
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.superlink.grid.http_grid import HttpGrid
 
 T = TypeVar("T")
-
-TTL_S = 7 * 24 * 3600.0
-"""How long the SuperLink keeps a message; deadlines stand in the messages themselves."""
 
 PATIENCE_S = 30.0
 """How long a busy SuperLink may fail to answer."""
@@ -100,7 +98,7 @@ class GridTransport:
         from flwr.app import Message
 
         node_id = self._nodes[client]
-        message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=TTL_S)
+        message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=LONGEST_S)
         taken = list(self._patiently(lambda: self._grid.push_messages([message])))
         if not taken:
             raise RuntimeError(f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB")

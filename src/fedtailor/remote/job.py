@@ -17,6 +17,7 @@ from fedtailor.federation.checks import MAX_SEED
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.secure_sums import SecureSums
+from fedtailor.remote.waits import check_wait
 from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
@@ -26,46 +27,6 @@ NUMBER = "number"
 
 KINDS = (NUMBER, "category", "boolean", "date")
 """What a column can hold where the clients agree on the preprocessing; else numbers, or the categories in a list."""
-
-TEMPLATE = """\
-# What this federation trains. Every machine has a copy of this file; a client takes part in no other job.
-
-title = "{title}"
-
-[coordinator]
-address = "{address}"       # host name or IP address of the coordinator, and its port
-
-[data]                            # one row for each example; files with more columns are welcome, these are read
-target = "label"                  # column to predict
-classes = ["no", "yes"]           # what the target can be; leave this out to predict a number
-validation = 0.1                  # shares of each client's rows that do not train
-test = 0.2
-preprocessing = "federated"       # numbers standardised, gaps filled, by sums over all clients; "none": as they stand
-[data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
-age = "number"
-ward = ["surgery", "medicine"]
-
-[model]
-use = "mlp"                       # any model of `fedtailor scenarios`, with its arguments
-hidden = 32
-
-[method]
-use = "{method}"                  # any of `fedtailor algorithms`, with its hyper-parameters
-sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
-
-[training]
-rounds = 50
-seed = 0
-minimum = {minimum}                       # clients without which a round does not count
-deadline = 300                    # seconds that a round waits for clients
-participation = 1.0               # who trains in a round: a share of the clients (up to 1), or a number (from 2)
-sampling = "uniform"              # or "samples": by training rows; "poisson": each independently (for noise)
-
-[privacy]
-evaluate = true                   # whether clients send sums of losses and of correct predictions
-uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
-secure_aggregation = false        # true: the coordinator sees sums over clients, and no client's own update
-"""
 
 T = TypeVar("T", bound=BaseModel)
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -85,6 +46,7 @@ class _Data(_Table):
     validation: Share = 0.1
     test: Share = 0.2
     preprocessing: Literal["none", "federated"] = "none"
+    decorrelate: bool = False
     columns: dict[str, Literal["number", "category", "boolean", "date"] | list[str]]
 
 
@@ -92,7 +54,7 @@ class _Training(_Table):
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     minimum: Annotated[int, Field(ge=1)] = 1
-    deadline: Annotated[float, Field(gt=0)] = 300.0
+    deadline: float = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
 
@@ -118,6 +80,7 @@ class Schema:
         kinds: what each input holds.
         federated: whether clients agree on the preprocessing before the first round; else tables are taken as they
             stand, numbers and listed categories without gaps.
+        decorrelate: whether they tell sums of products of their inputs, by which these are decorrelated.
     """
 
     target: str
@@ -127,6 +90,7 @@ class Schema:
     test: float = 0.2
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     federated: bool = False
+    decorrelate: bool = False
 
     @property
     def width(self) -> int:
@@ -199,13 +163,6 @@ def read_job(path: Path) -> Job:
         raise ValueError(document.explain(error)) from None
 
 
-def template(title: str, address: str, clients: int, method: str = "ucfl") -> str:
-    """The job file that `init` writes, to be edited."""
-    return TEMPLATE.format(
-        title=title.replace("\\", "/").replace('"', "'"), address=address, method=method, minimum=max(1, clients // 2)
-    )
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port" or "[IPv6 address]:port".
 
@@ -237,6 +194,10 @@ def _job(document: Document) -> Job:
     except ValueError as error:
         raise ConfigError(("coordinator", "address"), str(error)) from None
     training, privacy = _table(_Training, content, "training"), _table(_Privacy, content, "privacy")
+    try:
+        check_wait("deadline", training.deadline)
+    except ValueError as error:
+        raise ConfigError(("training", "deadline"), str(error)) from None
     try:
         participation = as_participation(training.participation, training.sampling)
     except ValueError as error:
@@ -286,7 +247,10 @@ def _schema(data: _Data) -> Schema:
         name: kind if isinstance(kind, str) else "category" for name, kind in data.columns.items()
     }
     federated = data.preprocessing == "federated"
-    return Schema(data.target, classes, columns, data.validation, data.test, kinds, federated)
+    if data.decorrelate and (classes is not None or not federated):
+        said = 'decorrelate is for regressions (no classes) with preprocessing = "federated"; leave it out'
+        raise ConfigError(("data", "decorrelate"), said)
+    return Schema(data.target, classes, columns, data.validation, data.test, kinds, federated, data.decorrelate)
 
 
 def _algorithm(given: Mapping[str, Any]) -> Algorithm:

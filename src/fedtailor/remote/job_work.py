@@ -23,6 +23,9 @@ HELLO = "hello"
 STATISTICS = "statistics"
 """The task that asks for counts and sums of the client's training rows."""
 
+INPUTS = "inputs"
+"""The task that tells what the columns hold together, and asks for sums of products of the inputs that follow."""
+
 AGREED = "agreed"
 """The task that tells the sum over all clients, from which the client's table becomes examples."""
 
@@ -77,12 +80,17 @@ class JobWork:
         """
         if request.task == HELLO:
             return {"rows": self.sizes}
-        if request.task in (STATISTICS, AGREED):
+        if request.task in (STATISTICS, INPUTS, AGREED):
             require(self._table is not None, "this job takes tables as they stand")
             assert self._table is not None
+            train = self._split["train"]
             if request.task == STATISTICS:
-                return {STATISTICS: as_array(self._table.statistics(self._split["train"]))}
+                return {STATISTICS: as_array(self._table.statistics(train))}
             agreed = from_arrays(request.arrays, self._job.schema)
+            if request.task == INPUTS:
+                require(self._job.schema.decorrelate, "this job does not ask for products of inputs")
+                return {STATISTICS: as_array(self._table.with_inputs(train, agreed))}
+            require(not agreed.lacks_inputs(self._job.schema), "the job asks for sums of products, and there are none")
             if agreed != self._agreed:
                 self._agree(agreed)
                 agreed.save(self._store.directory)

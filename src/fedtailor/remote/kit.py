@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.protocol import require
-from fedtailor.remote.job import Job, read_job, split_address, template
+from fedtailor.remote.job import Job, read_job, split_address
+from fedtailor.remote.job_template import template
 from fedtailor.remote.keys import (
     Pair,
     check_secret,

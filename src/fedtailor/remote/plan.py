@@ -17,7 +17,7 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
-from fedtailor.runs.run import bind
+from fedtailor.runs.binding import bind
 from fedtailor.storage.manifest import settings
 
 

@@ -63,7 +63,8 @@ class SecureSums:
 
     def __post_init__(self) -> None:
         require(0.5 < self.threshold <= 1, f"sum_threshold is {self.threshold:g}; it must be above 0.5, and at most 1")
-        require(0 < self.range < math.inf, f"sum_range is {self.range:g}; it must be above 0")
+        fits = 1e-3 <= self.range <= 1e6  # a sum is rounded to its 2^31-th: beyond, little of a model is left
+        require(fits, f"sum_range is {self.range:g}; it must be at least 0.001, and at most 1000000")
 
     def needed(self, clients: int) -> int:
         """How many of some neighbours must be there till the end."""

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.federation import Federation
+from fedtailor.protocol import require
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.job_work import AGREED, HELLO, STATISTICS, JobWork
+from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobWork
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.processes import running_superlink
@@ -58,10 +59,22 @@ def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], N
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
+    check_crowd(job, len(public))
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
             yield Connection(job, tuple(keys), GridTransport(grid, keys, link.check, tell))
+
+
+def check_crowd(job: Job, clients: int) -> None:
+    """Refuse a job that no round of this federation could fulfil, before anybody waits for it.
+
+    Raises:
+        ValueError: it wants more clients than have a kit.
+    """
+    for name, wanted in (("minimum", job.minimum), ("participation", job.participation.count or 0)):
+        said = f"{JOB}: {name} is {wanted}, and {clients} clients have a kit; lower it, or add clients"
+        require(wanted <= clients, said)
 
 
 def greet(connection: Connection, *, wait: float, tell: Callable[[str], None] = print) -> Collected:
@@ -87,7 +100,7 @@ def agree(
 
     Args:
         names: of the clients that are there.
-        wait: seconds that each of the two messages may take.
+        wait: seconds that each of the messages may take.
         known: what was agreed before, to be told again; else all clients' statistics are asked for.
 
     Raises:
@@ -104,16 +117,22 @@ def agree(
         }
         return exchange(transport, requests, expected, minimum=len(order), tell=tell)
 
-    if known is None:
-        found = ask(STATISTICS, {STATISTICS: ArraySpec((None,), "uint8")}).replies
-        parts = []
+    def hear(task: str, **arrays: np.ndarray) -> list[Statistics]:
+        found, parts = ask(task, {STATISTICS: ArraySpec((None,), "uint8")}, **arrays).replies, []
         for name in order:
             try:
-                parts.append(from_arrays(found[name].arrays, job.schema))
+                told = from_arrays(found[name].arrays, job.schema)
+                require(task != INPUTS or told.inputs is not None, "the message holds no sums of products")
+                parts.append(told)
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
-        known = together(parts)
+        return parts
+
+    if known is None:
+        known = together(hear(STATISTICS))
         known.preprocessing(job.schema)  # what cannot be used is said before anybody is told
+        if known.lacks_inputs(job.schema):
+            known = known.with_inputs(hear(INPUTS, statistics=as_array(known)))
     ask(AGREED, {}, statistics=as_array(known))
     return known
 

@@ -2,6 +2,8 @@
 
 Before the first round each client tells counts, means and sums of squares of its training rows; everybody derives the
 same preprocessing from their sum. The rows themselves, and categories of fewer than five rows, are never told.
+
+Where the job has the inputs of a regression decorrelated, each client then tells sums of products of its inputs, too.
 """
 
 import hashlib
@@ -25,10 +27,11 @@ from fedtailor.remote.job import Schema
 from fedtailor.remote.table import Rows, codes, numbers
 from fedtailor.storage.digests import SEAL, is_sealed, sealed
 from fedtailor.tables import Preprocessing
+from fedtailor.tables.decorrelation import MOST_INPUTS, can_decorrelate
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.reading import read
-from fedtailor.tables.sums import ColumnSums
+from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.target import TargetEncoding
 
 FILE = "statistics.json"
@@ -41,6 +44,7 @@ class Statistics(BaseModel):
     Attributes:
         columns: of the inputs.
         target: of the numbers to predict; None where the job predicts classes.
+        inputs: of what the columns become, where the job has inputs decorrelated; asked for once the columns are known.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -48,6 +52,7 @@ class Statistics(BaseModel):
     format: Literal[1] = 1
     columns: Annotated[dict[str, ColumnSums], Field(max_length=10_000)]
     target: ColumnSums | None = None
+    inputs: InputSums | None = None
 
     def __add__(self, other: "Statistics") -> "Statistics":
         columns = {name: sums + other.columns[name] for name, sums in self.columns.items()}
@@ -61,7 +66,7 @@ class Statistics(BaseModel):
 
     def to_json(self) -> str:
         """As text; `from_json` gives the same numbers, to the bit."""
-        return self.model_dump_json()
+        return self.model_dump_json(exclude={"inputs"} if self.inputs is None else None)
 
     @staticmethod
     def from_json(text: str | bytes, schema: Schema) -> "Statistics":
@@ -78,7 +83,15 @@ class Statistics(BaseModel):
             raise ValueError(f"these are no statistics of columns ({where}: {first['msg'].lower()})") from None
         same = list(found.columns) == list(schema.columns) and (found.target is None) == (schema.classes is not None)
         require(same, "these statistics are of other columns than the job's")
+        if found.inputs is not None:
+            asked = schema.decorrelate and found.inputs.fits(len(found.columns_only.preprocessing(schema).inputs))
+            require(asked, "these sums of products are not of the job's inputs")
         return found
+
+    @property
+    def columns_only(self) -> "Statistics":
+        """These without the sums of the inputs: the inputs stay correlated."""
+        return self.model_copy(update={"inputs": None})
 
     def save(self, directory: Path) -> None:
         """Keep them in a directory, whole or not at all."""
@@ -117,7 +130,17 @@ class Statistics(BaseModel):
         else:
             require(self.target.count > 0, f"the target {schema.target!r} is missing in all rows")
             target = TargetEncoding(schema.target, "regression", (), self.target.mean, self.target.deviation)
-        return Preprocessing(columns, target, "client", {})
+        decorrelation = None if self.inputs is None else self.inputs.decorrelation()
+        return Preprocessing(columns, target, "client", {}, decorrelation=decorrelation)
+
+    def lacks_inputs(self, schema: Schema) -> bool:
+        """Whether the sums of the inputs, which the job asks for, are still to be told."""
+        return schema.decorrelate and self.inputs is None and can_decorrelate(len(self.preprocessing(schema).inputs))
+
+    def with_inputs(self, parts: Iterable["Statistics"]) -> "Statistics":
+        """These, and the sums of the inputs of all clients, which each tells with what was agreed of the columns."""
+        sums = [part.inputs for part in parts if part.inputs is not None]
+        return self.model_copy(update={"inputs": reduce(add, sums)})
 
 
 @dataclass(frozen=True)
@@ -144,6 +167,15 @@ class OwnTable:
         }
         target = None if self.schema.classes is not None else ColumnSums.of(pl.Series(self.y)[train], "number")
         return Statistics(columns=columns, target=target)
+
+    def with_inputs(self, train: Int[NDArray, " n"], agreed: Statistics) -> Statistics:
+        """What is agreed of the columns, and what the rows that train say about the inputs that they become.
+
+        Raises:
+            ValueError: they are too few for that.
+        """
+        x = self.rows(agreed.columns_only).x
+        return agreed.model_copy(update={"inputs": InputSums.of(x[train])})
 
     def rows(self, agreed: Statistics) -> Rows:
         """The examples as the federation's models take them."""
@@ -193,6 +225,21 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
 def together(parts: Iterable[Statistics]) -> Statistics:
     """The statistics of all clients' rows together."""
     return reduce(add, parts)
+
+
+def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
+    """A line on whether the inputs of a regression are decorrelated, as `fedtailor compare` does; None for classes."""
+    if schema.classes is not None:
+        return None
+    if agreed is not None and agreed.inputs is not None:
+        told = 1 + len(agreed.inputs.mean) + len(agreed.inputs.products)
+        return f"The inputs are decorrelated; for this each client told {told:,} sums and products of its inputs."
+    if schema.decorrelate:
+        return f"The inputs stay correlated: there is one, or more than {MOST_INPUTS}."
+    return (
+        "The inputs stay correlated: linear models need more rounds, at smaller rates, than with `compare`, which "
+        "decorrelates them; decorrelate = true in [data] does so here, by sums of products that each client tells."
+    )
 
 
 def as_array(statistics: Statistics) -> NDArray[np.uint8]:

@@ -47,6 +47,16 @@ def tables(experiment: Experiment) -> dict[str, Table]:
     return by_name
 
 
+def repeated(experiment: Experiment) -> set[str]:
+    """The names of tables whose numbers the table over clients has, too: of a single scenario, without figures of a
+    source beside them."""
+    index = experiment.index
+    complete = all(_present(experiment, scenario) == index.algorithms for scenario in index.scenarios)
+    if len(index.scenarios) > 1 or index.published or not complete:
+        return set()  # the table over clients leaves out methods that were not run
+    return {name for name in index.metrics if name in SPREAD and name != "unseen"}
+
+
 def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
     """One measure: algorithms x scenarios (of one unit), the published figures beside ours."""
     measure, theirs = MEASURES[name], experiment.index.published.get(name, {})
@@ -139,9 +149,8 @@ def chosen(experiment: Experiment) -> Table:
                 whole = experiment.index.scenarios[scenario].rounds
                 tried = [f"{name}: {_on_val(tries, unit)}{_stopped(tries, whole)}" for name, tries in grid.items()]
                 rows.append([scenario, label, ", ".join(_winners(grid)) or NOTHING, "; ".join(tried)])
-    return Table(
-        "Chosen by the mean over clients on val", ["scenario", "algorithm", "chosen", "grid: on val"], rows, text=4
-    )
+    columns = ["scenario", "algorithm", "chosen", "grid: on val"]
+    return Table("Chosen by the mean over clients on validation data", columns, rows, text=4)
 
 
 def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> Cell:

@@ -17,6 +17,7 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
+from fedtailor.decision.warnings import named
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
@@ -68,11 +69,13 @@ class Decision:
         sentences: list[str] = []
         if self.winner is not None:
             sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
+            sentences += self._sharing(self.winner)
         if self.left_out:
             sentences.append(f"Nothing is said of {', '.join(self.left_out)}: left out by validation data.")
         if self.choice is not None:
-            reached = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
-            sentences.append(f"{self.choice.sentence()} ({' against '.join(reached)} on test)")
+            each, one = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
+            said = self.choice.sentence().removesuffix(".")
+            sentences.append(f"{said} (test {unit.label}: {each} against {one}).")
         if self.gains is None:
             return [*sentences, self.why_no_gains]
         if self.gain_metric != self.metric:
@@ -84,6 +87,21 @@ class Decision:
             sentences.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
                          f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
         return sentences
+
+    def _sharing(self, winner: Winner) -> list[str]:
+        """Whether methods that share are better than training alone on average, by the tests that name the winner."""
+        if self.base is None:
+            return []
+        verdicts = {method: winner.verdict(method, self.base) for method in winner.means if method != self.base}
+        better = [method for method, word in verdicts.items() if word == "better"]
+        worse = [method for method, word in verdicts.items() if word == "worse"]
+        if better:
+            said = f"Sharing is shown to help on average by {', '.join(better)}"
+        elif worse:
+            said = f"Sharing is not shown to help on average, and shown to hurt by {', '.join(worse)}"
+        else:
+            said = "Sharing is not shown to help on average, nor to hurt"
+        return [f"{said} (tested over all pairs of methods at once; each interval below stands for itself)."]
 
     def _mean_gain(self, method: str) -> str:
         """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
@@ -217,13 +235,15 @@ def _training_warnings(experiment: Experiment, scenario: str, runs: Mapping[str,
     for label, seeds in runs.items():
         if losses := seeds[0].curve("val", "loss"):
             curves[label] = (list(losses), list(losses.values()))
-    warnings = warn_still_falling(curves)
+    warnings, edges = warn_still_falling(curves), dict[str, list[str]]()
     for label in runs:
         tried = [it for it in experiment.index.candidates if (it.scenario, it.algorithm) == (scenario, label)]
         chosen = next((it.parameters for it in tried if it.chosen), {})
         grid = {name: [it.parameters[name] for it in tried if name in it.parameters] for name in chosen}
-        warnings += [f"{label}: {warning}" for warning in warn_grid_edges(chosen, grid)]
-    return warnings
+        for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
+            edges.setdefault(warning, []).append(label)
+    # methods often choose alike: one line for all of them
+    return warnings + [f"{named(labels)}: {warning}" for warning, labels in edges.items()]
 
 
 def _gain_row(line: Mapping[str, Any], unit: Unit) -> list[Cell]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.report import drawing, overview
-from fedtailor.report.comparison import slug, tables
+from fedtailor.report.comparison import repeated, slug, tables
 from fedtailor.report.decision import MOST_LINES, Decision, decisions
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.tables import Table
@@ -23,9 +23,11 @@ def show(experiment: Experiment, form: Format) -> None:
     shown, decided = tables(experiment), decisions(experiment)
     if form == "terminal":
         _show_facts(experiment)
-        for table in shown.values():
-            print()
-            table.show()
+        said_again = repeated(experiment)
+        for name, table in shown.items():
+            if name not in said_again:
+                print()
+                table.show()
         _show_decisions(decided)
     elif form == "markdown":
         print(markdown(experiment, shown, decided))

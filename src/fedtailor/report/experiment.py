@@ -122,6 +122,7 @@ class Index:
         cells: the runs of the tables that have ended.
         candidates: the runs that have been chosen from; a chosen one is a cell, too.
         skipped: what was not run, and why.
+        limited: settings whose largest value on offer is a limit.
         budget: what halving spent, where methods and settings were halved.
         seconds: wall time so far.
         machine, versions: where and with what.
@@ -146,6 +147,7 @@ class Index:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    limited: list[str] = field(default_factory=list)
     budget: Budget | None = None
 
 

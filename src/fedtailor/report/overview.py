@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from fedtailor.models import logistic
 from fedtailor.report.experiment import Budget, Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
 from fedtailor.training.metrics import PRIVACY
@@ -17,7 +18,7 @@ def facts(experiment: Experiment) -> list[str]:
     index = experiment.index
     done, seeds = experiment.done, ", ".join(map(str, index.seeds))
     progress = f"{done} runs" if done == index.runs else f"unfinished: {done} of {index.runs} runs"
-    choosing = ", those to choose on val included" if index.candidates else ""
+    choosing = ", those made to choose settings included" if index.candidates else ""
     fewer = done < index.runs or experiment.diverged
     facts = [
         f"Source: {index.source}" if index.source else "",
@@ -27,6 +28,7 @@ def facts(experiment: Experiment) -> list[str]:
         *_privacy(experiment),
         f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]" if fewer else "",
         _budget(index.budget),
+        "Numbers are means over the seeds ± their standard deviation" if len(index.seeds) > 1 else "",
         f"Machine: {index.machine}",
         *(_skipped(skipped) for skipped in index.skipped),
         f"Versions: {_versions(experiment)}",
@@ -73,14 +75,16 @@ def duration(seconds: float) -> str:
 
 def _scenario(label: str, used: ScenarioUse, run: StoredRun | None) -> str:
     """Data, clients, model and rounds; clients and samples as in the first run."""
-    arguments = ", ".join(f"{name}={value}" for name, value in used.arguments.items())
-    parts = [f"{used.use}({arguments})"]
+    # what is not given says nothing to a reader: a table has twenty options
+    given = {name: value for name, value in used.arguments.items() if value not in (None, [], False)}
+    parts = [f"{used.use}({', '.join(f'{name}={value}' for name, value in given.items())})"]
     if run is not None:
         seen, unseen = (run.clients.filter(pl.col("unseen") == newcomer) for newcomer in (False, True))
         parts.append(f"{len(seen)} clients with {_samples(seen)}")
         if len(unseen):
             parts.append(f"{len(unseen)} unseen clients with {_samples(unseen)}")
-    parts += [f"model {used.model}", f"{used.rounds} rounds", f"{_reporters(used)} report in a round"]
+    model = f"{used.model}, which is linear" if used.model == repr(logistic()) else used.model
+    parts += [f"model {model}", f"{used.rounds} rounds", f"{_reporters(used)} report in a round"]
     return f"Scenario {label}: {'; '.join(parts)}"
 
 

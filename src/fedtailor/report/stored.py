@@ -161,10 +161,12 @@ class StoredRun:
     def curve(self, split: str = "test", metric: str | None = None) -> dict[int, float]:
         """Mean of a metric (the run's own by default) over the seen clients, by number of rounds done; empty where no
         client has it."""
-        means = (
-            self._scores(split, unseen=False, metric=metric).group_by("round").agg(pl.col("value").mean()).sort("round")
-        )
-        return dict(means.iter_rows())
+        scores = self._scores(split, unseen=False, metric=metric).drop_nulls("value")
+        scores = scores.select("round", "value").sort("round", maintain_order=True)
+        rounds, starts, counts = np.unique(scores["round"].to_numpy(), return_index=True, return_counts=True)
+        # not by polars' groups: their threads add in any order, and a run would not always reach its own best again
+        sums = np.add.reduceat(scores["value"].to_numpy(), starts) if len(starts) else np.zeros(0)
+        return dict(zip(rounds.tolist(), (sums / counts).tolist(), strict=True))
 
     def scores(self, *, unseen: bool = False) -> pl.DataFrame:
         """The metric on test after the last evaluation: value, and the columns of `clients`, one row a client."""

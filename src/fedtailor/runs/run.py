@@ -16,9 +16,10 @@ from fedtailor.executors import DeviceExecutor, Settings, executor_kind
 from fedtailor.federation import Federation
 from fedtailor.federation.checks import check_memory
 from fedtailor.metrics import Metric, find_metrics
-from fedtailor.models import Architecture, Model, cross_entropy, squared_error
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
 from fedtailor.runs.baseline import baseline, data_warnings
+from fedtailor.runs.binding import bind, require_algorithm
 from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.target_units import default_metrics, target_units
@@ -90,6 +91,7 @@ def run(
         Diverged: a model became NaN or infinite (with a directory, the round before is saved).
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
     """
+    require_algorithm(algorithm)
     executor = executor_of(federation, bind(model, federation), settings, directory)
     if progress is not None:
         callbacks = (*callbacks, AfterRound(progress))
@@ -133,6 +135,7 @@ def simulate(
     Returns:
         A `Training` whose `executor` simulates the federation; `directory` is where large states stay.
     """
+    require_algorithm(algorithm)
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
         algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink,
@@ -307,20 +310,6 @@ def _require_count(name: str, value: Any) -> None:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     wanted = whole and bool(1 <= value <= MOST_ROUNDS)
     require(wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}")
-
-
-def bind(model: Model | Architecture, federation: Federation) -> Model:
-    """The model for a federation's inputs and targets.
-
-    Returns:
-        A classification of its classes, or a regression of its targets; a `Model` is returned as it is.
-    """
-    if isinstance(model, Model):
-        return model
-    if federation.classes is not None:
-        return model.bind(federation.input_shape, federation.classes, loss=cross_entropy)
-    targets = int(np.prod(federation.y.shape[1:], dtype=int))
-    return model.bind(federation.input_shape, targets, loss=squared_error)
 
 
 def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:

@@ -63,6 +63,9 @@ class PersonalModel:
         """
         x = np.asarray(x)
         require(
+            x.dtype.kind in "fiub", f"inputs are {x.dtype}; models take numbers (predict_rows takes rows of a table)"
+        )
+        require(
             x.shape[1:] == self.model.input_shape,
             f"inputs have shape {x.shape}; expected [n, {', '.join(map(str, self.model.input_shape))}]",
         )

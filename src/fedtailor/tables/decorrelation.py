@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32, Float64
 from numpy.typing import NDArray
 
 MOST_INPUTS = 100
@@ -48,22 +48,45 @@ class Decorrelation:
 def fit_decorrelation(
     x: Float32[NDArray, "rows inputs"], train: Bool[NDArray, " rows"] | None = None
 ) -> Decorrelation | None:
-    """Learn from training rows how to decorrelate; None of a single input, or of more than `MOST_INPUTS`.
-
-    Of all whitenings the symmetric one changes the inputs least (Kessy, Lewin and Strimmer 2018, Optimal Whitening and
-    Decorrelation, section 3): with the covariance V diag(v) V', it is V diag(v^-1/2) V'. Here v^-1/2 is
-    v^1/2 / (v + floor), so that nothing is blown up in which training rows hardly differ.
+    """Learn from training rows how to decorrelate; None where `can_decorrelate` says no, and where all rows are equal.
 
     Args:
         x: encoded inputs.
         train: which rows to learn from; None = all.
     """
-    if not 1 < x.shape[1] <= MOST_INPUTS:
+    if not can_decorrelate(x.shape[1]):
         return None
     rows = x if train is None else x[train]
+    mean, products = centred_products(rows)
+    return decorrelation_of(mean, products / len(rows))
+
+
+def can_decorrelate(inputs: int) -> bool:
+    """Whether a table of so many inputs is decorrelated: not a single one, nor more than `MOST_INPUTS`."""
+    return 1 < inputs <= MOST_INPUTS
+
+
+def centred_products(
+    rows: Float32[NDArray, "rows inputs"],
+) -> tuple[Float64[NDArray, " inputs"], Float64[NDArray, "inputs inputs"]]:
+    """The mean of some rows, and the sum of the outer products of their deviations from it."""
     mean = rows.mean(axis=0, dtype=np.float64)
+    products = np.zeros((len(mean), len(mean)))
     # not one product of all rows: a copy in float64 would be twice as large as the table
-    covariance = sum(centred.T @ centred for _, centred in _parts(rows, mean)) / len(rows)
+    for _, centred in _parts(rows, mean):
+        products += centred.T @ centred
+    return mean, products
+
+
+def decorrelation_of(
+    mean: Float64[NDArray, " inputs"], covariance: Float64[NDArray, "inputs inputs"]
+) -> Decorrelation | None:
+    """What decorrelates rows of a mean and a covariance; None where they do not vary.
+
+    Of all whitenings the symmetric one changes the inputs least (Kessy, Lewin and Strimmer 2018, Optimal Whitening and
+    Decorrelation, section 3): with the covariance V diag(v) V', it is V diag(v^-1/2) V'. Here v^-1/2 is
+    v^1/2 / (v + floor), so that nothing is blown up in which training rows hardly differ.
+    """
     variances, directions = np.linalg.eigh(covariance)
     variances = np.maximum(variances, 0.0)
     floor = _FLOOR * float(variances.mean())

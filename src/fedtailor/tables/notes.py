@@ -16,7 +16,7 @@ def about_dropped(dropped: Mapping[str, str]) -> list[str]:
     """One sentence for each reason for which columns are left out."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in dropped.items():
-        by_reason.setdefault(reason, []).append(repr(name))
+        by_reason.setdefault(reason, []).append(repr(name) if name else "without a name")
     notes = []
     for reason, names in by_reason.items():
         one = len(names) == 1

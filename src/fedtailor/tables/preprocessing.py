@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.tables.decorrelation import Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import parse_as
-from fedtailor.tables.problems import Problems, listed, no_such_column, rows_of
+from fedtailor.tables.problems import Problems, listed, no_such_column, rows_of, strange_column
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
 
@@ -211,7 +211,7 @@ class Preprocessing:
                 problems.add(no_such_column("the model's inputs", name, frame.columns))
         for name in frame.columns:
             if name not in names and name not in self.ignored:
-                problems.add(no_such_column("these rows in the table that the model learned from", name, names))
+                problems.add(strange_column(name, names))
         if not frame.height:
             problems.add("there are none; give one at least")
         return frame

@@ -48,12 +48,21 @@ def listed(names: Sequence[object], most: int = 6) -> str:
 
 def no_such_column(role: str, column: str, columns: Sequence[str]) -> str:
     """The sentence for a column that is not there, with the nearest name that is."""
-    lower = {name.lower(): name for name in columns}
-    near = difflib.get_close_matches(column.lower(), lower, n=1)
-    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-    return f"there is no column {column!r} for {role}{hint} (columns: {listed(columns, 12)})"
+    return f"there is no column {column!r} for {role}{_nearest(column, columns)} (columns: {listed(columns, 12)})"
+
+
+def strange_column(column: str, columns: Sequence[str]) -> str:
+    """The sentence for a column of rows that training did not have, with the nearest one that it had."""
+    hint = _nearest(column, columns)
+    return f"column {column!r} was not in the table that the model learned from; {hint[2:] or 'take it out'}"
 
 
 def rows_of(rows: Sequence[int]) -> str:
     """Row numbers, counted from 1 below the header, in a message."""
     return f"row {rows[0]}" if len(rows) == 1 else f"{len(rows):,} rows, first row {rows[0]}"
+
+
+def _nearest(column: str, columns: Sequence[str]) -> str:
+    lower = {name.lower(): name for name in columns}
+    near = difflib.get_close_matches(column.lower(), lower, n=1)
+    return f"; did you mean {lower[near[0]]!r}?" if near else ""

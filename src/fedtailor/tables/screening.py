@@ -16,6 +16,8 @@ _MOSTLY = 0.9
 """A text column with more different texts than this share of its rows tells rows apart, not kinds of rows."""
 _FEW_ROWS = 20
 """In tables with fewer rows, different values in all rows say nothing."""
+_WITH_UNIT = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
+"""A number with thousands' separators, a unit, a currency or a per cent sign, as polars searches for it."""
 _NAME_OF_AN_ID = re.compile(r"(?i)(^|[_ .-])(id|uuid|index|key|nr|no|number|row|record)$|^unnamed|^$")
 
 
@@ -96,6 +98,8 @@ def _identifies(name: str, column: Parsed, values: pl.Series, clients: pl.Series
     distinct, rows = values.n_unique(), len(values)
     if rows >= _FEW_ROWS:
         if column.kind == "category" and distinct > MAX_CATEGORIES and distinct > _MOSTLY * rows:
+            if float(values.str.contains(_WITH_UNIT).sum()) > _MOSTLY * rows:
+                return f"text such as {values[0]!r} (quantities are to be plain numbers)"
             return "different text in nearly all rows (a name, an id or free text)"
         if column.kind == "number" and column.whole and distinct == rows:
             span = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]

@@ -71,8 +71,12 @@ def split_rows(frame: pl.DataFrame, rows: Rows, options: TableOptions, problems:
 
 
 def is_split_column(series: pl.Series) -> bool:
-    """Whether every cell says train, validation or test."""
-    return series.dtype == pl.String and series.str.to_lowercase().is_in(list(SPLIT_WORDS)).fill_null(False).all()
+    """Whether half of the cells or more say train, validation or test: what the others say is then a mistake, since an
+    input that tells which rows are the test would be a leak."""
+    if series.dtype != pl.String:
+        return False
+    says = series.str.to_lowercase().is_in(list(SPLIT_WORDS)).fill_null(False)
+    return int(says.sum()) * 2 >= len(says) > 0
 
 
 def _pool_of_groups(groups: pl.Series, rows: Rows) -> tuple[Rows, Int[NDArray, " rows"]]:
@@ -125,11 +129,11 @@ def _given(
     """The splits that a column says; without validation rows in it, a share of the training rows is taken."""
     words = column.cast(pl.String).str.to_lowercase().replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
     if words.null_count():
-        strange = column.filter(words.is_null())
+        strange = column.filter(words.is_null()).cast(pl.String).fill_null("nothing")
         first = (words.is_null().arg_max() or 0) + 1
         problems.add(
             f"column {column.name!r} gives the split, and says {listed(strange.unique().sort().to_list())} in "
-            f"{len(strange):,} rows, first in row {first}; write train, val or test"
+            f"{len(strange):,} rows, first in row {first}; write train, val or test, or drop it"
         )
         return rows.of_client, rows.of_client, rows.of_client
     given = words.to_numpy()

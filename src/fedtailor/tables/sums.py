@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
 
+import numpy as np
 import polars as pl
+from jaxtyping import Float32, Float64
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor.protocol import require
+from fedtailor.tables.decorrelation import MOST_INPUTS, Decorrelation, centred_products, decorrelation_of
 from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.tables.kinds import MAX_CATEGORIES, Kind
 
@@ -104,3 +108,59 @@ class ColumnSums(BaseModel):
         if kind == "boolean":
             return ColumnEncoding(name, kind, float(self.mean >= 0.5), indicator)
         return ColumnEncoding(name, kind, self.mean, indicator, self.mean, self.deviation)
+
+
+class InputSums(BaseModel):
+    """Means and products of encoded inputs over some rows, from which they can be decorrelated together.
+
+    Attributes:
+        count: of the rows.
+        mean: [inputs].
+        products: [inputs (inputs + 1) / 2] the upper triangle, row by row, of the sum of the outer products of the
+            rows' deviations from the mean.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    count: Count
+    mean: Annotated[tuple[float, ...], Field(strict=False, max_length=MOST_INPUTS)]
+    products: Annotated[tuple[float, ...], Field(strict=False, max_length=MOST_INPUTS * (MOST_INPUTS + 1) // 2)]
+
+    @staticmethod
+    def of(x: Float32[NDArray, "rows inputs"]) -> "InputSums":
+        """The sums of encoded rows.
+
+        Raises:
+            ValueError: there are no more rows than inputs: they would follow from their products, up to a rotation.
+        """
+        rows, inputs = x.shape
+        require(rows > inputs, f"its {rows} training rows are not more than the {inputs} inputs: sums of products "
+                "would give them away (set decorrelate = false in the job)")  # fmt: skip
+        mean, products = centred_products(x)
+        return InputSums(count=rows, mean=tuple(mean.tolist()), products=_triangle(products))
+
+    def __add__(self, other: "InputSums") -> "InputSums":
+        """The sums over the rows of both, as those of columns."""
+        count = self.count + other.count
+        step = np.subtract(other.mean, self.mean)
+        products = self._matrix() + other._matrix() + np.outer(step, step) * (self.count * other.count / count)
+        mean = np.array(self.mean) + step * (other.count / count)
+        return InputSums(count=count, mean=tuple(mean.tolist()), products=_triangle(products))
+
+    def fits(self, inputs: int) -> bool:
+        """Whether these are sums of so many inputs."""
+        return len(self.mean) == inputs and len(self.products) == inputs * (inputs + 1) // 2 and self.count > 0
+
+    def decorrelation(self) -> Decorrelation | None:
+        """What decorrelates the rows; None where they do not vary."""
+        return decorrelation_of(np.array(self.mean), self._matrix() / self.count)
+
+    def _matrix(self) -> Float64[NDArray, "inputs inputs"]:
+        size = len(self.mean)
+        matrix = np.zeros((size, size))
+        matrix[np.triu_indices(size)] = self.products
+        return matrix + np.triu(matrix, 1).T
+
+
+def _triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:
+    return tuple(matrix[np.triu_indices(len(matrix))].tolist())

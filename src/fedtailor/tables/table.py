@@ -17,18 +17,16 @@ from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
 from fedtailor.tables.decorrelation import fit_decorrelation
 from fedtailor.tables.encoding import ColumnEncoding, fit_column
-from fedtailor.tables.kinds import Parsed, category_text, recognise
+from fedtailor.tables.kinds import Parsed, recognise
 from fedtailor.tables.notes import about_columns, about_decorrelation, about_dropped, about_splits
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
 from fedtailor.tables.problems import Problems, listed
 from fedtailor.tables.reading import RawTable, read
+from fedtailor.tables.roles import find_split_column, labelled_rows, rows_of_clients, target_of, with_times
 from fedtailor.tables.screening import screen
-from fedtailor.tables.splitting import Splits, is_split_column, split_rows
-from fedtailor.tables.target import Target, TargetEncoding, read_target
-
-SPLIT_COLUMN = "split"
-"""A column of this name that says train, val or test gives the split without being asked for."""
+from fedtailor.tables.splitting import Splits, split_rows
+from fedtailor.tables.target import Target, TargetEncoding
 
 
 @dataclass(frozen=True)
@@ -106,19 +104,19 @@ def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None
 
 def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     problems = Problems(raw.where)
-    options, notes = _find_split_column(raw.frame, options, list(raw.notes))
+    options, notes = find_split_column(raw.frame, options, list(raw.notes))
     check_columns(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = _of_clients(raw.frame, options, problems)
+    frame, kept_rows = rows_of_clients(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = _labelled(frame, kept_rows, options, notes)
+    frame, kept_rows = labelled_rows(frame, kept_rows, options, notes)
     rows = check_clients(frame, options, problems)
-    target = _target(frame, options, problems)
+    target = target_of(frame, options, problems)
     columns = _recognise(frame, options, problems)
     problems.raise_if_any()
     assert rows is not None and target is not None
     rows = replace(rows, y=target.values)
-    splits = split_rows(_with_times(frame, options, problems), rows, options, problems, seed)
+    splits = split_rows(with_times(frame, options, problems), rows, options, problems, seed)
     problems.raise_if_any()
     del frame  # of a large table, the parsed columns are as large again
     unseen = choose_unseen(options.unseen, rows.names, seed)
@@ -153,56 +151,6 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     )
 
 
-def _find_split_column(frame: pl.DataFrame, options: TableOptions, notes: list[str]) -> tuple[TableOptions, list[str]]:
-    """A column called `split` that says train, val and test gives the split, unless another rule is asked for."""
-    free = options.split is None and options.time is None and options.folds is None
-    named = {*options.drop, *(options.features or ()), *options.roles.values()}
-    if free and SPLIT_COLUMN in frame.columns and SPLIT_COLUMN not in named and is_split_column(frame[SPLIT_COLUMN]):
-        notes.append("Column 'split' gives the split (drop it to draw one at random).")
-        return replace(options, split=SPLIT_COLUMN), notes
-    return options, notes
-
-
-def _of_clients(
-    frame: pl.DataFrame, options: TableOptions, problems: Problems
-) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
-    """The rows of the clients that are asked for, and their numbers."""
-    if options.clients is None:
-        return frame, np.arange(frame.height)
-    names = category_text(frame[options.client])
-    strange = sorted(set(options.clients) - set(names.unique()))
-    if strange:
-        problems.add(f"client column {options.client!r} never holds {strange[0]!r}, which clients asks for")
-    keep = names.is_in(list(options.clients)).fill_null(False)
-    return frame.filter(keep), keep.arg_true().to_numpy().astype(np.int64)
-
-
-def _labelled(
-    frame: pl.DataFrame, rows: Int[NDArray, " rows"], options: TableOptions, notes: list[str]
-) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
-    """The rows with a client and a target, if the others are to be left out; and their numbers."""
-    if not options.skip_unlabelled:
-        return frame, rows
-    keep = frame[options.client].is_not_null() & frame[options.target].is_not_null()
-    if not keep.all():
-        notes.append(f"{int((~keep).sum()):,} rows without a target or a client are left out.")
-    return frame.filter(keep), rows[keep.arg_true().to_numpy()]
-
-
-def _target(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> Target | None:
-    series = frame[options.target]
-    gaps = series.is_null()
-    if gaps.any():
-        first = (gaps.arg_max() or 0) + 1
-        client = frame[options.client][first - 1]
-        problems.add(
-            f"target column {options.target!r} is missing in {int(gaps.sum()):,} of {len(gaps):,} rows, first in row "
-            f"{first} (client {client!r}); fill it in, or leave these rows out with skip-unlabelled"
-        )
-        return None
-    return read_target(series, options, problems)
-
-
 def _recognise(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> dict[str, Parsed]:
     """The candidates for inputs, parsed; what cannot be parsed is a problem."""
     special = [*options.roles.values(), *options.drop]
@@ -226,26 +174,6 @@ def _expanded(names: Iterable[str], columns: list[str]) -> list[str]:
 def is_entry(column: str, name: str) -> bool:
     """Whether a column is `name`, or an entry of the array column `name`."""
     return column == name or (column.startswith(f"{name}[") and column.endswith("]"))
-
-
-def _with_times(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> pl.DataFrame:
-    """The frame with its time column as numbers; a time that is missing or none is a problem."""
-    if options.time is None:
-        return frame
-    try:
-        parsed = recognise(frame[options.time])
-    except ValueError as error:
-        problems.add(str(error))
-        return frame
-    if parsed.kind not in ("number", "date"):
-        problems.add(f"time column {options.time!r} holds {parsed.kind} values, neither numbers nor dates")
-    elif parsed.values.null_count():
-        first = (parsed.values.is_null().arg_max() or 0) + 1
-        problems.add(
-            f"time column {options.time!r} is missing in {parsed.values.null_count():,} rows, first in row {first}; "
-            f"fill it in or remove these rows"
-        )
-    return frame.with_columns(parsed.values.alias(options.time))
 
 
 def _training_rows(splits: Splits, unseen: Bool[NDArray, " clients"], count: int) -> Bool[NDArray, " rows"]:

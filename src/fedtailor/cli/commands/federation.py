@@ -3,20 +3,20 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
-from fedtailor.cli.options import check_counts, parse
+from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import put
 from fedtailor.protocol import require
+from fedtailor.remote.waits import check_wait
 
 if TYPE_CHECKING:
     from fedtailor.training import Training
@@ -72,6 +72,7 @@ class Serve:
 
     def __post_init__(self) -> None:
         check_counts(self, "evaluate_every")
+        check_wait(as_option("wait"), self.wait)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _serve(options: Serve) -> int:
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import agree, connected, greet
-    from fedtailor.remote.statistics import Statistics
+    from fedtailor.remote.statistics import Statistics, about_inputs
     from fedtailor.remote.transport import TooFewClients
     from fedtailor.storage import Interrupted
     from fedtailor.storage.run_files import MANIFEST
@@ -176,6 +177,8 @@ def _serve(options: Serve) -> int:
             raise ValueError(f"{error}: the preprocessing needs all that are there; start again") from None
         if agreed is not None:
             agreed.save(options.dir / COORDINATOR)
+        if line := about_inputs(job.schema, agreed):
+            print(line, flush=True)
         with progress_of(job.title, job.rounds) as progress:
             try:
                 training = coordinate(
@@ -238,17 +241,16 @@ def _predict(options: Predict) -> int:
     else:
         found = model.predict(read_table(options.data, schema, target=False).rows(agreed).x)
         predicted = found if schema.classes else agreed.preprocessing(schema).decode(found)
-    classes = schema.classes
-    cells = [float(value.item()) if classes is None else classes[value] for value in predicted]
-    put(_as_csv("prediction", cells), options.out)
+    cells = predicted.ravel() if schema.classes is None else [schema.classes[value] for value in predicted]
+    put(_as_csv(cells), options.out)
     return 0
 
 
-def _as_csv(header: str, cells: Sequence[str | float]) -> str:
-    """One column; what stands in a cell is quoted where it must be."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([cell] for cell in (header, *cells))
-    return text.getvalue()
+def _as_csv(cells: Sequence[str] | np.ndarray) -> str:
+    """Predictions as `fedtailor predict` writes them."""
+    import polars as pl
+
+    return pl.DataFrame({"prediction": cells}).write_csv()
 
 
 def _simulate(options: Simulate) -> int:
@@ -258,6 +260,7 @@ def _simulate(options: Simulate) -> int:
     from fedtailor.remote.job import read_job
     from fedtailor.remote.kit import COORDINATOR, JOB, read_public_keys
     from fedtailor.remote.plan import plan_of
+    from fedtailor.remote.statistics import about_inputs
     from fedtailor.runs import run
 
     job, names = read_job(options.dir / JOB), list(read_public_keys(options.dir / COORDINATOR))
@@ -265,6 +268,8 @@ def _simulate(options: Simulate) -> int:
     require(len(options.data) == len(names), count)
     clients, agreed = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, agreed)
+    if line := about_inputs(job.schema, agreed):
+        print(line, flush=True)
     with progress_of(job.title, job.rounds) as progress:
         done = run(
             plan.algorithm, clients, plan.model, job.rounds, seed=job.seed, progress=progress,

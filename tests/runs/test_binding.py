@@ -1,0 +1,58 @@
+"""What is no model, method or federation is said in one line, with what to do."""
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import fedtailor as ft
+from fedtailor.federation import from_arrays
+
+linen = pytest.importorskip("flax.linen", reason="Flax is an extra")
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+DATA = from_arrays(X, np.arange(8) % 2, np.repeat(["a", "b"], 4))
+
+
+class OfTorch:
+    """Stands for a class that is defined below torch.nn, which tests need not install."""
+
+    __module__ = "torch.nn.modules.linear"
+
+
+class Own(OfTorch):
+    """A user's own module."""
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Own(), "a PyTorch module; wrap it with fedtailor.models.from_torch"),
+        (
+            eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0)),
+            "an Equinox module; give what makes it to fedtailor.models.from_e",
+        ),
+        (eqx.nn.MLP, "an Equinox module; give what makes it"),
+        (linen.Dense(2), "a Flax module; wrap it with fedtailor.models.from_linen"),
+        (LogisticRegression(), "a scikit-learn estimator, which is not trained in rounds; take fedtailor.models.logi"),
+        (ft.models.mlp, r"a function; call it: fedtailor.models.mlp\(\)"),
+        ("mlp", r"'mlp'; fedtailor.models makes models, such as mlp\(64\)"),
+        (None, "None; fedtailor.models makes models"),
+        (lambda x: x, "of the kind function; fedtailor.models makes models"),
+    ],
+)
+def test_models_of_the_wrong_kind(model, said):
+    with pytest.raises(ValueError, match=f"^the model is {said}"):
+        ft.run(ft.FedAvg(), DATA, model, rounds=1)
+
+
+def test_methods_and_federations_of_the_wrong_kind():
+    with pytest.raises(ValueError, match=r"^the method is the class FedAvg; make one of it: FedAvg\(\)$"):
+        ft.run(ft.FedAvg, DATA, ft.models.logistic(), rounds=1)
+    with pytest.raises(ValueError, match=r"^the method is 'fedavg'; give one such as fedtailor.FedAvg\(\)$"):
+        ft.run("fedavg", DATA, ft.models.logistic(), rounds=1)
+    for data, named in (("own.csv", "'own.csv'"), (X, "of the kind ndarray")):
+        with pytest.raises(
+            ValueError, match=f"^the federation is {named}; make one with fedtailor.federation.from_arr"
+        ):
+            ft.run(ft.FedAvg(), data, ft.models.logistic(), rounds=1)

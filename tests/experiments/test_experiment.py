@@ -1,9 +1,13 @@
 """Experiment files: what they may say, and where a mistake is reported."""
 
+import sys
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from fedtailor.experiments.document import line_of, overlay, read
 from fedtailor.experiments.experiment import load
+from fedtailor.experiments.scenarios import SCENARIOS
 
 FILE = """title = "A comparison"
 seeds = [0, 1]
@@ -191,3 +195,25 @@ def test_a_grid_of_millions_of_combinations_is_refused_before_they_are_made(writ
     grid = "\n".join(f"grid.sgd.{name} = {values}" for name in names)
     with pytest.raises(ValueError, match="grid has 64,000,000 combinations; at most 10,000 are possible"):
         load(write(FILE.replace("grid.sgd.lr = [0.01, 0.1]", grid)))
+
+
+def test_a_scenario_of_another_package_is_found_by_its_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "outside_scenario.py").write_text(
+        "from dataclasses import replace\n"
+        "from fedtailor.experiments.scenarios import SCENARIOS\n"
+        'THEIRS = replace(SCENARIOS["digits-rotated"], name="theirs")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def offered(group, name):
+        theirs = (group, name) == ("fedtailor.scenarios", "theirs")
+        return [EntryPoint(name, "outside_scenario:THEIRS", group)] if theirs else []
+
+    monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
+    (tmp_path / "e.toml").write_text('title = "theirs"\n[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n')
+    try:
+        (entry, *_) = load(tmp_path / "e.toml").entries
+        assert entry.column.scenario.name == "theirs"
+    finally:
+        SCENARIOS.pop("theirs", None)
+        sys.modules.pop("outside_scenario", None)

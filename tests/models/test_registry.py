@@ -6,6 +6,8 @@ import pytest
 
 from fedtailor import models
 from fedtailor.experiments.parsing import architecture
+from fedtailor.models import registry
+from fedtailor.protocol import import_modules
 
 
 def test_every_registered_model_is_one_a_file_can_name():
@@ -14,6 +16,24 @@ def test_every_registered_model_is_one_a_file_can_name():
     assert architecture("resnet", ("model",)) == models.resnet()
     given = {"use": "lenet5", "pool": "max", "norm": "group"}
     assert architecture(given, ("model",)) == models.tutorial_cnn(norm="group")
+
+
+def test_a_new_model_is_one_file(tmp_path, monkeypatch):
+    (tmp_path / "wide.py").write_text("""
+from fedtailor.models.registry import register
+from fedtailor.models.zoo import mlp
+
+@register
+def wide(factor: int = 2):
+    return mlp(8 * factor)
+""")
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
+    try:
+        import_modules(models.__name__)
+        assert architecture({"use": "wide", "factor": 3}, ("model",)) == models.mlp(24)
+    finally:
+        sys.modules.pop(f"{models.__name__}.wide", None)
 
 
 def test_names_are_taken_once():

@@ -1,16 +1,20 @@
 """What stands between clients and the server: clipping, 16-bit numbers, and what the ledger counts of them."""
 
+import sys
+from importlib.metadata import EntryPoint
+
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
 
 from conformance.examples import PLAIN, TRAINED
+from fedtailor import pipelines
 from fedtailor.algorithms import SCAFFOLD, Ditto, FedAvg, HypCluster
 from fedtailor.executors import Settings
-from fedtailor.pipelines import Cast, Clip
+from fedtailor.pipelines import Cast, Clip, check_order, find_transform
 from fedtailor.pipelines.clip import reference
-from fedtailor.protocol import Inbox
+from fedtailor.protocol import Inbox, Transform, import_modules
 from fedtailor.runs import run, simulate
 from fedtailor.testing import classification, predictors, softmax_model
 
@@ -95,3 +99,46 @@ def test_the_debug_executor_applies_them_too():
 def test_meaningless_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+NEW = """
+from typing import ClassVar
+
+from fedtailor.protocol import Stage, Transform, hyperparameters
+
+
+@hyperparameters
+class Halve(Transform):
+    name: ClassVar[str] = "halve"
+    stage: ClassVar[Stage | None] = "noise"
+
+    def encode(self, update, inbox, state, local):
+        return {kind: value / 2 for kind, value in update.items()}, state
+"""
+
+
+def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
+    (tmp_path / "halve.py").write_text(NEW)
+    monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
+    monkeypatch.setattr(Transform, "registry", dict(Transform.registry))
+    try:
+        import_modules(pipelines.__name__)
+        halve = find_transform("halve")()
+        check_order((Clip(), halve, Cast()))
+        with pytest.raises(ValueError, match=r"applies Halve before Clip; .* then gaussian-noise or halve, then top-k"):
+            check_order((halve, Clip()))
+        np.testing.assert_allclose(trained(rounds=1, uplink=(halve,)).server.model, trained(rounds=1).server.model / 2)
+    finally:
+        sys.modules.pop(f"{pipelines.__name__}.halve", None)
+
+
+def test_a_transform_of_another_package_is_found_by_its_entry_point(monkeypatch):
+    def offered(group, name):
+        assert group == "fedtailor.transforms"
+        return [EntryPoint(name, "fedtailor.pipelines:Clip", group)] if name == "outside" else []
+
+    monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
+    monkeypatch.setattr(Transform, "registry", dict(Transform.registry))
+    assert find_transform("outside") is Clip
+    with pytest.raises(ValueError, match="there is no uplink transform 'inside'"):
+        find_transform("inside")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require
@@ -54,20 +54,21 @@ def mix(
     keep[np.abs(keep) < _ROUNDING] = 0.0
     if isinstance(x, HiddenRows):
         return _mix_hidden(theta, x, w, keep)
-    # The models stay in the executor's rows; instead the weights get a column for each of these, 0 for padding.
-    padded = np.zeros((len(w), len(rows.values)), theta.dtype)
+    # The models stay in the executor's rows; instead the weights get a column for each of these, 0 for padding. What
+    # stays of the old models is the last column: an array more would cost the host as much as the rest of this call.
+    padded = np.zeros((len(w), len(rows.values) + 1), theta.dtype)
     padded[:, rows.row] = w
     # Which clients any stream uses: the others' rows need not even be finite.
-    used = padded.any(axis=0)
+    all_used = bool(padded[:, :-1].any(axis=0).all())
+    padded[:, -1] = keep
     everywhere = _on_all_devices_of(rows.values)
     if everywhere is not None and getattr(theta, "sharding", None) != everywhere:
         theta = jax.device_put(theta, everywhere)
     return _mix(
         theta,
         rows.values,
-        weights=padded,
-        keep=keep.astype(theta.dtype),
-        used=None if used.all() else used,
+        padded,
+        all_used=all_used,
         sharding=everywhere,
     )
 
@@ -132,23 +133,25 @@ def cluster_averages(
     return weights / np.where(total > 0, total, 1.0)
 
 
-@partial(jax.jit, static_argnames="sharding")
+@partial(jax.jit, static_argnames=("all_used", "sharding"))
 def _mix(
     theta: Float[Array, "s d"],
     x: Float[Array, "c d"],
-    weights: Float[Array, "s c"],
-    keep: Float[Array, " s"],
-    used: Bool[Array, " c"] | None,
+    weights_and_keep: Float[Array, "s c+1"],
+    all_used: bool,
     sharding: NamedSharding | None,
 ) -> Float[Array, "s d"]:
+    weights, keep = weights_and_keep[:, :-1], weights_and_keep[:, -1]
+
     def average(x: Float[Array, "c d"]) -> Float[Array, "s d"]:
         # full precision, also on accelerators that would round to TF32: a one-hot row must return its client unchanged
         return jnp.matmul(weights, x, precision=jax.lax.Precision.HIGHEST, out_sharding=sharding)
 
     mixed = average(x)
-    if used is not None:
+    if not all_used:
         # A client without weight may be NaN, and 0 * NaN is NaN. To clear such rows in advance would copy every model,
         # so it is done only when the average is not finite.
+        used = (weights != 0).any(axis=0)
         mixed = jax.lax.cond(
             jnp.isfinite(mixed).all(),
             lambda: mixed,

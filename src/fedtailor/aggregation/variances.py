@@ -1,27 +1,11 @@
-"""Running means and variances of vectors (Welford 1962; merged as Chan et al. 1983). Pure: they trace and scan."""
+"""Running means and variances of vectors (Welford 1962). Pure: they trace and scan."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 Moments = tuple[Array, Array, Array]
 """(count, mean [...], M2): M2 sums squared deviations, per coordinate [...] or over all of them ()."""
-
-
-def no_moments(like: Float[Array | np.ndarray, "..."], *, per_coordinate: bool = True) -> Moments:
-    """The moments of no values.
-
-    Args:
-        like: an array of the values' shape and type.
-        per_coordinate: whether M2 has that shape; else it is one number (the trace of the covariance).
-
-    Returns:
-        A count of 0, and zeros.
-    """
-    like = jnp.asarray(like)
-    m2_shape = like.shape if per_coordinate else ()
-    return jnp.zeros((), jnp.int32), jnp.zeros_like(like), jnp.zeros(m2_shape, like.dtype)
 
 
 def update(moments: Moments, x: Float[Array, "..."]) -> Moments:
@@ -33,17 +17,6 @@ def update(moments: Moments, x: Float[Array, "..."]) -> Moments:
     from_new_mean = x - mean
     # Welford: the product of the two deviations is never negative, and does not cancel as E[x^2] - E[x]^2 does.
     return count, mean, m2 + _like(m2, from_old_mean * from_new_mean)
-
-
-def merge(first: Moments, second: Moments) -> Moments:
-    """The moments of two disjoint collections together; either may be empty."""
-    (n, mean, m2), (other_n, other_mean, other_m2) = first, second
-    # Chan et al.: M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / (n_a + n_b)
-    count = n + other_n
-    share = other_n / jnp.maximum(count, 1).astype(mean.dtype)
-    difference = other_mean - mean
-    between = _like(m2, difference**2) * n * share
-    return count, mean + difference * share, m2 + other_m2 + between
 
 
 def variance(moments: Moments) -> Float[Array, "..."]:

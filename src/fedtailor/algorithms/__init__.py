@@ -4,9 +4,6 @@ Every module of this folder that defines a method is found; the imports below on
 those that come with fedtailor.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from fedtailor.algorithms.afl import AFL
 from fedtailor.algorithms.apfl import APFL
 from fedtailor.algorithms.cfl import CFL
@@ -49,6 +46,7 @@ from fedtailor.algorithms.self_fl import SelfFL
 from fedtailor.algorithms.then import Then
 from fedtailor.algorithms.ucfl import UCFL
 from fedtailor.algorithms.ucfl_parallel import UCFLParallel
+from fedtailor.protocol import import_modules
 
 __all__ = [
     "AFL",
@@ -97,5 +95,4 @@ __all__ = [
     "UCFLParallel",
 ]
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_modules(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedtailor._files import private_folder, publish, reason, remove_leftovers
+from fedtailor._files import private_folder, publish, reason
 from fedtailor._version import __version__
 from fedtailor.deployment.card import file_name
 from fedtailor.deployment.onnx_layers import Graph, onnx_package, write_layer
@@ -16,7 +16,7 @@ from fedtailor.models.layered import Layered
 from fedtailor.protocol import Mixture, NearestNeighbors, require
 from fedtailor.storage import PersonalModel
 from fedtailor.storage.digests import SUMS, sums_of
-from fedtailor.storage.export import PREPROCESSING
+from fedtailor.storage.export import PREPROCESSING, make_new
 
 INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
 """The names of a graph's input and outputs."""
@@ -41,9 +41,7 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
     path, made = Path(directory), [(file_name(one.name, row), onnx_model(one)) for row, one in enumerate(personal)]
     preprocessing, files = personal[0].preprocessing, []
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
-        require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
+        make_new(path)
         with private_folder(path, "export") as folder:
             if preprocessing is not None:
                 preprocessing.save(folder / PREPROCESSING)

@@ -138,9 +138,12 @@ def balanced_order(work: NDArray[np.int64], devices: int, by_work: bool) -> NDAr
         [c] the client of each row.
     """
     clients = len(work)
+    as_given = devices == 1 or clients == 0 or work.min() == work.max()
+    if as_given and not by_work:
+        return np.arange(clients)
     longest_first = np.argsort(-work, kind="stable")
-    if devices == 1 or clients == 0 or work.min() == work.max():
-        return longest_first if by_work else np.arange(clients)
+    if as_given:
+        return longest_first
     rows = -(-clients // devices)
     # The last shards have fewer clients, the rest of their rows is padding.
     room = np.clip(clients - rows * np.arange(devices), 0, rows)

@@ -11,7 +11,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
-from fedtailor.experiments.parsing import RefusedSettings, allow, architecture, combinations, configure, flatten
+from fedtailor.experiments.parsing import (
+    RefusedSettings,
+    architecture,
+    check_choice_at,
+    combinations,
+    configure,
+    flatten,
+)
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
@@ -214,7 +221,7 @@ def _validated(content: Mapping[str, Any]) -> _File:
         first = error.errors()[0]
         place = tuple(str(part) for part in first["loc"] if part != "[key]")
         if first["type"] == "extra_forbidden":
-            allow(
+            check_choice_at(
                 place[-1], [name for name in (*_File.model_fields, "base", "quick") if name != place[-1]], place, "key"
             )
         if first["type"] == "missing":
@@ -235,11 +242,13 @@ def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) 
 def _column(label: str, table: _Scenario, file: _File) -> Column:
     place = ("scenarios", label)
     name = table.use or label
-    allow(name, list(scenarios.SCENARIOS), (*place, "use") if table.use else place, "scenario")
-    scenario = scenarios.find(name)
+    try:
+        scenario = scenarios.find(name)  # also of an installed package
+    except ValueError as error:
+        raise ConfigError((*place, "use") if table.use else place, str(error)) from None
     arguments = table.model_extra or {}
     for key in arguments:
-        allow(key, [*scenario.parameters, *_Scenario.model_fields], (*place, key), f"argument of {name}")
+        check_choice_at(key, [*scenario.parameters, *_Scenario.model_fields], (*place, key), f"argument of {name}")
         try:
             scenario.sized(**{key: arguments[key]})
         except ValueError as error:
@@ -267,7 +276,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
         except ValueError as error:
             raise ConfigError((*place, "use") if table.use else place, str(error)) from None
         for other in table.only or ():
-            allow(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
+            check_choice_at(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
         if table.only is not None and column.label not in table.only:
             continue
         if table.uplink is None:
@@ -325,6 +334,6 @@ def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> No
     rows = list(dict.fromkeys(entry.row for entry in entries))
     for metric, tables in file.published.items():
         for label, figures in tables.items():
-            allow(label, list(file.scenarios), ("published", metric, label), "scenario in this experiment")
+            check_choice_at(label, list(file.scenarios), ("published", metric, label), "scenario in this experiment")
             for row in figures if not quick else ():
-                allow(row, rows, ("published", metric, label, row), "row in this experiment")
+                check_choice_at(row, rows, ("published", metric, label, row), "row in this experiment")

@@ -43,7 +43,7 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
     changes = {}
     for name, given in settings.items():
         here = (*place, name)
-        allow(name, names, here, "hyper-parameter")
+        check_choice_at(name, names, here, "hyper-parameter")
         old = getattr(value, name)
         if isinstance(given, Mapping):
             part = old if is_hyperparameters(old) else _part(hints[name], here)
@@ -106,11 +106,11 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: b
         raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
     own = named_in_file(name) if own_files and isinstance(name, str) else None
     if own is None:
-        allow(name, list(known), place, "model")
+        check_choice_at(name, list(known), place, "model")
     build = known[name] if own is None else _own_function(*own, place)
     hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
     for key in arguments:
-        allow(key, names, (*place, key), f"argument of {name}")
+        check_choice_at(key, names, (*place, key), f"argument of {name}")
     coerced = {key: coerce(value, hints.get(key, Any), (*place, key)) for key, value in arguments.items()}
     try:
         built = build(**coerced)
@@ -159,7 +159,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def allow(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
+def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
     """Refuse a name that is not one of `names`.
 
     Raises:

@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any, cast
 
 from fedtailor.experiments.document import ConfigError, KeyPath
-from fedtailor.experiments.parsing import allow, configure
-from fedtailor.pipelines import TRANSFORMS, check_order
+from fedtailor.experiments.parsing import configure
+from fedtailor.pipelines import check_order, find_transform, transform_names
 from fedtailor.protocol import Pipeline, require
 
 
@@ -22,10 +22,13 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
         settings = dict(entry)
         name = settings.pop("use", None)
         if name is None:
-            raise ConfigError(place, f"a transform needs a name: use = {' | '.join(TRANSFORMS)}")
-        allow(str(name), tuple(TRANSFORMS), place, "uplink transform")
+            raise ConfigError(place, f"a transform needs a name: use = {' | '.join(transform_names())}")
         try:
-            found.append(configure(TRANSFORMS[name](), settings, place))
+            transform = find_transform(str(name))
+        except ValueError as error:
+            raise ConfigError(place, str(error)) from None
+        try:
+            found.append(configure(transform(), settings, place))
         except ConfigError as error:
             raise ConfigError(place, f"{name}: {error}") from None
     try:
@@ -45,12 +48,12 @@ def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
     entries = []
     for text in texts:
         name, _, settings = text.partition(":")
-        allow(name, tuple(TRANSFORMS), (), "uplink transform")
+        transform = find_transform(name)
         entry: dict[str, Any] = {"use": name}
         for number, setting in enumerate(filter(None, settings.split(","))):
             key, equals, value = setting.partition("=")
             require(bool(equals) or number == 0, f"--uplink {text}: write {key!r} as name=value")
-            key, value = (key, value) if equals else (fields(cast(Any, TRANSFORMS[name]))[0].name, key)
+            key, value = (key, value) if equals else (fields(cast(Any, transform))[0].name, key)
             entry[key] = _value(value)
         entries.append(entry)
     return uplink_of_tables(entries, ())

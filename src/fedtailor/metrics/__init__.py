@@ -4,9 +4,6 @@ Every module of this folder that defines a metric is found; the imports below on
 those that come with fedtailor.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from fedtailor.metrics.accuracy import Accuracy
 from fedtailor.metrics.balanced_accuracy import BalancedAccuracy
 from fedtailor.metrics.brier import Brier
@@ -30,6 +27,7 @@ from fedtailor.metrics.r2 import R2
 from fedtailor.metrics.rmse import RMSE
 from fedtailor.metrics.roc_auc import ROCAUC
 from fedtailor.metrics.token_accuracy import TokenAccuracy
+from fedtailor.protocol import import_modules
 
 __all__ = [
     "MAE",
@@ -55,5 +53,4 @@ __all__ = [
     "zero_statistic",
 ]
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_modules(__name__)

@@ -1,4 +1,8 @@
-"""What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters."""
+"""What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters.
+
+Every module of this folder that registers a model is found; the imports below only tell type checkers and editors of
+those that come with fedtailor.
+"""
 
 from fedtailor.models.adapters import from_function
 from fedtailor.models.cnn_5x5 import cnn_5x5
@@ -18,6 +22,7 @@ from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, register
 from fedtailor.models.resnet import resnet
 from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
+from fedtailor.protocol import import_modules
 
 __all__ = [
     "Architecture",
@@ -47,3 +52,5 @@ __all__ = [
     "token_cross_entropy",
     "tutorial_cnn",
 ]
+
+import_modules(__name__)

@@ -1,39 +1,60 @@
-"""Transforms of what travels between clients and the server: `run(..., uplink=(Clip(1.0), Cast("float16")))`."""
+"""Transforms of what travels between clients and the server: `run(..., uplink=(Clip(1.0), Cast("float16")))`.
+
+One file each; `Transform.registry` holds them by name. Every module of this folder that defines a transform is found;
+the imports below only tell type checkers and editors of those that come with fedtailor.
+"""
 
 from itertools import pairwise
+from typing import get_args
 
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
 from fedtailor.pipelines.quantize import Quantize
 from fedtailor.pipelines.top_k import TopK
-from fedtailor.protocol import Pipeline, Transform, require
+from fedtailor.protocol import Pipeline, Stage, Transform, find_registered, import_modules, require
 
-__all__ = ["TRANSFORMS", "Cast", "Clip", "GaussianNoise", "Quantize", "TopK", "check_order"]
+__all__ = ["Cast", "Clip", "GaussianNoise", "Quantize", "TopK", "check_order", "find_transform", "transform_names"]
 
-TRANSFORMS: dict[str, type[Transform]] = {
-    "clip": Clip,
-    "gaussian-noise": GaussianNoise,
-    "top-k": TopK,
-    "quantize": Quantize,
-    "cast": Cast,
-}
-"""Transforms by the names that files and the command line know, in the order in which they may follow each other."""
+ENTRY_POINTS = "fedtailor.transforms"
+"""The group of entry points under which other packages offer transforms."""
 
-_STAGES = {Clip: 0, GaussianNoise: 1, TopK: 2, Quantize: 3, Cast: 3}
+import_modules(__name__)
+
+
+def find_transform(name: str) -> type[Transform]:
+    """The transform of that name.
+
+    Raises:
+        ValueError: neither fedtailor nor an installed package has a transform of that name, or the package's is broken.
+    """
+    return find_registered(Transform.registry, name, "uplink transform", ENTRY_POINTS, base=Transform)
+
+
+def transform_names() -> list[str]:
+    """The names of all transforms, in the order in which they may follow each other; those without a stage last."""
+    stages = [*get_args(Stage), None]
+    return sorted(Transform.registry, key=lambda name: (stages.index(Transform.registry[name].stage), name))
 
 
 def check_order(uplink: Pipeline) -> None:
-    """Refuse an uplink whose transforms stand in an order in which they do not do what they say: noise must come after
-    clipping and before compression, and only one transform can say how numbers are written.
+    """Refuse an uplink whose transforms do not follow each other in the order of their stages, and so do not do what
+    they say.
 
     Raises:
         ValueError: with the two that are in the wrong order.
     """
-    # transforms of the user's own may stand anywhere
-    known = [transform for transform in uplink if type(transform) in _STAGES]
-    for before, after in pairwise(known):
+    stages = get_args(Stage)
+    # transforms without a stage may stand anywhere
+    staged = [transform for transform in uplink if transform.stage is not None]
+    for before, after in pairwise(staged):
         one, other = type(before).__name__, type(after).__name__
-        fits = _STAGES[type(before)] < _STAGES[type(after)]
-        require(fits, f"the uplink applies {one} before {other}; use each of Clip, GaussianNoise, TopK and one of "
-                      "Quantize and Cast at most once, in this order")  # fmt: skip
+        fits = stages.index(before.stage) < stages.index(after.stage)
+        require(fits, f"the uplink applies {one} before {other}; use each at most once, in this order: "
+                      f"{_in_order()}")  # fmt: skip
+
+
+def _in_order() -> str:
+    """The names of the transforms of every stage."""
+    names = [[name for name, kind in Transform.registry.items() if kind.stage == stage] for stage in get_args(Stage)]
+    return ", then ".join(" or ".join(sorted(of_stage)) for of_stage in names)

@@ -1,7 +1,7 @@
 """Cast: models travel in half precision."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -15,6 +15,7 @@ from fedtailor.protocol import (
     Downlink,
     Inbox,
     LocalTrainer,
+    Stage,
     Streams,
     Transform,
     Update,
@@ -28,6 +29,9 @@ TYPES = ("float16", "bfloat16")
 @hyperparameters
 class Cast(Transform):
     """Vectors of the model's size travel as 16-bit numbers, which halves the bytes; everybody computes as before."""
+
+    name: ClassVar[str] = "cast"
+    stage: ClassVar[Stage | None] = "numbers"
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     """`bfloat16` keeps the range of single precision (8 bits of precision), `float16` more precision (11 bits)."""

@@ -1,12 +1,21 @@
 """Clip: no client moves the server by more than a bound."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from fedtailor.pipelines.change import reference
-from fedtailor.protocol import MODEL_KINDS, ClientUpdate, Inbox, LocalTrainer, Transform, hyperparameters, require
+from fedtailor.protocol import (
+    MODEL_KINDS,
+    ClientUpdate,
+    Inbox,
+    LocalTrainer,
+    Stage,
+    Transform,
+    hyperparameters,
+    require,
+)
 
 
 @hyperparameters
@@ -17,6 +26,9 @@ class Clip(Transform):
     What is measured is the change: of a model against the model received that is nearest to it, of a gradient or
     control against zero. A client that sends several vectors has one norm, over all of them.
     """
+
+    name: ClassVar[str] = "clip"
+    stage: ClassVar[Stage | None] = "bound"
 
     norm: float = 1.0
     """Largest Euclidean norm of a client's change, above 0."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from fedtailor.protocol import (
     Inbox,
     LocalTrainer,
     Population,
+    Stage,
     Transform,
     Update,
     hyperparameters,
@@ -52,6 +53,9 @@ class GaussianNoise(Transform):
     Learning with Adaptive Clipping, algorithm 1): clients also tell whether they were within, of which the server uses
     a noisy count; the noise on the changes grows such that both together cost what `multiplier` says.
     """
+
+    name: ClassVar[str] = "gaussian-noise"
+    stage: ClassVar[Stage | None] = "noise"
 
     multiplier: float = 1.0
     """Standard deviation of the noise over the norm, z, above 0."""

@@ -1,6 +1,7 @@
 """Quantize: changes travel as bytes."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from fedtailor.protocol import (
     Downlink,
     Inbox,
     LocalTrainer,
+    Stage,
     Transform,
     Update,
     hyperparameters,
@@ -44,6 +46,9 @@ class Quantize(Transform):
     One byte an entry, and 4 bytes a block: about a quarter of 32 bits. Gradients and controls are rounded themselves.
     After `TopK` the entries that travel are rounded.
     """
+
+    name: ClassVar[str] = "quantize"
+    stage: ClassVar[Stage | None] = "numbers"
 
     block: int = 1024
     """Consecutive entries that share a scale, 1 or more."""

@@ -1,7 +1,7 @@
 """TopK: only the largest changes travel, and the rest later."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from fedtailor.protocol import (
     Downlink,
     Inbox,
     LocalTrainer,
+    Stage,
     Transform,
     Update,
     hyperparameters,
@@ -36,6 +37,9 @@ class TopK(Transform):
     A value counts 4 bytes, and its place 2, or 4 in models of more than 65,536 parameters. Entries that do not
     travel are, for the server, those of the model that the client received; of gradients and controls, zero.
     """
+
+    name: ClassVar[str] = "top-k"
+    stage: ClassVar[Stage | None] = "entries"
 
     fraction: Any = 0.01
     """Share of the entries of each vector that travel, in (0, 1]; at least one entry does."""

@@ -4,7 +4,7 @@ from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
-from fedtailor.protocol.entry_points import find_registered, module_of, named_in_file, offered
+from fedtailor.protocol.entry_points import find_registered, import_modules, module_of, named_in_file, offered
 from fedtailor.protocol.errors import Diverged
 from fedtailor.protocol.exchange import (
     Answers,
@@ -36,6 +36,7 @@ from fedtailor.protocol.pipeline import (
     MODEL_KINDS,
     PRIVATE_STEPS,
     Pipeline,
+    Stage,
     Transform,
     Update,
     announce,
@@ -88,6 +89,7 @@ __all__ = [
     "Population",
     "Predictor",
     "ServerState",
+    "Stage",
     "StepGradient",
     "Streams",
     "Sums",
@@ -108,6 +110,7 @@ __all__ = [
     "encode",
     "find_registered",
     "hyperparameters",
+    "import_modules",
     "init_pipeline",
     "is_hyperparameters",
     "is_off",

@@ -1,9 +1,10 @@
-"""What installed packages offer by name (methods, scenarios, metrics, trackers), and what files of one's own do."""
+"""What packages' folders and installed packages offer by name (methods, metrics, ...), and files of one's own."""
 
 import importlib.util
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -65,6 +66,12 @@ def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
         require(fits, f"the {what} {name!r} of {entry.value} is {loaded!r}; it must be a subclass of {wanted}")
         return loaded
     return None
+
+
+def import_modules(package: str) -> list[ModuleType]:
+    """Every module of a package's folder, imported, so that what they define is registered; in alphabetical order."""
+    folder = sys.modules[package].__path__
+    return [importlib.import_module(f"{package}.{module.name}") for module in iter_modules(folder)]
 
 
 def named_in_file(name: str) -> tuple[Path, str] | None:

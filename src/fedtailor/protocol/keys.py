@@ -8,6 +8,7 @@ import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,14 +43,12 @@ def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> N
     Returns:
         64 random bits [m] for every client id [m].
     """
-    # A hash of the four numbers, one after another: each is added to the state, which is then mixed.
-    state = np.full(np.shape(ids), np.uint64(seed & UINT64_MAX))
-    words = (np.uint64(zlib.crc32(purpose.encode())), np.uint64(round), np.asarray(ids, np.uint64))
-    # Unsigned overflow is arithmetic modulo 2^64, which the hash is made of.
-    with np.errstate(over="ignore"):
-        for word in words:
-            state = _splitmix64(state + word)
-    return state
+    # A hash of the four numbers, one after another: each is added to the state, which is then mixed. The first three
+    # are the same for all clients.
+    common = seed & UINT64_MAX
+    for word in (zlib.crc32(purpose.encode()), int(round)):
+        common = _splitmix64(common + word)
+    return _splitmix64(common + np.asarray(ids, np.uint64))
 
 
 def draw_uniform(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -80,9 +79,13 @@ def server_rng(seed: int, purpose: str, round: int) -> np.random.Generator:
     return np.random.default_rng([seed & UINT64_MAX, zlib.crc32(purpose.encode()), round])
 
 
-def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Steele, Lea and Flood's finaliser: a bijection whose output passes BigCrush on counters."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _splitmix64(x: Any) -> Any:
+    """Steele, Lea and Flood's finaliser: a bijection whose output passes BigCrush on counters.
+
+    Args:
+        x: a whole number, or an array of 64-bit ones; all arithmetic is modulo 2^64.
+    """
+    x = (x + 0x9E3779B97F4A7C15) & UINT64_MAX
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & UINT64_MAX
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & UINT64_MAX
+    return x ^ (x >> 31)

@@ -1,7 +1,7 @@
 """What stands between a client and the server: transforms of what travels, one after another."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree
 
@@ -22,6 +22,10 @@ PRIVATE_STEPS = "private_steps"
 
 Update = Mapping[str, ClientRows]
 
+Stage = Literal["bound", "noise", "entries", "numbers"]
+"""What transforms do to an update, in the order in which they may follow each other: noise must come after a bound
+and before compression, and only one transform can say how numbers are written."""
+
 
 class Transform:
     """One step of a pipeline: subclass it, decorate with `@hyperparameters`, and write what it does in a direction.
@@ -32,7 +36,21 @@ class Transform:
 
     Down, in every exchange: `send` is host code that the server calls on what the algorithm sends; what it returns
     travels and is counted. `receive` is traced at the start of a client's part.
+
+    A subclass that sets `name` registers itself.
     """
+
+    name: ClassVar[str]
+    """Its name in files and on the command line."""
+    stage: ClassVar[Stage | None] = None
+    """What it does to an update; of each stage an uplink has one at most, in the order of the stages. None: anything,
+    anywhere."""
+    registry: ClassVar[dict[str, type["Transform"]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in cls.__dict__:
+            Transform.registry[cls.name] = cls
 
     def init(self, theta: Float[Array, " d"]) -> PyTree:
         """What a client keeps for this transform from round to round (error feedback), at the common initial model."""

@@ -1,8 +1,6 @@
 """A training over machines from its first round to the delivery of personal models, in a run directory."""
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +10,6 @@ from numpy.typing import NDArray
 
 from fedtailor._files import replacing
 from fedtailor._parquet import write_parquet
-from fedtailor._version import __version__
 from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
 from fedtailor.protocol import Clients, Exchanges, drive
@@ -26,7 +23,7 @@ from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.manifest import settings
+from fedtailor.storage.manifest import settings, versions
 from fedtailor.storage.run_directory import CLIENTS, read_frame
 from fedtailor.training import Callback, Training
 
@@ -136,9 +133,5 @@ def _manifest(job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], every
         **({"uplink": settings(plan.uplink)} if plan.uplink else {}),
         "model": settings(plan.model),
         "data": {"name": job.title, "clients": len(rows), "names": list(rows), "job": job.identity},
-        "versions": {
-            "fedtailor": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("jax", "numpy")},
-        },
+        "versions": versions(),
     }

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.experiments.document import ConfigError, Document, read
-from fedtailor.experiments.parsing import allow, architecture, configure
+from fedtailor.experiments.parsing import architecture, check_choice_at, configure
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
 from fedtailor.models import Architecture
@@ -180,7 +180,7 @@ def _job(document: Document) -> Job:
     content = document.content
     tables = ("title", "coordinator", "data", "model", "method", "training", "privacy")
     for name in content:
-        allow(name, tables, (name,), "table")
+        check_choice_at(name, tables, (name,), "table")
     for name in tables[1:-1]:
         if not isinstance(content.get(name), Mapping):
             raise ConfigError((name,), f"the table [{name}] is missing")
@@ -258,7 +258,7 @@ def _algorithm(given: Mapping[str, Any]) -> Algorithm:
     name = settings.pop("use", None)
     if not isinstance(name, str):
         raise ConfigError(("method",), "the method needs a name: use = NAME; `fedtailor algorithms` lists them")
-    allow(name, sorted(Algorithm.registry), ("method", "use"), "algorithm")
+    check_choice_at(name, sorted(Algorithm.registry), ("method", "use"), "algorithm")
     try:
         return configure(Algorithm.registry[name](), settings, ("method",))
     except TypeError:
@@ -276,7 +276,7 @@ def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
         place = (name, *loc)
         key = loc[-1] if loc else name
         if first["type"] == "extra_forbidden":
-            allow(key, tuple(kind.model_fields), place, f"setting of [{name}]")
+            check_choice_at(key, tuple(kind.model_fields), place, f"setting of [{name}]")
         if first["type"] == "missing":
             raise ConfigError((name,), f"{key} is missing in [{name}]") from None
         if kind is _Data and loc[:1] == ["columns"]:

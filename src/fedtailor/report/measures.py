@@ -31,7 +31,7 @@ def weighted(run: StoredRun) -> float | None:
     return float(np.average(scores["value"], weights=scores["test"])) if len(scores) else None
 
 
-def largest10(run: StoredRun) -> float | None:
+def largest_decile(run: StoredRun) -> float | None:
     """Mean over the tenth of the seen clients with most training samples (at least one client), weighted by test
     samples. Of equally large clients the earlier ones in the federation count."""
     scores = run.scores()
@@ -77,7 +77,7 @@ MEASURES: Mapping[str, Measure] = {
     "largest10": Measure(
         "mean over the 10 % of clients with most training samples, weighted by test samples",
         "largest\n10 %",
-        largest10,
+        largest_decile,
     ),
     "unseen": Measure("mean over clients that never took part", "unseen", unseen),
     "best_val": Measure("mean over clients, best round chosen on val", "best round\non val", best_on_val),

@@ -44,13 +44,23 @@ def export_models(personal: Iterable[PersonalModel], directory: Path | str, *, o
         if isinstance(model.predictor, NearestNeighbors) and not own_examples:
             _ = model.theta  # its error says why it is not exported
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
-        require(not any(path.iterdir()), f"{path} is not empty; name a new directory for the models")
+        make_new(path)
         write_models(everyone, path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
     return path
+
+
+def make_new(directory: Path) -> None:
+    """Make a directory for models; an empty one is as good as a new one.
+
+    Raises:
+        ValueError: it holds files.
+        OSError: it cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(directory)
+    require(not any(directory.iterdir()), f"{directory} is not empty; name a new directory for the models")
 
 
 def write_models(personal: Iterable[PersonalModel], path: Path, manifest_name: str = MANIFEST) -> None:

@@ -61,12 +61,14 @@ def manifest(
         "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
         **({} if origin is None else {"origin": _plain_origin(origin)}),
         "machine": {"devices": devices, "platform": jax.default_backend(), "canonical": canonical},
-        "versions": {
-            "fedtailor": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("jax", "numpy")},
-        },
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """What a run's results depend on to rounding: the versions of fedtailor, Python, JAX and NumPy."""
+    libraries = {name: version(name) for name in ("jax", "numpy")}
+    return {"fedtailor": __version__, "python": platform.python_version(), **libraries}
 
 
 def _plain_origin(origin: Mapping[str, Any]) -> dict[str, Any]:

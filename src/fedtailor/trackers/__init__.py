@@ -4,9 +4,7 @@ Every module of this folder that defines a tracker is found; the imports below o
 those that come with fedtailor. None of them imports its library before it is used.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from fedtailor.protocol import import_modules
 from fedtailor.trackers.mlflow import MLflow
 from fedtailor.trackers.tensorboard import TensorBoard
 from fedtailor.trackers.tracker import Tracker, find_tracker, find_trackers
@@ -14,5 +12,4 @@ from fedtailor.trackers.wandb import WandB
 
 __all__ = ["MLflow", "TensorBoard", "Tracker", "WandB", "find_tracker", "find_trackers"]
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+import_modules(__name__)

@@ -64,7 +64,7 @@ class Tracker(Callback):
         self.directory = None if directory is None else Path(directory)
         self.experiment, self.run = experiment, run
         self._id: str | None = None
-        self._told = 0  # the last round
+        self._last_round = 0  # that the tracker was told
 
     def library(self, module: str = "") -> Any:
         """The library, or one of its modules; imported here, and not known to type checkers, for it may be missing."""
@@ -107,7 +107,7 @@ class Tracker(Callback):
         known, told = self._read()
         title = self.run or f"{training.schedule[-1][0].about.name}, seed {training.seed}"
         with self._one_line():
-            self._id, self._told = self.begin(title, known, told, _described(training, rounds))
+            self._id, self._last_round = self.begin(title, known, told, _described(training, rounds))
         self._write()
 
     def after_round(self, training: Training, evaluated: bool) -> None:
@@ -126,13 +126,13 @@ class Tracker(Callback):
             self.end("interrupted" if isinstance(error, KeyboardInterrupt | GeneratorExit) else ended)
 
     def _tell(self, training: Training) -> None:
-        if self._id is None or training.round <= self._told:
+        if self._id is None or training.round <= self._last_round:
             return
         values = _measured(training)
         if values:
             with self._one_line():
                 self.log(training.round, values)
-            self._told = training.round
+            self._last_round = training.round
             self._write()
 
     @property
@@ -154,7 +154,7 @@ class Tracker(Callback):
             with self._one_line():
                 self._state.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(self._state) as temporary:
-                    temporary.write_text(json.dumps(sealed({"run": self._id, "round": self._told})), "utf-8")
+                    temporary.write_text(json.dumps(sealed({"run": self._id, "round": self._last_round})), "utf-8")
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:

@@ -4,9 +4,6 @@ Every module of this folder that has `SCENARIOS` is found; the imports below onl
 those that come with fedtailor. Builders are functions of this package: `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.scenarios.cgpfl import cgpfl_cifar, cgpfl_fashion, cgpfl_mnist
 from fedtailor.experiments.scenarios.digits import digits_label_shift, digits_permuted, digits_rotated
@@ -31,7 +28,7 @@ from fedtailor.experiments.scenarios.standard import (
 from fedtailor.experiments.scenarios.table import table
 from fedtailor.experiments.scenarios.three_approaches import density, emnist_writers, mnist_writers
 from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
-from fedtailor.protocol import find_registered
+from fedtailor.protocol import find_registered, import_modules
 
 ENTRY_POINTS = "fedtailor.scenarios"
 """The group of entry points under which other packages offer scenarios."""
@@ -39,8 +36,7 @@ ENTRY_POINTS = "fedtailor.scenarios"
 
 def _discovered() -> dict[str, Scenario]:
     """The scenarios of all modules of this folder, the small ones that need no data first."""
-    names = sorted((info.name for info in iter_modules(__path__)), key=lambda name: (name != "digits", name))
-    modules = [import_module(f"{__name__}.{name}") for name in names]
+    modules = sorted(import_modules(__name__), key=lambda module: module.__name__ != f"{__name__}.digits")
     return {scenario.name: scenario for module in modules for scenario in getattr(module, "SCENARIOS", ())}
 
 

@@ -1,13 +1,12 @@
 """The data sets by name. A new one is one file in this folder: a function under `@register`, and it is found."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
 from fedtailor.federation.datasets.store import Source
+from fedtailor.protocol import import_modules
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
@@ -49,7 +48,6 @@ def register(*sources: Source) -> Callable[[Reader], Reader]:
 def discover(package: ModuleType) -> None:
     """Import every module of a package, so that its data sets are registered, and make them attributes of it."""
     # to import a module is to run its decorators
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
+    import_modules(package.__name__)
     for name, registered in DATASETS.items():
         setattr(package, name, registered.read)

@@ -16,6 +16,7 @@ from fedtailor.training.personal import personal_models
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 UNSEEN = np.array([False, True, False, False, False])
 ALL_CLASSES = [20, 30, 40, 70, 80]
+LESS_THAN_A_BLOCK = [20, 30, 31, 25, 28]
 
 
 def mlp():
@@ -46,11 +47,14 @@ def test_with_lambda_0_it_is_the_base_model():
             np.testing.assert_allclose(outputs(mlp(), predictor)(jnp.asarray(x)), expected, **EXACT)
 
 
-@pytest.mark.parametrize("k, scale", [(10, 1.0), (3, 0.5), (500, 2.0)])
-def test_with_lambda_1_it_is_scikit_learns_neighbours(k, scale):
-    """On clients of one block and of several; with more neighbours than samples, all of them."""
+@pytest.mark.parametrize(
+    "k, scale, sizes",
+    [(10, 1.0, ALL_CLASSES), (3, 0.5, ALL_CLASSES), (500, 2.0, ALL_CLASSES), (3, 0.5, LESS_THAN_A_BLOCK)],
+)
+def test_with_lambda_1_it_is_scikit_learns_neighbours(k, scale, sizes):
+    """On clients of one block, of several, and of less; with more neighbours than samples, all of them."""
     with float64():
-        federation, model = classification(sizes=ALL_CLASSES), mlp()
+        federation, model = classification(sizes=sizes), mlp()
         training, found = served(KNNPer(sgd=TRAINED, lam=1.0, k=k, scale=scale), federation)
         theta = training.server.model[0]
         for i, predictor in enumerate(found):

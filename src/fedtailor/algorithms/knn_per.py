@@ -113,8 +113,11 @@ class KNNPer(FedAvg):
 
         def add(store: Store, batch: Batch, step: Int[Array, ""]) -> Store:
             local.count_work(forwards=1)
-            z = local.features(params, batch.x, training=False).reshape(BLOCK, -1)
-            new = z, batch.y, batch.weight > 0
+            # As many rows as the batch has room for: fewer than a block where no client has so many samples. What only
+            # pads the batch is zero, as the rest of the store is.
+            is_held = batch.weight > 0
+            z = local.features(params, batch.x, training=False).reshape(len(batch.y), -1)
+            new = jnp.where(is_held[:, None], z, 0), jnp.where(is_held, batch.y, 0), is_held
             # block number `step` of the store is this batch
             first = step * BLOCK
             return tuple(  # pyright: ignore[reportReturnType]

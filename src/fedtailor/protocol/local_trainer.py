@@ -188,7 +188,8 @@ class LocalTrainer(Protocol):
             carry: what the first step is given; any pytree.
             step: (carry, batch, s) -> carry, traced once; s = 0..steps-1.
             steps: how many; may be traced. No step is taken on an empty split.
-            batch_size: samples in a batch.
+            batch_size: samples in a batch. A batch has no more rows than the largest client has samples, rounded up to
+                a power of two; those that no sample fills have weight 0.
             drop_last: drop the last partial batch of an epoch.
             purpose: another one than "batches" gives other, independent batches.
             split: whose examples.

@@ -59,7 +59,17 @@ def start(directory, resume=False):
     return {name: (directory / name).read_bytes() for name in (METRICS, LEDGER)}
 
 
+@pytest.fixture
+def quick_collections():
+    """What the tests before this one have left is not looked through in each of its many collections."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_collections")
 def test_whenever_a_run_dies_it_goes_on_from_its_last_checkpoint(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch)

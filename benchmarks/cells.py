@@ -1,5 +1,6 @@
 """The cells of the benchmark: which model, which clients, which batch size."""
 
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -71,3 +72,17 @@ def _cells() -> Iterable[Cell]:
 
 
 CELLS = {cell.name: cell for cell in _cells()}
+
+
+def add_cells_argument(parser: ArgumentParser) -> None:
+    """Names of cells on the command line, `cells` of its options: all, where none is named."""
+    choices = ", ".join(CELLS)
+    parser.add_argument(
+        "cells", nargs="*", metavar="cell", type=_known, default=list(CELLS), help=f"of {choices}; default: all"
+    )
+
+
+def _known(name: str) -> str:
+    if name not in CELLS:
+        raise ArgumentTypeError(f"there is no cell {name!r}; choose from {', '.join(CELLS)}")
+    return name

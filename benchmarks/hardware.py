@@ -12,7 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from cells import CELLS, Cell
+from cells import CELLS, Cell, add_cells_argument
 from jax.sharding import NamedSharding, PartitionSpec
 from measuring import load, machine, take_turns
 from ours import rounds_of
@@ -30,16 +30,13 @@ REPEATS = 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="*", metavar="cell", help=f"of {', '.join(CELLS)}; default: all")
+    add_cells_argument(parser)
     parser.add_argument("--turns", type=int, default=7, help="timed rounds of each cell")
     options = parser.parse_args()
-    unknown = [name for name in options.cells if name not in CELLS]
-    if unknown:
-        parser.error(f"there is no cell {unknown[0]!r}; choose from {', '.join(CELLS)}")
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
     table = Table("cell", "round, ms", "GFLOP/s", "matrix product, GFLOP/s", "share", "load")
-    for name in options.cells or CELLS:
+    for name in options.cells:
         cell = CELLS[name]
         training = simulate(FedAvg(SGD(batch_size=cell.batch_size)), cell.federation, cell.model)
         mesh = Settings().mesh()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from cells import CELLS, Cell
+from cells import CELLS, Cell, add_cells_argument
 from measuring import Times, cores, load, machine, ratio, take_turns
 from numpy.typing import NDArray
 from ours import rounds_of
@@ -37,17 +37,14 @@ TOLERANCE = 1e-3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="*", metavar="cell", help=f"of {', '.join(CELLS)}; default: all")
+    add_cells_argument(parser)
     parser.add_argument("--turns", type=int, help="timed rounds of each contender (default 7, quick 3)")
     parser.add_argument("--quick", action="store_true", help="a fifth of the clients, three turns")
     parser.add_argument(
         "--busy", action="store_true", help="leave out the loop with several threads: on a busy machine they stall"
     )
     options = parser.parse_args()
-    unknown = [name for name in options.cells if name not in CELLS]
-    if unknown:
-        parser.error(f"there is no cell {unknown[0]!r}; choose from {', '.join(CELLS)}")
-    cells = [CELLS[name] for name in options.cells or CELLS]
+    cells = [CELLS[name] for name in options.cells]
     if options.quick:
         cells = [cell.smaller() for cell in cells]
     turns = options.turns or (3 if options.quick else 7)

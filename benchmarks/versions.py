@@ -10,7 +10,7 @@ ms and ratios NEW : OLD, minimum / median of all turns.
 import argparse
 from pathlib import Path
 
-from cells import CELLS
+from cells import add_cells_argument
 from checkouts import Checkout, in_turns
 from measuring import Times, load, machine
 from rich.console import Console
@@ -51,17 +51,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("cells", nargs="*", metavar="cell", help=f"of {', '.join(CELLS)}; default: all")
+    add_cells_argument(parser)
     parser.add_argument("--turns", type=int, default=7, help="of one round each")
     options = parser.parse_args()
-    unknown = [name for name in options.cells if name not in CELLS]
-    if unknown:
-        parser.error(f"there is no cell {unknown[0]!r}; choose from {', '.join(CELLS)}")
     checkouts = {root: Checkout(root, WORKER) for root in (options.old, options.new)}
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
     table = Table("cell", "old, ms", "new, ms", "new : old", "load")
-    for name in options.cells or CELLS:
+    for name in options.cells:
         answers = in_turns(checkouts, name, options.turns)
         old, new = (Times(tuple(seconds for seconds, _ in answers[root])) for root in (options.old, options.new))
         models = [[model for _, model in answers[root]] for root in (options.old, options.new)]

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from fedtailor.report.tables import Number, Table, mean_and_deviation, mean_of, published
+from fedtailor.report.units import unit_of
 
 TABLE = Table("digits_a, 2 seeds", ["method", "accuracy"], [["UCFL_x", "0.9 ± 0.1"], ["a|b", "50 %"]])
 
@@ -75,3 +76,8 @@ def test_published_figures_are_numbers(figure, mean, std):
 
 def test_other_published_figures_are_text():
     assert [published(text) for text in ("-", "about 80", "1.2.3")] == ["-", "about 80", "1.2.3"]
+
+
+def test_a_difference_that_is_shown_as_zero_has_no_sign_of_its_own():
+    unit = unit_of("accuracy")
+    assert [unit.signed(value) for value in (-0.0, -0.04, 0.04, -0.06, 2.5)] == ["+0.0", "+0.0", "+0.0", "-0.1", "+2.5"]

@@ -131,9 +131,9 @@ class Decision:
         for first, second, sign in ((method, self.base, 1), (self.base, method, -1)):
             for line in pairs.filter((pl.col("method") == first) & (pl.col("other") == second)).iter_rows(named=True):
                 ends = sorted(sign * unit.scale * line[name] for name in ("low", "high"))
-                low, high = (f"{end:+.{unit.digits}f}" for end in ends)
+                low, high = map(unit.signed, ends)
                 gain = sign * unit.scale * line["difference"]
-                return f"mean gain in {unit.label}: {gain:+.{unit.digits}f} (95 % interval {low} to {high})"
+                return f"mean gain in {unit.label}: {unit.signed(gain)} (95 % interval {low} to {high})"
         return "no mean gain"
 
     @property
@@ -274,7 +274,7 @@ def _gain_row(line: Mapping[str, Any], unit: Unit) -> list[Cell]:
     numbers = (line["base_value"], line["value"], line["gain"], line["low"], line["high"])
     alone, value, gain, low, high = (unit.scale * number for number in numbers)
     shown = [Number(number, f"{number:.{unit.digits}f}") for number in (alone, value)]
-    signed = [Number(number, f"{number:+.{unit.digits}f}") for number in (gain, low, high)]
+    signed = [Number(number, unit.signed(number)) for number in (gain, low, high)]
     return [line["client"], line["method"], Number(line["test_rows"], str(line["test_rows"])), *shown, *signed,
             line["verdict"]]  # fmt: skip
 

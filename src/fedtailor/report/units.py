@@ -36,6 +36,10 @@ class Unit:
         """The same as text: "82.8 ± 1.7"."""
         return self.number(values).text
 
+    def signed(self, value: float) -> str:
+        """A difference in the unit that is shown, with its sign; what is shown as zero has none of a rounded one."""
+        return f"{round(value, self.digits) + 0.0:+.{self.digits}f}"
+
 
 def unit_of(name: str) -> Unit:
     """How the metric of that name is shown.

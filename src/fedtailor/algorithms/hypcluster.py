@@ -61,8 +61,9 @@ class HypCluster(Algorithm):
 
     Equal initial models would tie, so the q models start apart (the paper: from models trained on a few clients):
     `random` takes independent initial models, each first trained by `warm` rounds of its own over all clients;
-    `farthest` gives the first q rounds to finding, one after another, the model of the reporter that the models found
-    so far serve worst, trained by that client from the common initial model (the first one is drawn at random).
+    `farthest` finds one of the q models in each of the first q rounds: every reporter trains the common initial model,
+    and the next model is that of the reporter with the largest loss under those found so far (the first is drawn at
+    random).
     """
 
     about: ClassVar[About] = About(
@@ -100,22 +101,22 @@ class HypCluster(Algorithm):
     def check(self, population: Population) -> None:
         # A few clusters more than clients do no harm, and small federations are often given a default; many are a typo.
         clients = len(population)
-        few = f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many"
-        require(self.clusters <= 10 * clients, few)
+        message = f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many"
+        require(self.clusters <= 10 * clients, message)
 
     @property
     def _rounds_before_choices(self) -> int:
         return self.clusters if self.start == "farthest" else self.clusters * self.warm
 
     def init_server(self, init: Init, population: Population) -> HypClusterState:
-        apart = self.start == "random"
-        theta = jnp.stack([init(k if apart else 0) for k in range(self.clusters)])
+        independent = self.start == "random"
+        theta = jnp.stack([init(k if independent else 0) for k in range(self.clusters)])
         return HypClusterState(
             model=theta,
             optimizer=self.optimizer.init(theta),
             cluster=np.full(len(population), -1),
             round=0,
-            initial=None if apart else init(0),
+            initial=None if independent else init(0),
         )
 
     def broadcast(self, server: HypClusterState, cohort: Cohort) -> Downlink:
@@ -126,11 +127,13 @@ class HypCluster(Algorithm):
             # a warm round: everybody trains the model whose turn it is
             turn = server.round // self.warm
             return Downlink({"model": Streams(server.model, np.full((clients, 1), turn))})
-        # the models found so far, and in the last position the initial one, from which the next is trained
+        # The models found so far, and in the last position the initial one, from which the next is trained; -1 where no
+        # model is sent.
         numbers = np.arange(self.clusters)
-        received = np.where(numbers < server.round, numbers, -1)
+        sent = np.where(numbers < server.round, numbers, -1)
         models = jnp.concatenate([server.model, server.initial[None]])
-        to_everyone = np.tile([*received, self.clusters], (clients, 1))
+        initial_number = self.clusters
+        to_everyone = np.tile([*sent, initial_number], (clients, 1))
         return Downlink({"model": Streams(models, to_everyone)})
 
     def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
@@ -149,8 +152,8 @@ class HypCluster(Algorithm):
         else:
             # a warm round: nobody chose, all trained the one model that they were sent
             trained = downlink.streams["model"].recipients[:, 0]
-        moved = self.aggregate(server, answers, trained, reporter_weights(cohort, self.weights), cohort)
-        return moved.replace(cluster=cluster, round=server.round + 1)
+        next_server = self.aggregate(server, answers, trained, reporter_weights(cohort, self.weights), cohort)
+        return next_server.replace(cluster=cluster, round=server.round + 1)
 
     def aggregate(
         self,

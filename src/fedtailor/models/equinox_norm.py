@@ -10,16 +10,17 @@ from jaxtyping import Array, Float
 
 
 class WeightedBatchNorm(eqx.nn.BatchNorm):
-    """`eqx.nn.BatchNorm`, computing what it computes over the examples of a batch that are no padding.
+    """`eqx.nn.BatchNorm` that ignores examples of weight 0, which only pad a batch.
 
-    Its counter or flag is a floating-point number, so that it can be an entry of theta and be averaged.
+    The counter of steps (mode "batch") and the flag of the first batch (mode "ema") are floating-point numbers, so that
+    they can be entries of the model's vector and be averaged over clients.
     """
 
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
-        # A copy of the layer, field by field: Equinox's own constructor would make another one. Its state is then
-        # replaced by one of floating-point arrays, as it starts.
+        # A copy of the layer, field by field: Equinox's own constructor would make another one. Then the entries of its
+        # state that are no floating-point arrays are made anew, and the averages of mode "ema", which start empty.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
@@ -40,9 +41,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     ) -> tuple[Array, eqx.nn.State]:
         inference = self.inference if inference is None else inference
         if inference:
-            mean, variance, state = self._running(state)
+            mean, variance, state = self._inference_statistics(state)
         else:
-            mean, variance, state = self._trained(x, state)
+            mean, variance, state = self._training_statistics(x, state)
         deviation = jnp.sqrt(_of_channels(variance, x) + self.eps)
         out = (x - _of_channels(mean, x)) / deviation
         if self.weight is None or self.bias is None:
@@ -51,7 +52,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         bias = _of_channels(self.bias, x)
         return out * weight + bias, state
 
-    def _running(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+    def _inference_statistics(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
         """What evaluation normalises by.
 
         Returns:
@@ -66,37 +67,40 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
         return mean / scale, variance / scale, state
 
-    def _trained(self, x: Array, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+    def _training_statistics(self, x: Array, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
         """What a training step normalises by.
 
         Returns:
             Mean and variance [channels], and the state with new running statistics.
         """
-        batch = self._batch(x)
+        batch = self._batch_statistics(x)
         if self.mode == "ema":
             # the very first batch's statistics are taken as they are
             first = state.get(_present(self.ema_first_time_index)) > 0
             old = state.get(_present(self.ema_state_index))
-            new = jax.tree.map(lambda b, r: jnp.where(first, b, self._step(r, b)), batch, old)
-            not_first = jnp.zeros_like(first, x.dtype)
-            state = state.set(_present(self.ema_first_time_index), not_first)
+
+            def updated(running: Array, of_batch: Array) -> Array:
+                return jnp.where(first, of_batch, self._updated(running, of_batch))
+
+            new = jax.tree.map(updated, old, batch)
+            state = state.set(_present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype))
             state = state.set(_present(self.ema_state_index), new)
             # Equinox normalises by the running averages in this mode, in training as well.
             mean, variance = new
             return mean, variance, state
         counter = state.get(_present(self.batch_counter))
         old = state.get(_present(self.batch_state_index))
-        new = jax.tree.map(lambda b, r: self._step(r, b), batch, old)
+        new = jax.tree.map(self._updated, old, batch)
         state = state.set(_present(self.batch_counter), counter + 1)
         state = state.set(_present(self.batch_state_index), new)
         mean, variance = batch
         return mean, variance, state
 
-    def _step(self, running: Array, batch: Array) -> Array:
+    def _updated(self, running: Array, of_batch: Array) -> Array:
         """The running average after one batch; Equinox's momentum is the share of what was there."""
-        return self.momentum * running + (1 - self.momentum) * batch
+        return self.momentum * running + (1 - self.momentum) * of_batch
 
-    def _batch(self, x: Array) -> tuple[Array, Array]:
+    def _batch_statistics(self, x: Array) -> tuple[Array, Array]:
         """Statistics of the batch over its examples that are no padding.
 
         Returns:

@@ -30,7 +30,8 @@ class StatefulLayer(eqx.Module):
 
 
 class GroupNorm(eqx.Module):
-    """Each example's channels of a group, normalised over pixels (Wu and He 2018), times `scale`, plus `bias`."""
+    """Each group of an example's channels, normalised by its mean and variance over these channels and all pixels (Wu
+    and He 2018), times `scale`, plus `bias`."""
 
     scale: Float[Array, " channels"]
     bias: Float[Array, " channels"]
@@ -46,17 +47,17 @@ class GroupNorm(eqx.Module):
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         mean = grouped.mean((1, 2, 3), keepdims=True)
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
-        normal = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
-        normal = normal.reshape(x.shape)
+        normalized = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
+        normalized = normalized.reshape(x.shape)
         # scale and bias are of each channel, not of the group
-        return normal * _per_channel(self.scale, x) + _per_channel(self.bias, x)
+        return normalized * _per_channel(self.scale, x) + _per_channel(self.bias, x)
 
 
 class BatchNorm(StatefulLayer):
     """Each channel, normalised over the batch and its pixels (Ioffe and Szegedy 2015), times `scale`, plus `bias`.
 
-    Evaluation normalises by the running mean and (unbiased) variance instead, to which every training step adds a
-    `MOMENTUM` share of its batch's; the arithmetic is that of PyTorch.
+    Evaluation normalises by the running mean and (unbiased) variance instead: running <- (1 - MOMENTUM) running +
+    MOMENTUM batch in every training step, as in PyTorch.
     """
 
     scale: Float[Array, " channels"]
@@ -83,8 +84,8 @@ class BatchNorm(StatefulLayer):
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
         # The division by the deviation and the scale are one factor a channel, which is cheaper than two on every
         # pixel.
-        slope = self.scale * jax.lax.rsqrt(variance + EPSILON)
-        return (x - _per_channel(mean, x)) * _per_channel(slope, x) + _per_channel(self.bias, x)
+        factor = self.scale * jax.lax.rsqrt(variance + EPSILON)
+        return (x - _per_channel(mean, x)) * _per_channel(factor, x) + _per_channel(self.bias, x)
 
 
 def batch_statistics(
@@ -97,7 +98,7 @@ def batch_statistics(
         weight: of each example in the means; 0 = padding.
         running: mean and unbiased variance until now.
         momentum: share of this batch.
-        channels_first: see x.
+        channels_first: whether x is PyTorch's.
 
     Returns:
         The batch's mean and biased variance [c], which a training step normalises by, and the new running ones.
@@ -126,11 +127,11 @@ def batch_statistics(
     new_mean = old_mean + momentum * (mean - old_mean)
     new_variance = old_variance + momentum * (unbiased - old_variance)
 
-    def renewed(new: Array, old: Array) -> Array:
-        # A batch of padding alone says nothing.
+    def unless_empty(new: Array, old: Array) -> Array:
+        # A batch of nothing but padding must not move the running statistics.
         return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
 
-    return mean, variance, (renewed(new_mean, old_mean), renewed(new_variance, old_variance))
+    return mean, variance, (unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance))
 
 
 def _along(axis: int, axes: int) -> list[int]:

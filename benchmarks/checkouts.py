@@ -10,20 +10,34 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 
+_SIMULATE = """
+import fedtailor as ft
+
+if ft.__version__ == "0.1.0":
+    from fedtailor.engine.training import Training as simulate
+else:
+    from fedtailor.runs import simulate
+"""
+"""What begins every worker: `simulate`, whatever a version calls it."""
+
 
 class Checkout:
     """A process with one checkout's code, which answers a line of text with a line of JSON.
 
     Args:
         root: of the checkout.
-        worker: the program: reads lines of standard input, prints one for each.
+        worker: the program: reads lines of standard input, prints one for each. `ft` and `simulate` are there.
     """
 
     def __init__(self, root: Path, worker: str) -> None:
         folders = [root.resolve() / "src", root.resolve() / "benchmarks"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", _SIMULATE + worker],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def ask(self, request: str) -> Any:

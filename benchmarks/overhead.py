@@ -23,7 +23,6 @@ WORKER = """
 import json, sys, time
 import jax
 import numpy as np
-import fedtailor as ft
 from fedtailor.federation import Federation, Ragged
 
 CLIENTS, SAMPLES, FEATURES, CLASSES = 20, 10, 4, 3
@@ -38,10 +37,6 @@ sgd = ft.SGD(lr=0.05, batch_size=5)
 methods = {"fedavg": (ft.FedAvg(sgd), 1.0), "ditto": (ft.Ditto(sgd), 0.3), "ucfl": (ft.UCFL(sgd, streams=2), 1.0)}
 
 def start(method, share):
-    if ft.__version__ == "0.1.0":
-        from fedtailor.engine.training import Training as simulate
-    else:
-        from fedtailor.runs import simulate
     return simulate(method, federation, model, participation=ft.Participation(fraction=share))
 
 trainings = {}

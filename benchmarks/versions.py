@@ -20,14 +20,9 @@ WORKER = """
 import hashlib, json, sys, time
 import jax
 import numpy as np
-import fedtailor as ft
 from cells import CELLS
 
 def start(cell):
-    if ft.__version__ == "0.1.0":
-        from fedtailor.engine.training import Training as simulate
-    else:
-        from fedtailor.runs import simulate
     sgd = ft.SGD(lr=0.05, batch_size=cell.batch_size)
     return simulate(ft.FedAvg(sgd), cell.federation, cell.model)
 

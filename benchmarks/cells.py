@@ -21,8 +21,10 @@ class Cell:
 
     Attributes:
         sizes: training samples of each client.
-        goal: how many times faster than the plain PyTorch loop this must be on two cores.
-        goal_processes: the same, against that loop in one process for each core; None where nothing is promised.
+        goal: how many times faster than the plain PyTorch loop this must be on two
+            cores.
+        goal_processes: the same, against that loop in one process for each core; None
+            where nothing is promised.
     """
 
     name: str
@@ -35,15 +37,27 @@ class Cell:
 
     @cached_property
     def federation(self) -> Federation:
-        """Normal inputs, about as long as those of MNIST, with the labels of a random linear teacher."""
+        """Normal inputs, about as long as those of MNIST, with the labels of a random
+        linear teacher.
+        """
         rng = np.random.default_rng(0)
         x = 0.3 * rng.standard_normal((sum(self.sizes), *self.input_shape), np.float32)
         flat = x.reshape(len(x), -1)
-        y = (flat @ rng.standard_normal((flat.shape[1], CLASSES), np.float32)).argmax(axis=1)
+        y = (flat @ rng.standard_normal((flat.shape[1], CLASSES), np.float32)).argmax(
+            axis=1
+        )
         clients = len(self.sizes)
         train = Ragged.cut(np.arange(len(x)), np.array(self.sizes))
         names = tuple(f"client {index:04d}" for index in range(clients))
-        return Federation(x, y, train, Ragged.empty(clients), Ragged.empty(clients), names, classes=CLASSES)
+        return Federation(
+            x,
+            y,
+            train,
+            Ragged.empty(clients),
+            Ragged.empty(clients),
+            names,
+            classes=CLASSES,
+        )
 
     @cached_property
     def model(self) -> Model:
@@ -55,7 +69,9 @@ class Cell:
 
 
 def power_law_sizes(clients: int, low: int, high: int) -> tuple[int, ...]:
-    """Sizes with density proportional to n^-2 in [low, high], the two ends among them."""
+    """Sizes with density proportional to n^-2 in [low, high], the two ends among
+    them.
+    """
     drawn = PowerLaw(2.0, low, high).draw(clients, np.random.default_rng(0)).astype(int)
     return (low, high, *drawn[2:].tolist())
 
@@ -64,25 +80,44 @@ def _cells() -> Iterable[Cell]:
     even = (500,) * 20
     yield Cell("logistic-10", logistic(), (784,), (500,) * 100, 10, goal=14)
     yield Cell("mlp-10", mlp(128), (784,), even, 10, goal=7, goal_processes=2.7)
-    for batch_size, goal, processes in ((10, 2.9, 1.5), (32, 1.7, None), (100, 1.4, None)):
-        yield Cell(f"lenet-{batch_size}", lenet5(), DIGIT, even, batch_size, goal, processes)
+    for batch_size, goal, processes in (
+        (10, 2.9, 1.5),
+        (32, 1.7, None),
+        (100, 1.4, None),
+    ):
+        yield Cell(
+            f"lenet-{batch_size}", lenet5(), DIGIT, even, batch_size, goal, processes
+        )
     for batch_size, goal in ((10, 2.2), (32, 1.4), (100, 1.1)):
-        yield Cell(f"cifar-cnn-{batch_size}", lenet5("max"), PHOTO, even, batch_size, goal)
-    yield Cell("power-law-mlp-10", mlp(128), (784,), power_law_sizes(100, 50, 2000), 10, goal=4)
+        yield Cell(
+            f"cifar-cnn-{batch_size}", lenet5("max"), PHOTO, even, batch_size, goal
+        )
+    yield Cell(
+        "power-law-mlp-10", mlp(128), (784,), power_law_sizes(100, 50, 2000), 10, goal=4
+    )
 
 
 CELLS = {cell.name: cell for cell in _cells()}
 
 
 def add_cells_argument(parser: ArgumentParser) -> None:
-    """Names of cells on the command line, `cells` of its options: all, where none is named."""
+    """Names of cells on the command line, `cells` of its options: all, where none is
+    named.
+    """
     choices = ", ".join(CELLS)
     parser.add_argument(
-        "cells", nargs="*", metavar="cell", type=_known, default=list(CELLS), help=f"of {choices}; default: all"
+        "cells",
+        nargs="*",
+        metavar="cell",
+        type=_known,
+        default=list(CELLS),
+        help=f"of {choices}; default: all",
     )
 
 
 def _known(name: str) -> str:
     if name not in CELLS:
-        raise ArgumentTypeError(f"there is no cell {name!r}; choose from {', '.join(CELLS)}")
+        raise ArgumentTypeError(
+            f"there is no cell {name!r}; choose from {', '.join(CELLS)}"
+        )
     return name

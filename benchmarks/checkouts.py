@@ -1,4 +1,6 @@
-"""Processes that run the code of several checkouts of the repository, and take turns."""
+"""Processes that run the code of several checkouts of the repository, and take
+turns.
+"""
 
 import json
 import os
@@ -22,11 +24,13 @@ else:
 
 
 class Checkout:
-    """A process with one checkout's code, which answers a line of text with a line of JSON.
+    """A process with one checkout's code, which answers a line of text with a line of
+    JSON.
 
     Args:
         root: of the checkout.
-        worker: the program: reads lines of standard input, prints one for each. `ft` and `simulate` are there.
+        worker: the program: reads lines of standard input, prints one for each. `ft`
+            and `simulate` are there.
     """
 
     def __init__(self, root: Path, worker: str) -> None:
@@ -57,9 +61,11 @@ class Checkout:
         self._process.communicate()
 
 
-def in_turns(checkouts: Mapping[Path, Checkout], request: str, turns: int) -> dict[Path, Sequence[Any]]:
-    """Every checkout's answers to so many equal requests, in alternating order; those to a first one, which compiles,
-    are left out."""
+def in_turns(
+    checkouts: Mapping[Path, Checkout], request: str, turns: int
+) -> dict[Path, Sequence[Any]]:
+    """Every checkout's answers to so many equal requests, in alternating order; those
+    to a first one, which compiles, are left out."""
     answers: dict[Path, list[Any]] = {root: [] for root in checkouts}
     for checkout in checkouts.values():
         checkout.ask(request)

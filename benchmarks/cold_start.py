@@ -1,4 +1,5 @@
-"""Seconds until something happens: import, then the first round with an empty and with a filled compilation cache.
+"""Seconds until something happens: import, then the first round with an empty and with
+a filled compilation cache.
 
 python benchmarks/cold_start.py
 """
@@ -28,8 +29,12 @@ print(perf_counter() - started)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=7, help="fresh processes of each kind")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--turns", type=int, default=7, help="fresh processes of each kind"
+    )
     turns = parser.parse_args().turns
     imports, empty, filled = [], [], []
     for _ in range(turns):
@@ -50,16 +55,27 @@ def main() -> None:
 
 
 def _python(program: str, **environment: str) -> str:
-    # the cache takes what compiles in less than a second, too, as fedtailor sets it up for its own cache
-    settings = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": _path(), **environment}
+    # the cache takes what compiles in less than a second, too, as fedtailor sets it up
+    # for its own cache
+    settings = {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": _path(),
+        **environment,
+    }
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={**os.environ, **settings}
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **settings},
     )
     return done.stdout
 
 
 def _path() -> str:
-    return os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join(
+        [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Seconds and memory of a round as the population grows under a cohort of one size, and as the cohort grows.
+"""Seconds and memory of a round as the population grows under a cohort of one size, and
+as the cohort grows.
 
 python benchmarks/growth.py
 """
@@ -31,9 +32,15 @@ METHODS: dict[str, Algorithm] = {"fedavg": FedAvg(LOCAL), "ditto": Ditto(sgd=LOC
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=7, help="timed rounds of each size")
-    parser.add_argument("--memory-of", nargs=2, metavar=("method", "clients"), help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--turns", type=int, default=7, help="timed rounds of each size"
+    )
+    parser.add_argument(
+        "--memory-of", nargs=2, metavar=("method", "clients"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.memory_of:
         print(peak_memory(options.memory_of[0], int(options.memory_of[1])))
@@ -46,41 +53,85 @@ def main() -> None:
 
 
 def populations(method: str, turns: int) -> Table:
-    times = take_turns({str(size): cohorts_of(method, size, COHORT) for size in POPULATIONS}, turns)
+    times = take_turns(
+        {str(size): cohorts_of(method, size, COHORT) for size in POPULATIONS}, turns
+    )
     base = times[str(POPULATIONS[0])]
-    table = Table("clients", f"round with {COHORT}, ms", "to the smallest", "peak memory, MiB", "load", title=method)
+    table = Table(
+        "clients",
+        f"round with {COHORT}, ms",
+        "to the smallest",
+        "peak memory, MiB",
+        "load",
+        title=method,
+    )
     for size in map(str, POPULATIONS):
         command = [sys.executable, __file__, "--memory-of", method, size]
-        peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        table.add_row(size, str(times[size]), f"{times[size].median / base.median:.2f}", peak, load())
+        peak = subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout.strip()
+        table.add_row(
+            size,
+            str(times[size]),
+            f"{times[size].median / base.median:.2f}",
+            peak,
+            load(),
+        )
     return table
 
 
 def cohorts(turns: int) -> Table:
-    times = take_turns({str(size): cohorts_of("fedavg", COHORTS[-1], size) for size in COHORTS}, turns)
-    table = Table("cohort", "round, ms", "ms a client", "load", title=f"fedavg, {COHORTS[-1]} clients")
+    times = take_turns(
+        {str(size): cohorts_of("fedavg", COHORTS[-1], size) for size in COHORTS}, turns
+    )
+    table = Table(
+        "cohort",
+        "round, ms",
+        "ms a client",
+        "load",
+        title=f"fedavg, {COHORTS[-1]} clients",
+    )
     for size in COHORTS:
-        table.add_row(str(size), str(times[str(size)]), f"{1e3 * times[str(size)].median / size:.3f}", load())
+        table.add_row(
+            str(size),
+            str(times[str(size)]),
+            f"{1e3 * times[str(size)].median / size:.3f}",
+            load(),
+        )
     return table
 
 
 def cohorts_of(method: str, clients: int, cohort: int) -> Callable[[], object]:
     model = mlp(64).bind(DIGIT, CLASSES)
     return rounds_of(
-        simulate(METHODS[method], bytes_of(clients, SAMPLES), model, participation=Participation(count=cohort))
+        simulate(
+            METHODS[method],
+            bytes_of(clients, SAMPLES),
+            model,
+            participation=Participation(count=cohort),
+        )
     )
 
 
 def peak_memory(method: str, clients: int) -> str:
-    """MiB resident at most after three rounds, and how much of that the examples are."""
+    """MiB resident at most after three rounds, and how much of that the examples
+    are.
+    """
     call = cohorts_of(method, clients, COHORT)
     for _ in range(3):
         call()
     try:
-        with open("/proc/self/status") as lines:  # on Linux `getrusage` also counts what the parent process held
-            peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+        with open(
+            "/proc/self/status"
+        ) as lines:  # on Linux `getrusage` also counts what the parent process held
+            peak = (
+                next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+                / 2**10
+            )
     except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            2**20 if sys.platform == "darwin" else 2**10
+        )
     return f"{peak:.0f} (examples {clients * SAMPLES * np.prod(DIGIT) / 2**20:.0f})"
 
 

@@ -1,10 +1,11 @@
-"""How much of the machine a round uses: its FLOP/s over those of a large matrix product on the same devices.
+"""How much of the machine a round uses: its FLOP/s over those of a large matrix product
+on the same devices.
 
     python benchmarks/hardware.py                  all cells
     python benchmarks/hardware.py mlp-10 lenet-32  some
 
-Counted are the products of forward pass and gradient: not activations, losses, updates of the weights or gathers, and
-not the gradient by the data.
+Counted are the products of forward pass and gradient: not activations, losses, updates
+of the weights or gathers, and not the gradient by the data.
 """
 
 import argparse
@@ -29,27 +30,46 @@ REPEATS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_cells_argument(parser)
-    parser.add_argument("--turns", type=int, default=7, help="timed rounds of each cell")
+    parser.add_argument(
+        "--turns", type=int, default=7, help="timed rounds of each cell"
+    )
     options = parser.parse_args()
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
-    table = Table("cell", "round, ms", "GFLOP/s", "matrix product, GFLOP/s", "share", "load")
+    table = Table(
+        "cell", "round, ms", "GFLOP/s", "matrix product, GFLOP/s", "share", "load"
+    )
     for name in options.cells:
         cell = CELLS[name]
-        training = simulate(FedAvg(SGD(batch_size=cell.batch_size)), cell.federation, cell.model)
+        training = simulate(
+            FedAvg(SGD(batch_size=cell.batch_size)), cell.federation, cell.model
+        )
         mesh = Settings().mesh()
         side = jax.device_put(
-            jnp.ones((mesh.size, SIDE, SIDE), jnp.float32), NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
+            jnp.ones((mesh.size, SIDE, SIDE), jnp.float32),
+            NamedSharding(mesh, PartitionSpec(*mesh.axis_names)),
         )
         times = take_turns(
-            {"round": rounds_of(training), "product": lambda side=side: _product(side).block_until_ready()},
+            {
+                "round": rounds_of(training),
+                "product": lambda side=side: _product(side).block_until_ready(),
+            },
             options.turns,
         )
         rate = gradient_flops(cell) * sum(cell.sizes) / times["round"].median / 1e9
         limit = mesh.size * REPEATS * 2 * SIDE**3 / times["product"].median / 1e9
-        table.add_row(name, str(times["round"]), f"{rate:.1f}", f"{limit:.1f}", f"{rate / limit:.0%}", load())
+        table.add_row(
+            name,
+            str(times["round"]),
+            f"{rate:.1f}",
+            f"{limit:.1f}",
+            f"{rate / limit:.0%}",
+            load(),
+        )
     console.print(table)
 
 

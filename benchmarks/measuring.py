@@ -1,4 +1,6 @@
-"""Timing side by side: contenders take turns, so that whatever else the machine does falls on all of them alike."""
+"""Timing side by side: contenders take turns, so that whatever else the machine does
+falls on all of them alike.
+"""
 
 import os
 import platform
@@ -31,8 +33,12 @@ class Times:
         return f"{1e3 * self.minimum:.1f} / {1e3 * self.median:.1f}"
 
 
-def take_turns(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Times]:
-    """Every contender once to warm up, then `turns` rounds of one call each, in alternating order."""
+def take_turns(
+    contenders: Mapping[str, Callable[[], object]], turns: int
+) -> dict[str, Times]:
+    """Every contender once to warm up, then `turns` rounds of one call each, in
+    alternating order.
+    """
     for call in contenders.values():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -52,22 +58,35 @@ def ratio(slow: Times, fast: Times) -> str:
 def machine(*packages: str) -> str:
     """One line about where and on what this ran."""
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
-    return f"{_processor()}, {cores()} cores, load {load()}; Python {platform.python_version()}, {versions}"
+    return (
+        f"{_processor()}, {cores()} cores, load {load()}; Python"
+        f" {platform.python_version()}, {versions}"
+    )
 
 
 def cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def load() -> str:
-    """Processes that want to run, on average over the last minute (what this benchmark runs itself included)."""
+    """Processes that want to run, on average over the last minute (what this benchmark
+    runs itself included).
+    """
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
-            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+            return next(
+                line.split(":")[1].strip()
+                for line in lines
+                if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

@@ -1,7 +1,9 @@
-"""Seconds of a round of 100 clients behind real messages, beside the debug engine and the compiled one.
+"""Seconds of a round of 100 clients behind real messages, beside the debug engine and
+the compiled one.
 
-Every request and answer becomes bytes and is checked as if it came from another machine, in one process (loopback);
-each client is an executor of its own with its own rows. Batches, models and random numbers are the same in all.
+Every request and answer becomes bytes and is checked as if it came from another
+machine, in one process (loopback); each client is an executor of its own with its own
+rows. Batches, models and random numbers are the same in all.
 
 python benchmarks/messages.py                  LeNet-5 on 28x28 images
 python benchmarks/messages.py --model mlp
@@ -37,44 +39,80 @@ METHOD = FedAvg(SGD(lr=0.01, epochs=1, batch_size=10))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--model", choices=MODELS, default="lenet5")
     parser.add_argument("--turns", type=int, default=5, help="timed rounds of each")
     parser.add_argument(
-        "--secure-aggregation", action="store_true", help="beside messages without it, and nothing else"
+        "--secure-aggregation",
+        action="store_true",
+        help="beside messages without it, and nothing else",
     )
     options = parser.parse_args()
     federation = make_federation(options.clients)
     model = MODELS[options.model]().bind(federation.x.shape[1:], CLASSES)
     with tempfile.TemporaryDirectory() as folder:
-        trainings = {"messages": over_messages(federation, model, Path(folder) / "open")}
+        trainings = {
+            "messages": over_messages(federation, model, Path(folder) / "open")
+        }
         if options.secure_aggregation:
-            trainings["secure"] = over_messages(federation, model, Path(folder) / "secure", SecureSums())
+            trainings["secure"] = over_messages(
+                federation, model, Path(folder) / "secure", SecureSums()
+            )
         else:
-            trainings["debug"] = simulate(METHOD, federation, model, settings=Settings(debug=True))
-            trainings["compiled"] = simulate(METHOD, federation, model, settings=Settings(devices=1, canonical=True))
-        times = take_turns({name: rounds_of(training) for name, training in trainings.items()}, options.turns)
+            trainings["debug"] = simulate(
+                METHOD, federation, model, settings=Settings(debug=True)
+            )
+            trainings["compiled"] = simulate(
+                METHOD, federation, model, settings=Settings(devices=1, canonical=True)
+            )
+        times = take_turns(
+            {name: rounds_of(training) for name, training in trainings.items()},
+            options.turns,
+        )
         furthest = max(
-            float(np.abs(training.server.model - trainings["messages"].server.model).max())
+            float(
+                np.abs(training.server.model - trainings["messages"].server.model).max()
+            )
             for training in trainings.values()
         )
     print(machine("jax"))
-    print(f"{options.clients} clients, {options.model} of {model.size} parameters, {ROWS} rows each; load {load()}")
+    print(
+        f"{options.clients} clients, {options.model} of {model.size} parameters, {ROWS}"
+        f" rows each; load {load()}"
+    )
     for name, found in times.items():
         print(f"{name:<9} {found} ms a round (minimum / median of {options.turns})")
     if options.secure_aggregation:
         print(
-            f"secure : messages = {ratio(times['secure'], times['messages'])}; models differ by {furthest:.0e} at most"
+            f"secure : messages = {ratio(times['secure'], times['messages'])}; models"
+            f" differ by {furthest:.0e} at most"
         )
         return
-    print(f"messages : debug = {ratio(times['messages'], times['debug'])}, at most 3 allowed")
-    each = Times(tuple(a - b for a, b in zip(times["messages"].seconds, times["compiled"].seconds, strict=True)))
-    print(f"a client's messages and calls cost {each.per(options.clients)} ms; models differ by {furthest:.0e} at most")
+    print(
+        f"messages : debug = {ratio(times['messages'], times['debug'])}, at most 3"
+        " allowed"
+    )
+    each = Times(
+        tuple(
+            a - b
+            for a, b in zip(
+                times["messages"].seconds, times["compiled"].seconds, strict=True
+            )
+        )
+    )
+    print(
+        f"a client's messages and calls cost {each.per(options.clients)} ms; models"
+        f" differ by {furthest:.0e} at most"
+    )
 
 
 def make_federation(clients: int) -> Federation:
-    """Random images and classes; all clients have as many rows, so that they share compiled programs."""
+    """Random images and classes; all clients have as many rows, so that they share
+    compiled programs.
+    """
     rng = np.random.default_rng(0)
     return Federation(
         x=rng.normal(size=(clients * ROWS, 28, 28, 1)).astype(np.float32),
@@ -87,21 +125,32 @@ def make_federation(clients: int) -> Federation:
     )
 
 
-def over_messages(federation: Federation, model: Model, folder: Path, sums: SecureSums | None = None) -> Training:
-    """A training whose clients are behind messages, each with its own rows, and behind masks if `sums` are given."""
+def over_messages(
+    federation: Federation, model: Model, folder: Path, sums: SecureSums | None = None
+) -> Training:
+    """A training whose clients are behind messages, each with its own rows, and behind
+    masks if `sums` are given.
+    """
     plan = Plan("benchmark", METHOD, model, sums=sums)
     responders = {}
     for place, name in enumerate(federation.names):
         rows = federation.train[place]
         own = Federation(
-            x=federation.x[rows], y=federation.y[rows], train=Ragged.of([np.arange(ROWS)]), val=Ragged.empty(1),
-            test=Ragged.empty(1), names=(name,), classes=CLASSES,
-        )  # fmt: skip
+            x=federation.x[rows],
+            y=federation.y[rows],
+            train=Ragged.of([np.arange(ROWS)]),
+            val=Ragged.empty(1),
+            test=Ragged.empty(1),
+            names=(name,),
+            classes=CLASSES,
+        )
         work = ClientWork(plan, own, ClientStore(folder / str(place), plan.experiment))
         responders[name] = Responder(plan.experiment, name, work, plan.common_vectors)
     table = client_table(federation.names, federation.train.sizes)
     rules = Rules(minimum=len(table), pause=0.0)
-    executor = RemoteExecutor(plan, table, LoopbackTransport(responders), own, rules=rules, tell=print)
+    executor = RemoteExecutor(
+        plan, table, LoopbackTransport(responders), own, rules=rules, tell=print
+    )
     return Training(METHOD, executor, model)
 
 

@@ -1,4 +1,6 @@
-"""What several benchmarks time of fedtailor: rounds that wait for their result, and clients with images as bytes."""
+"""What several benchmarks time of fedtailor: rounds that wait for their result, and
+clients with images as bytes.
+"""
 
 from collections.abc import Callable
 
@@ -28,5 +30,12 @@ def bytes_of(clients: int, samples: int) -> Federation:
     names = tuple(f"client {index}" for index in range(clients))
     empty = Ragged.empty(clients)
     return Federation(
-        x, rng.integers(0, CLASSES, len(x)), train, empty, empty, names, classes=CLASSES, scale=1 / 255
-    )  # fmt: skip
+        x,
+        rng.integers(0, CLASSES, len(x)),
+        train,
+        empty,
+        empty,
+        names,
+        classes=CLASSES,
+        scale=1 / 255,
+    )

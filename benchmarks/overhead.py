@@ -1,11 +1,13 @@
-"""What a round costs beside training: rounds so tiny that nearly all of their time is the host's.
+"""What a round costs beside training: rounds so tiny that nearly all of their time is
+the host's.
 
     python benchmarks/overhead.py                    this checkout
     python benchmarks/overhead.py OLD NEW            two checkouts, whose processes take turns
 
-20 clients with 10 samples of 4 numbers each, logistic regression, two steps. "Round" is the time until the server's new
-state is there; "host" is what the thread that asks for it computes meanwhile (Python and JAX's dispatch), which other
-programs on the machine slow down less. Milliseconds, minimum / median of all rounds.
+20 clients with 10 samples of 4 numbers each, logistic regression, two steps. "Round" is
+the time until the server's new state is there; "host" is what the thread that asks for
+it computes meanwhile (Python and JAX's dispatch), which other programs on the machine
+slow down less. Milliseconds, minimum / median of all rounds.
 """
 
 import argparse
@@ -56,14 +58,26 @@ for line in sys.stdin:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs="*", type=Path, default=[HERE], help="of the repository; default: this one")
-    parser.add_argument("--turns", type=int, default=7, help=f"of {ROUNDS_A_TURN} rounds each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkouts",
+        nargs="*",
+        type=Path,
+        default=[HERE],
+        help="of the repository; default: this one",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=7, help=f"of {ROUNDS_A_TURN} rounds each"
+    )
     options = parser.parse_args()
     checkouts = {root: Checkout(root, WORKER) for root in options.checkouts}
     table = Table("method", "checkout", "round, ms", "host, ms", "load")
     for method in METHODS:
-        for root, turns in in_turns(checkouts, f"{method} {ROUNDS_A_TURN}", options.turns).items():
+        for root, turns in in_turns(
+            checkouts, f"{method} {ROUNDS_A_TURN}", options.turns
+        ).items():
             rounds = [seconds for turn in turns for seconds in turn]
             whole, host = (Times(values) for values in zip(*rounds, strict=True))
             table.add_row(method, str(root), in_ms(whole), in_ms(host), load())

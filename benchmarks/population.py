@@ -1,4 +1,5 @@
-"""Rounds of a population whose client states are larger than memory: seconds, memory, disk.
+"""Rounds of a population whose client states are larger than memory: seconds, memory,
+disk.
 
 python benchmarks/population.py
 """
@@ -33,26 +34,50 @@ GIB = 2**30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--cohort", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", type=Path, help="on a disk with room for two states of every client")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="on a disk with room for two states of every client",
+    )
     options = parser.parse_args()
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        console.print(measured(options.clients, options.cohort, options.rounds, Path(directory)))
+        console.print(
+            measured(options.clients, options.cohort, options.rounds, Path(directory))
+        )
 
 
 def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
     size = 4 * MODEL.size
-    title = f"{clients:,} clients x {size:,} bytes = {clients * size / GIB:.1f} GiB of states, {cohort:,} in a round"
-    table = Table("step", "seconds", "anonymous memory at most, GiB", "disk, GiB", "load", title=title)
+    title = (
+        f"{clients:,} clients x {size:,} bytes = {clients * size / GIB:.1f} GiB of"
+        f" states, {cohort:,} in a round"
+    )
+    table = Table(
+        "step",
+        "seconds",
+        "anonymous memory at most, GiB",
+        "disk, GiB",
+        "load",
+        title=title,
+    )
     federation = population(clients)
 
     def start() -> Training:
-        return simulate(METHOD, federation, MODEL, participation=Participation(count=cohort), directory=directory)
+        return simulate(
+            METHOD,
+            federation,
+            MODEL,
+            participation=Participation(count=cohort),
+            directory=directory,
+        )
 
     def step(name: str, call: Callable[[], object]) -> None:
         with peak() as found:
@@ -60,7 +85,9 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
             call()
             seconds = perf_counter() - before
         disk = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
-        table.add_row(name, f"{seconds:.2f}", f"{found[0] / GIB:.2f}", f"{disk / GIB:.2f}", load())
+        table.add_row(
+            name, f"{seconds:.2f}", f"{found[0] / GIB:.2f}", f"{disk / GIB:.2f}", load()
+        )
 
     def a_round(training: Training) -> None:
         training.advance()
@@ -72,7 +99,9 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
 
     def touch() -> None:
         for part in np.array_split(np.arange(clients), -(-clients // cohort)):
-            training.executor.states.write(part, training.executor.states.read(part, len(part)))
+            training.executor.states.write(
+                part, training.executor.states.read(part, len(part))
+            )
 
     training = start()
     for number in range(1, rounds + 1):
@@ -87,24 +116,34 @@ def measured(clients: int, cohort: int, rounds: int, directory: Path) -> Table:
     training = start()
     step("resume", lambda: training.restore(load_tree(directory / "checkpoint")))
     step("the same round", lambda: a_round(training))
-    np.testing.assert_array_equal(training.executor.states.read(np.arange(cohort), cohort)["model"], expected)
+    np.testing.assert_array_equal(
+        training.executor.states.read(np.arange(cohort), cohort)["model"], expected
+    )
     return table
 
 
 def population(clients: int) -> Federation:
     rng, each = np.random.default_rng(0), TRAIN + TEST
-    x, y = rng.integers(0, 256, (clients * each, INPUTS), np.uint8), rng.integers(0, CLASSES, clients * each)
+    x, y = (
+        rng.integers(0, 256, (clients * each, INPUTS), np.uint8),
+        rng.integers(0, CLASSES, clients * each),
+    )
     rows = np.arange(len(x)).reshape(clients, each)
     train, test = (
-        Ragged.cut(part.ravel(), np.full(clients, part.shape[1])) for part in np.split(rows, [TRAIN], axis=1)
+        Ragged.cut(part.ravel(), np.full(clients, part.shape[1]))
+        for part in np.split(rows, [TRAIN], axis=1)
     )
     names = tuple(f"client {index}" for index in range(clients))
-    return Federation(x, y, train, Ragged.empty(clients), test, names, classes=CLASSES, scale=1 / 255)
+    return Federation(
+        x, y, train, Ragged.empty(clients), test, names, classes=CLASSES, scale=1 / 255
+    )
 
 
 @contextmanager
 def peak() -> Iterator[list[int]]:
-    """The most anonymous memory of this process meanwhile, in bytes, looked at every 5 ms (Linux)."""
+    """The most anonymous memory of this process meanwhile, in bytes, looked at every 5
+    ms (Linux).
+    """
     found, done = [anonymous()], threading.Event()
 
     def watch() -> None:
@@ -123,7 +162,10 @@ def peak() -> Iterator[list[int]]:
 def anonymous() -> int:
     """Memory of this process that no file stands for."""
     with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 2**10
+        return (
+            next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+            * 2**10
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The yardstick: federated averaging as a plain, well-written PyTorch loop, in one process or in several."""
+"""The yardstick: federated averaging as a plain, well-written PyTorch loop, in one
+process or in several.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -27,7 +29,10 @@ class Loop:
         x, y = torch.from_numpy(federation.x), torch.from_numpy(federation.y)
         if len(cell.input_shape) == 3:
             x = x.permute(0, 3, 1, 2).contiguous()
-        rows = [torch.from_numpy(federation.train[client].astype(np.int64)) for client in clients]
+        rows = [
+            torch.from_numpy(federation.train[client].astype(np.int64))
+            for client in clients
+        ]
         self.data = [(x[row], y[row]) for row in rows]
         self.share = [len(row) / len(federation.train.rows) for row in rows]
         self.clients, self.batch_size = clients, cell.batch_size
@@ -38,10 +43,18 @@ class Loop:
     def round(self, theta: torch.Tensor, order: Order | None = None) -> torch.Tensor:
         """The clients' part of the average after one epoch each from theta [d]."""
         average = torch.zeros_like(theta)
-        for client, share, (x, y) in zip(self.clients, self.share, self.data, strict=True):
+        for client, share, (x, y) in zip(
+            self.clients, self.share, self.data, strict=True
+        ):
             with torch.no_grad():
-                vector_to_parameters(theta.clone(), self.model.parameters())  # they become views of the copy
-            rows = torch.randperm(len(y)) if order is None else torch.from_numpy(order(client))
+                vector_to_parameters(
+                    theta.clone(), self.model.parameters()
+                )  # they become views of the copy
+            rows = (
+                torch.randperm(len(y))
+                if order is None
+                else torch.from_numpy(order(client))
+            )
             for start in range(0, len(rows), self.batch_size):
                 batch = rows[start : start + self.batch_size]
                 self.optimizer.zero_grad()
@@ -53,17 +66,23 @@ class Loop:
 
 
 class Processes:
-    """The same loop in several processes of one thread each, between which the clients are divided."""
+    """The same loop in several processes of one thread each, between which the clients
+    are divided.
+    """
 
     def __init__(self, cell: Cell, lr: float, count: int) -> None:
-        """Start them. Neighbours go to different processes, so that all have about equal work."""
+        """Start them. Neighbours go to different processes, so that all have about
+        equal work.
+        """
         context = get_context("spawn")
         self.pipes: list[Connection] = []
         self.workers: list[Any] = []
         for place in range(count):
             here, there = context.Pipe()
             clients = range(place, len(cell.sizes), count)
-            worker = context.Process(target=_serve, args=(cell, clients, lr, there), daemon=True)
+            worker = context.Process(
+                target=_serve, args=(cell, clients, lr, there), daemon=True
+            )
             worker.start()
             self.pipes.append(here)
             self.workers.append(worker)
@@ -93,14 +112,23 @@ def network(cell: Cell) -> nn.Sequential:
         hidden = getattr(cell.architecture, "hidden", ())
         widths = (math.prod(cell.input_shape), *hidden, CLASSES)
         return nn.Sequential(nn.Flatten(), *_dense(widths))
-    pool = nn.AvgPool2d if getattr(cell.architecture, "pool", "") == "average" else nn.MaxPool2d
+    pool = (
+        nn.AvgPool2d
+        if getattr(cell.architecture, "pool", "") == "average"
+        else nn.MaxPool2d
+    )
     height, _, channels = cell.input_shape
     side = ((height - 4) // 2 - 4) // 2
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5), nn.ReLU(), pool(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), pool(2),
-        nn.Flatten(), *_dense((16 * side * side, 120, 84, CLASSES)),
-    )  # fmt: skip
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        pool(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        pool(2),
+        nn.Flatten(),
+        *_dense((16 * side * side, 120, 84, CLASSES)),
+    )
 
 
 def _dense(widths: tuple[int, ...]) -> Iterator[nn.Module]:
@@ -112,13 +140,23 @@ def _dense(widths: tuple[int, ...]) -> Iterator[nn.Module]:
 
 def to_torch(cell: Cell, theta: NDArray[np.float32]) -> torch.Tensor:
     """This library's parameters theta [d] as PyTorch orders them."""
-    leaves, parameters = jax.tree.leaves(cell.model.params(theta)), network(cell).parameters()
+    leaves, parameters = (
+        jax.tree.leaves(cell.model.params(theta)),
+        network(cell).parameters(),
+    )
     pairs = zip(leaves, parameters, strict=True)
-    return torch.cat([_torch_layout(np.asarray(leaf), tuple(like.shape)).reshape(-1) for leaf, like in pairs])
+    return torch.cat(
+        [
+            _torch_layout(np.asarray(leaf), tuple(like.shape)).reshape(-1)
+            for leaf, like in pairs
+        ]
+    )
 
 
 def _torch_layout(leaf: NDArray[np.float32], shape: tuple[int, ...]) -> torch.Tensor:
-    """A matrix kept as [inputs, outputs], or a kernel [k, k, inputs, outputs], in PyTorch's shape."""
+    """A matrix kept as [inputs, outputs], or a kernel [k, k, inputs, outputs], in
+    PyTorch's shape.
+    """
     if leaf.shape != shape:
         leaf = leaf.T if leaf.ndim == 2 else leaf.transpose(3, 2, 0, 1)
     return torch.from_numpy(leaf.copy())

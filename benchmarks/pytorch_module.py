@@ -1,5 +1,5 @@
-"""A PyTorch module, converted or left to PyTorch: seconds of a round, beside the same network of the zoo and a plain
-PyTorch loop.
+"""A PyTorch module, converted or left to PyTorch: seconds of a round, beside the same
+network of the zoo and a plain PyTorch loop.
 
 python benchmarks/pytorch_module.py            LeNet-5, 20 clients of 500 digits, batches of 10
 python benchmarks/pytorch_module.py --quick    four clients, three turns
@@ -25,15 +25,25 @@ from torch.nn.utils import vector_to_parameters
 from fedtailor.models import Architecture, from_torch, state_dict
 
 TOLERANCE = 1e-4
-"""Largest difference of two models after a round, relative to how far the round moved them."""
+"""Largest difference of two models after a round, relative to how far the round moved
+them.
+"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, help="timed rounds of each contender (default 7, quick 3)")
-    parser.add_argument("--quick", action="store_true", help="four clients, three turns")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--busy", action="store_true", help="leave out the loop with several threads: on a busy machine they stall"
+        "--turns", type=int, help="timed rounds of each contender (default 7, quick 3)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="four clients, three turns"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="leave out the loop with several threads: on a busy machine they stall",
     )
     options = parser.parse_args()
     zoo = CELLS["lenet-10"]
@@ -46,7 +56,10 @@ def main() -> None:
     converted = replace(zoo, architecture=module_from(zoo, initial))
     left = replace(zoo, architecture=module_from(zoo, initial, engine="torch"))
     for cell in (zoo, converted, left):
-        console.print(f"{_name(cell)}: differs from the loop by {disagreement(cell, zoo, initial):.0e} after a round")
+        console.print(
+            f"{_name(cell)}: differs from the loop by"
+            f" {disagreement(cell, zoo, initial):.0e} after a round"
+        )
 
     loop = Loop(zoo, range(len(zoo.sizes)), LR)
 
@@ -67,22 +80,37 @@ def main() -> None:
     if not options.busy:
         contenders[f"loop, {cores()} threads"] = threads(cores())
     times = take_turns(contenders, turns)
-    console.print(f"minimum / median of {turns} turns, ms; ratios the same way; load {load()}")
+    console.print(
+        f"minimum / median of {turns} turns, ms; ratios the same way; load {load()}"
+    )
     for name, seconds in times.items():
-        console.print(f"{name:26} {seconds!s:>18}   : converted = {ratio(seconds, times['converted'])}")
-    console.print(f"converted : zoo = {ratio(times['converted'], times['zoo'])} (goal: at most 1.5)")
+        console.print(
+            f"{name:26} {seconds!s:>18}   : converted ="
+            f" {ratio(seconds, times['converted'])}"
+        )
+    console.print(
+        f"converted : zoo = {ratio(times['converted'], times['zoo'])} (goal: at most"
+        " 1.5)"
+    )
 
 
-def module_from(cell: Cell, theta: torch.Tensor, engine: Literal["jax", "torch"] = "jax") -> Architecture:
-    """The cell's network as a PyTorch module with parameters theta, run by an engine."""
+def module_from(
+    cell: Cell, theta: torch.Tensor, engine: Literal["jax", "torch"] = "jax"
+) -> Architecture:
+    """The cell's network as a PyTorch module with parameters theta, run by an
+    engine.
+    """
     module = network(cell)
     vector_to_parameters(theta.clone(), module.parameters())
     height, width, channels = cell.input_shape
-    return from_torch(module, torch.zeros(1, channels, height, width), pretrained=True, engine=engine)
+    return from_torch(
+        module, torch.zeros(1, channels, height, width), pretrained=True, engine=engine
+    )
 
 
 def disagreement(cell: Cell, zoo: Cell, before: torch.Tensor) -> float:
-    """How far the loop's model is from ours after one round from one start over the same batches, by the way moved.
+    """How far the loop's model is from ours after one round from one start over the
+    same batches, by the way moved.
 
     Raises:
         SystemExit: they do not agree.
@@ -91,10 +119,15 @@ def disagreement(cell: Cell, zoo: Cell, before: torch.Tensor) -> float:
     orders = batch_orders(cell, training)
     training.advance()
     ours = _vector(cell, np.asarray(training.server.model[0]))
-    theirs = Loop(zoo, range(len(cell.sizes)), CAREFUL_LR).round(before, orders.__getitem__)
+    theirs = Loop(zoo, range(len(cell.sizes)), CAREFUL_LR).round(
+        before, orders.__getitem__
+    )
     difference = float((ours - theirs).norm() / (theirs - before).norm())
     if not difference < TOLERANCE:
-        raise SystemExit(f"{_name(cell)}: differs by {difference:.1e} of the way that training moved the model")
+        raise SystemExit(
+            f"{_name(cell)}: differs by {difference:.1e} of the way that training moved"
+            " the model"
+        )
     return difference
 
 
@@ -103,7 +136,10 @@ def _vector(cell: Cell, theta: np.ndarray) -> torch.Tensor:
     if _name(cell) == "zoo":
         return to_torch(cell, theta)
     return torch.cat(
-        [torch.from_numpy(np.array(values)).reshape(-1) for values in state_dict(cell.model, theta).values()]
+        [
+            torch.from_numpy(np.array(values)).reshape(-1)
+            for values in state_dict(cell.model, theta).values()
+        ]
     )
 
 

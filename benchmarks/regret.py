@@ -1,16 +1,19 @@
-"""Is it enough to train the three methods that `diagnose` recommends, and let validation data choose?
+"""Is it enough to train the three methods that `diagnose` recommends, and let
+validation data choose?
 
-Trains every method of fedtailor that fits (see `field`) on small tables of known truth and on digits: all with the same
-local training, those that the diagnosis has something to say about with what it starts them with, the others with their
-defaults. For each scenario and seed it notes the mean test accuracy over clients of
+Trains every method of fedtailor that fits (see `field`) on small tables of known truth
+and on digits: all with the same local training, those that the diagnosis has something
+to say about with what it starts them with, the others with their defaults. For each
+scenario and seed it notes the mean test accuracy over clients of
 
     chosen      the one of the three recommended methods with the best validation accuracy (of equal ones, loss)
     chosen all  the one of all methods with the best validation accuracy, likewise
     best        the one of all methods with the best test accuracy (which nobody can know)
 
-and prints the regret of the first against the other two, and what the three cost in gradients of examples (of the
-probe, too) compared with all; then how some three methods do that are the same everywhere. Runs that the file of
-results holds are not repeated; all scenarios and seeds of a method are trained as one cohort.
+and prints the regret of the first against the other two, and what the three cost in
+gradients of examples (of the probe, too) compared with all; then how some three methods
+do that are the same everywhere. Runs that the file of results holds are not repeated;
+all scenarios and seeds of a method are trained as one cohort.
 """
 
 import argparse
@@ -63,7 +66,8 @@ def linear(
         unequal: whether sizes go from a third of the usual to about twice.
 
     Returns:
-        The table of a seed; and of a number of rows a client and of clients, if they are to be other ones.
+        The table of a seed; and of a number of rows a client and of clients, if they
+        are to be other ones.
     """
 
     def build(seed: int, rows: int = ROWS, clients: int = CLIENTS) -> Federation:
@@ -74,10 +78,23 @@ def linear(
             sizes = np.linspace(rows / 3, 5 * rows / 3, clients).astype(int)
             sizes[-1] += clients * rows - sizes.sum()
         owner = np.repeat(np.arange(clients), sizes)
-        x = rng.normal(size=(len(owner), FEATURES)) + shift * rng.normal(size=(clients, FEATURES))[owner]
-        score = np.einsum("nf,nf->n", x, slope[owner]) + (intercepts * rng.normal(size=clients))[owner]
+        x = (
+            rng.normal(size=(len(owner), FEATURES))
+            + shift * rng.normal(size=(clients, FEATURES))[owner]
+        )
+        score = (
+            np.einsum("nf,nf->n", x, slope[owner])
+            + (intercepts * rng.normal(size=clients))[owner]
+        )
         y = (score + noise * rng.normal(size=len(owner)) > 0).astype(np.int64)
-        return from_arrays(x.astype(np.float32), y, [f"c{client}" for client in owner], classes=2, seed=seed, **SPLITS)
+        return from_arrays(
+            x.astype(np.float32),
+            y,
+            [f"c{client}" for client in owner],
+            classes=2,
+            seed=seed,
+            **SPLITS,
+        )
 
     return build
 
@@ -95,7 +112,9 @@ def own(rng: np.random.Generator, clients: int) -> np.ndarray:
 
 
 def groups(count: int) -> Callable[[np.random.Generator, int], np.ndarray]:
-    return lambda rng, clients: rng.normal(size=(count, FEATURES))[np.arange(clients) % count]
+    return lambda rng, clients: rng.normal(size=(count, FEATURES))[
+        np.arange(clients) % count
+    ]
 
 
 def opposed(rng: np.random.Generator, clients: int) -> np.ndarray:
@@ -103,7 +122,10 @@ def opposed(rng: np.random.Generator, clients: int) -> np.ndarray:
 
 
 def outlier(rng: np.random.Generator, clients: int) -> np.ndarray:
-    return common(rng, clients) * np.where(np.arange(clients) == clients - 1, -1, 1)[:, None]
+    return (
+        common(rng, clients)
+        * np.where(np.arange(clients) == clients - 1, -1, 1)[:, None]
+    )
 
 
 TABLES: dict[str, Callable[..., Federation]] = {
@@ -136,9 +158,12 @@ def scenario(name: str, seed: int) -> tuple[Federation, Architecture]:
 def field(model: Architecture) -> list[str]:
     """The methods that are trained: all but those that do not fit.
 
-    The oracle is told the true groups; FedBN is FedAvg where no layer normalises; and a linear model has no body.
+    The oracle is told the true groups; FedBN is FedAvg where no layer normalises; and a
+    linear model has no body.
     """
-    left_out = {"oracle", "fedbn"} | (WITH_A_BODY if model == ft.models.logistic() else set())
+    left_out = {"oracle", "fedbn"} | (
+        WITH_A_BODY if model == ft.models.logistic() else set()
+    )
     return sorted(set(Algorithm.registry) - left_out)
 
 
@@ -157,22 +182,41 @@ def look(advice: Advice, federation: Federation) -> dict[str, Any]:
     """What the diagnosis says of one scenario and seed, and what it costs."""
     return {
         "race": [entry.method for entry in advice.race.entries],
-        "probe": 2 * int(federation.train.sizes.sum()),  # a pass for the gradient and one for its variance
+        "probe": (
+            2 * int(federation.train.sizes.sum())
+        ),  # a pass for the gradient and one for its variance
         "methods": {},
     }
 
 
-def train(name: str, cells: Sequence[tuple[Federation, Architecture, Advice, int]]) -> Iterable[dict[str, Any] | None]:
-    """A method on some scenarios and seeds, as one cohort: accuracies and gradients; None where it diverged."""
+def train(
+    name: str, cells: Sequence[tuple[Federation, Architecture, Advice, int]]
+) -> Iterable[dict[str, Any] | None]:
+    """A method on some scenarios and seeds, as one cohort: accuracies and gradients;
+    None where it diverged.
+    """
     models = [bind(model, federation) for federation, model, _, _ in cells]
-    group = LockstepGroup([cell[0] for cell in cells], models, Settings(), [None] * len(cells))
+    group = LockstepGroup(
+        [cell[0] for cell in cells], models, Settings(), [None] * len(cells)
+    )
 
     def one(executor: Any, advice: Advice, seed: int) -> Exchanges[Run | None]:
         with suppress(Diverged):
-            return (yield from run_exchanges(method(name, advice), executor, ROUNDS, seed=seed, evaluate_every=ROUNDS))
+            return (
+                yield from run_exchanges(
+                    method(name, advice),
+                    executor,
+                    ROUNDS,
+                    seed=seed,
+                    evaluate_every=ROUNDS,
+                )
+            )
         return None
 
-    runs = [one(executor, advice, seed) for executor, (_, _, advice, seed) in zip(group.executors, cells, strict=True)]
+    runs = [
+        one(executor, advice, seed)
+        for executor, (_, _, advice, seed) in zip(group.executors, cells, strict=True)
+    ]
     for run in group.drive(runs, threading.Event()):
         yield (
             None
@@ -187,13 +231,22 @@ def train(name: str, cells: Sequence[tuple[Federation, Architecture, Advice, int
 
 
 def choose(methods: dict[str, dict[str, Any]], among: Iterable[str]) -> str:
-    """The one that validation data choose: by accuracy, and of equally accurate ones by loss."""
-    return max(among, key=lambda name: (round(methods[name]["val"], 9), -methods[name]["val loss"]))
+    """The one that validation data choose: by accuracy, and of equally accurate ones by
+    loss.
+    """
+    return max(
+        among,
+        key=lambda name: (round(methods[name]["val"], 9), -methods[name]["val loss"]),
+    )
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """The regrets of one scenario and seed, in points of accuracy, and the cost as a share."""
-    methods = {name: entry for name, entry in found["methods"].items() if entry is not None}
+    """The regrets of one scenario and seed, in points of accuracy, and the cost as a
+    share.
+    """
+    methods = {
+        name: entry for name, entry in found["methods"].items() if entry is not None
+    }
     race = [name for name in found["race"] if name in methods]
     chosen, chosen_all = choose(methods, race), choose(methods, methods)
     best = max(methods, key=lambda name: methods[name]["test"])
@@ -211,56 +264,89 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: a line for each scenario, its seeds averaged."""
-    lines = ["| scenario | seeds | recommended | chosen | chosen of all | best | regret | to the best | cost |"]
+    lines = [
+        "| scenario | seeds | recommended | chosen | chosen of all | best | regret | to"
+        " the best | cost |"
+    ]
     lines.append("|" + 9 * "---|")
     everything = []
     for name in [*TABLES, *DIGITS]:
-        cells = [found for key, found in results.items() if key.rpartition(" ")[0] == name]
+        cells = [
+            found for key, found in results.items() if key.rpartition(" ")[0] == name
+        ]
         if not cells:
             continue
         summaries = [summary(found) for found in cells]
         everything += summaries
         words = [" / ".join(dict.fromkeys(" ".join(found["race"]) for found in cells))]
         words += [
-            " / ".join(dict.fromkeys(one[what] for one in summaries)) for what in ("chosen", "chosen all", "best")
+            " / ".join(dict.fromkeys(one[what] for one in summaries))
+            for what in ("chosen", "chosen all", "best")
         ]
-        mean = [np.mean([one[what] for one in summaries]) for what in ("regret", "regret to best", "cost")]
-        lines.append(f"| {name} | {len(cells)} | {' | '.join(words)} | {mean[0]:.2f} | {mean[1]:.2f} | {mean[2]:.0%} |")
+        mean = [
+            np.mean([one[what] for one in summaries])
+            for what in ("regret", "regret to best", "cost")
+        ]
+        lines.append(
+            f"| {name} | {len(cells)} | {' | '.join(words)} | {mean[0]:.2f} |"
+            f" {mean[1]:.2f} | {mean[2]:.0%} |"
+        )
     if everything:
         regrets, to_best, cost = (
-            np.array([one[what] for one in everything]) for what in ("regret", "regret to best", "cost")
+            np.array([one[what] for one in everything])
+            for what in ("regret", "regret to best", "cost")
         )
-        error = regrets.std(ddof=1) / np.sqrt(len(regrets)) if len(regrets) > 1 else np.nan
+        error = (
+            regrets.std(ddof=1) / np.sqrt(len(regrets)) if len(regrets) > 1 else np.nan
+        )
         lines.append(
-            f"| all (standard error) | {len(everything)} | | | | | {regrets.mean():.2f} ({error:.2f}) | "
-            f"{to_best.mean():.2f} | {cost.mean():.0%} |"
+            f"| all (standard error) | {len(everything)} | | | | | {regrets.mean():.2f}"
+            f" ({error:.2f}) | {to_best.mean():.2f} | {cost.mean():.0%} |"
         )
     return "\n".join(lines)
 
 
 def control(results: dict[str, Any]) -> str:
-    """How three methods do that are the same everywhere, without any diagnosis: all threes, in one line."""
-    cells = [found for found in results.values() if all(found["methods"].get(name) for name in METHODS)]
+    """How three methods do that are the same everywhere, without any diagnosis: all
+    threes, in one line.
+    """
+    cells = [
+        found
+        for found in results.values()
+        if all(found["methods"].get(name) for name in METHODS)
+    ]
     if not cells:
         return "no cell has all methods"
     regrets = {
-        three: float(np.mean([summary({**found, "race": list(three)})["regret"] for found in cells]))
+        three: float(
+            np.mean(
+                [summary({**found, "race": list(three)})["regret"] for found in cells]
+            )
+        )
         for three in combinations(METHODS, 3)
     }
     ruled = float(np.mean([summary(found)["regret"] for found in cells]))
     better = sum(regret < ruled for regret in regrets.values())
     least = min(regrets, key=regrets.__getitem__)
     return (
-        f"Fixed threes, over {len(cells)} cells: {better} of {len(regrets)} have less regret than the rule "
-        f"({ruled:.2f}); median {np.median(list(regrets.values())):.2f}, least {regrets[least]:.2f} ({' '.join(least)})"
+        f"Fixed threes, over {len(cells)} cells: {better} of {len(regrets)} have less"
+        f" regret than the rule ({ruled:.2f}); median"
+        f" {np.median(list(regrets.values())):.2f}, least {regrets[least]:.2f}"
+        f" ({' '.join(least)})"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102])
-    parser.add_argument("--out", type=Path, default=Path("regret.json"), help="results so far")
-    parser.add_argument("--only", nargs="+", choices=[*TABLES, *DIGITS], default=[*TABLES, *DIGITS])
+    parser.add_argument(
+        "--out", type=Path, default=Path("regret.json"), help="results so far"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[*TABLES, *DIGITS], default=[*TABLES, *DIGITS]
+    )
     given = parser.parse_args()
     results = json.loads(given.out.read_text())["results"] if given.out.exists() else {}
 
@@ -278,10 +364,19 @@ def main() -> None:
             if not missing:
                 continue
             started = perf_counter()
-            for key, found in zip(missing, train(other, [cells[key] for key in missing]), strict=True):
+            for key, found in zip(
+                missing, train(other, [cells[key] for key in missing]), strict=True
+            ):
                 results[key]["methods"][other] = found
-            given.out.write_text(json.dumps({"machine": machine("jax", "numpy"), "results": results}, indent=1))
-            print(f"{other}, {len(missing)} times: {perf_counter() - started:.1f} s", flush=True)
+            given.out.write_text(
+                json.dumps(
+                    {"machine": machine("jax", "numpy"), "results": results}, indent=1
+                )
+            )
+            print(
+                f"{other}, {len(missing)} times: {perf_counter() - started:.1f} s",
+                flush=True,
+            )
     shown = {key: results[key] for key in cells}
     print(machine("jax", "numpy"))
     print(table(shown))

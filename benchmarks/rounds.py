@@ -1,4 +1,5 @@
-"""Seconds of a round of federated averaging, beside a plain PyTorch loop on the same data.
+"""Seconds of a round of federated averaging, beside a plain PyTorch loop on the same
+data.
 
 python benchmarks/rounds.py                    all cells
 python benchmarks/rounds.py mlp-10 lenet-32    some
@@ -30,18 +31,30 @@ from fedtailor.training import Training
 
 LR = 0.05
 CAREFUL_LR = 0.01
-"""Learning rate for the comparison of results: small steps, so that rounding errors do not grow along the way."""
+"""Learning rate for the comparison of results: small steps, so that rounding errors do
+not grow along the way.
+"""
 TOLERANCE = 1e-3
-"""Difference of the two averages after a round, relative to how far the round moved the model."""
+"""Difference of the two averages after a round, relative to how far the round moved the
+model.
+"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_cells_argument(parser)
-    parser.add_argument("--turns", type=int, help="timed rounds of each contender (default 7, quick 3)")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the clients, three turns")
     parser.add_argument(
-        "--busy", action="store_true", help="leave out the loop with several threads: on a busy machine they stall"
+        "--turns", type=int, help="timed rounds of each contender (default 7, quick 3)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a fifth of the clients, three turns"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="leave out the loop with several threads: on a busy machine they stall",
     )
     options = parser.parse_args()
     cells = [CELLS[name] for name in options.cells]
@@ -51,31 +64,60 @@ def main() -> None:
 
     console = Console(width=150, highlight=False)
     console.print(machine("jax", "torch"))
-    console.print(f"minimum / median of {turns} turns; ratios to fedtailor, the same way; loop = plain PyTorch")
+    console.print(
+        f"minimum / median of {turns} turns; ratios to fedtailor, the same way; loop ="
+        " plain PyTorch"
+    )
     table = Table("cell", "fedtailor, ms", "loop, 1 thread, ms")
     for heading in (f"loop, {cores()} threads, ms", f"loop, {cores()} processes, ms"):
         table.add_column(heading)
-    for heading in ("loop : ours", "goal", "processes : ours", "goal", "difference", "load"):
+    for heading in (
+        "loop : ours",
+        "goal",
+        "processes : ours",
+        "goal",
+        "difference",
+        "load",
+    ):
         table.add_column(heading, justify="right")
     for cell in cells:
         difference = disagreement(cell)
         times = measure(cell, turns, with_threads=not options.busy)
         ours, processes = times["fedtailor"], times["processes"]
-        best = min((times[name] for name in ("1 thread", "threads") if name in times), key=lambda times: times.median)
+        best = min(
+            (times[name] for name in ("1 thread", "threads") if name in times),
+            key=lambda times: times.median,
+        )
         table.add_row(
-            cell.name, *(str(times.get(name, "")) for name in ("fedtailor", "1 thread", "threads", "processes")),
-            ratio(best, ours), str(cell.goal), ratio(processes, ours), str(cell.goal_processes or ""),
-            f"{difference:.0e}", load(),
-        )  # fmt: skip
-        console.print(f"{cell.name}: {ratio(best, ours)} (one process), {ratio(processes, ours)} ({cores()} processes)")
+            cell.name,
+            *(
+                str(times.get(name, ""))
+                for name in ("fedtailor", "1 thread", "threads", "processes")
+            ),
+            ratio(best, ours),
+            str(cell.goal),
+            ratio(processes, ours),
+            str(cell.goal_processes or ""),
+            f"{difference:.0e}",
+            load(),
+        )
+        console.print(
+            f"{cell.name}: {ratio(best, ours)} (one process), {ratio(processes, ours)}"
+            f" ({cores()} processes)"
+        )
     console.print(table)
 
 
 def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
-    """Times of fedtailor, of the loop with one thread and with one for each core, and of the loop in processes."""
+    """Times of fedtailor, of the loop with one thread and with one for each core, and
+    of the loop in processes.
+    """
     training = start(cell)
     theta = to_torch(cell, np.asarray(training.server.model[0]))
-    loop, processes = Loop(cell, range(len(cell.sizes)), LR), Processes(cell, LR, cores())
+    loop, processes = (
+        Loop(cell, range(len(cell.sizes)), LR),
+        Processes(cell, LR, cores()),
+    )
 
     def threads(count: int) -> Callable[[], object]:
         def call() -> object:
@@ -98,11 +140,14 @@ def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:
 
 
 def start(cell: Cell, lr: float = LR) -> Training:
-    return simulate(FedAvg(SGD(lr=lr, batch_size=cell.batch_size)), cell.federation, cell.model)
+    return simulate(
+        FedAvg(SGD(lr=lr, batch_size=cell.batch_size)), cell.federation, cell.model
+    )
 
 
 def disagreement(cell: Cell) -> float:
-    """How far the loop's model is from ours after one round from one start over the same batches, by the way moved.
+    """How far the loop's model is from ours after one round from one start over the
+    same batches, by the way moved.
 
     Raises:
         SystemExit: they do not agree.
@@ -112,10 +157,15 @@ def disagreement(cell: Cell) -> float:
     training.advance()
     ours = to_torch(cell, np.asarray(training.server.model[0]))
     orders = batch_orders(cell, training)
-    theirs = Loop(cell, range(len(cell.sizes)), CAREFUL_LR).round(before, orders.__getitem__)
+    theirs = Loop(cell, range(len(cell.sizes)), CAREFUL_LR).round(
+        before, orders.__getitem__
+    )
     difference = float((ours - theirs).norm() / (theirs - before).norm())
     if not difference < TOLERANCE:
-        raise SystemExit(f"{cell.name}: the two models differ by {difference:.1e} of the way that training moved them")
+        raise SystemExit(
+            f"{cell.name}: the two models differ by {difference:.1e} of the way that"
+            " training moved them"
+        )
     return difference
 
 
@@ -127,11 +177,18 @@ def batch_orders(cell: Cell, training: Training) -> list[NDArray[np.int64]]:
     def order(address: ClientAddress) -> jax.Array:
         local = DeviceTrainer(cell.model, executor.devices.pool, address, jnp.int32(0))
         words = jax.random.bits(local.key("batches"), (2,), jnp.uint32)
-        return shuffled(jnp.minimum(longest, local.size - 1), local.size, words, jnp.int32(0))
+        return shuffled(
+            jnp.minimum(longest, local.size - 1), local.size, words, jnp.int32(0)
+        )
 
     keys = client_keys(training.seed, 0, cell.federation.ids)
-    addresses = map(ClientAddress, executor.devices.start[0], executor.split_sizes, keys, keys)
-    return [np.asarray(order(it))[:size].astype(np.int64) for it, size in zip(addresses, cell.sizes, strict=True)]
+    addresses = map(
+        ClientAddress, executor.devices.start[0], executor.split_sizes, keys, keys
+    )
+    return [
+        np.asarray(order(it))[:size].astype(np.int64)
+        for it, size in zip(addresses, cell.sizes, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Whether another version of fedtailor measures the same, to the bit: every method of it, on three scenarios.
+"""Whether another version of fedtailor measures the same, to the bit: every method of
+it, on three scenarios.
 
     python benchmarks/same_results.py OLD NEW            OLD, NEW: two checkouts of the repository
     python benchmarks/same_results.py OLD NEW ditto ucfl some methods
 
-The scenarios are the rotated digits with full participation, the relabelled digits with half of the clients in a round,
-and the rotated digits with unseen clients, validation data, 60 % of the clients in a round, and a stop and resume after
-four of six rounds. `metrics.parquet` and `ledger.parquet` are compared.
+The scenarios are the rotated digits with full participation, the relabelled digits with
+half of the clients in a round, and the rotated digits with unseen clients, validation
+data, 60 % of the clients in a round, and a stop and resume after four of six rounds.
+`metrics.parquet` and `ledger.parquet` are compared.
 """
 
 import argparse
@@ -53,17 +55,23 @@ for case, (name, sizes, share) in cases.items():
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("methods", nargs="*", help="default: all that the old version has")
+    parser.add_argument(
+        "methods", nargs="*", help="default: all that the old version has"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = {}
         for name, checkout in (("old", options.old), ("new", options.new)):
             results[name] = Path(folder) / name
             environment = os.environ | {"PYTHONPATH": str(checkout.resolve() / "src")}
-            methods = options.methods or sorted({path.name.partition("-")[2] for path in results["old"].glob("full-*")})
+            methods = options.methods or sorted(
+                {path.name.partition("-")[2] for path in results["old"].glob("full-*")}
+            )
             command = [sys.executable, "-c", WORKER, str(results[name]), *methods]
             subprocess.run(command, check=True, env=environment)
         raise SystemExit(compare(results["old"], results["new"]))
@@ -74,17 +82,30 @@ def compare(old: Path, new: Path) -> int:
     differing = 0
     for run in sorted(old.iterdir()):
         tables = {
-            name: [pl.read_parquet(side / run.name / f"{name}.parquet") for side in (old, new)]
+            name: [
+                pl.read_parquet(side / run.name / f"{name}.parquet")
+                for side in (old, new)
+            ]
             for name in ("metrics", "ledger")
         }
         if all(one.equals(other) for one, other in tables.values()):
             continue
         differing += 1
         one, other = (table["value"] for table in tables["metrics"])
-        far = f"values at most {(one - other).abs().max():.2g} apart" if len(one) == len(other) else "other rows"
-        same = {name: "same" if pair[0].equals(pair[1]) else "differs" for name, pair in tables.items()}
+        far = (
+            f"values at most {(one - other).abs().max():.2g} apart"
+            if len(one) == len(other)
+            else "other rows"
+        )
+        same = {
+            name: "same" if pair[0].equals(pair[1]) else "differs"
+            for name, pair in tables.items()
+        }
         print(f"{run.name}: metrics {same['metrics']} ({far}), ledger {same['ledger']}")
-    print(f"{len(list(old.iterdir())) - differing} runs measure the same, {differing} differ")
+    print(
+        f"{len(list(old.iterdir())) - differing} runs measure the same, {differing}"
+        " differ"
+    )
     return int(differing > 0)
 
 

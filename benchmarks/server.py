@@ -1,4 +1,5 @@
-"""What the server's clustering costs beside a round of as many clients: weights, number of streams, k-means of models.
+"""What the server's clustering costs beside a round of as many clients: weights, number
+of streams, k-means of models.
 
 python benchmarks/server.py
 """
@@ -14,7 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.aggregation import Probe, user_centric_weights
-from fedtailor.aggregation.clusters import choose_streams, k_means, k_means_of_models, silhouette
+from fedtailor.aggregation.clusters import (
+    choose_streams,
+    k_means,
+    k_means_of_models,
+    silhouette,
+)
 from fedtailor.algorithms import FedAvg
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
@@ -25,7 +31,9 @@ MODEL = mlp(128).bind(DIGIT, CLASSES)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=7, help="timed calls of each kind")
     options = parser.parse_args()
     console = Console(width=120, highlight=False)
@@ -42,15 +50,23 @@ def main() -> None:
 
 
 def contenders(clients: int) -> dict[str, Callable[[], object]]:
-    """A round of FedAvg, and what servers compute from gradients or models that lie in overlapping groups."""
+    """A round of FedAvg, and what servers compute from gradients or models that lie in
+    overlapping groups.
+    """
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((GROUPS, MODEL.size), np.float32)
-    models = centres[rng.integers(GROUPS, size=clients)] + 2 * rng.standard_normal((clients, MODEL.size), np.float32)
-    spread = 10.0 * MODEL.size  # of single samples, such that a client's weights reach beyond its group
+    models = centres[rng.integers(GROUPS, size=clients)] + 2 * rng.standard_normal(
+        (clients, MODEL.size), np.float32
+    )
+    spread = (
+        10.0 * MODEL.size
+    )  # of single samples, such that a client's weights reach beyond its group
     probe = Probe(models, np.full(clients, spread), np.full(clients, SAMPLES))
     rows = user_centric_weights(probe)
     labels = k_means(rows, GROUPS)[0]
-    training = simulate(FedAvg(SGD(lr=0.01, epochs=1, batch_size=10)), bytes_of(clients, SAMPLES), MODEL)
+    training = simulate(
+        FedAvg(SGD(lr=0.01, epochs=1, batch_size=10)), bytes_of(clients, SAMPLES), MODEL
+    )
     return {
         "round of FedAvg": rounds_of(training),
         "weights (eq. 9)": lambda: user_centric_weights(probe),
@@ -63,7 +79,10 @@ def contenders(clients: int) -> dict[str, Callable[[], object]]:
 
 def summary(times: dict[str, Times]) -> str:
     base = times["round of FedAvg"].median
-    return ", ".join(f"{name} {time.median / base:.2f}" for name, time in times.items()) + " (to the round)"
+    return (
+        ", ".join(f"{name} {time.median / base:.2f}" for name, time in times.items())
+        + " (to the round)"
+    )
 
 
 if __name__ == "__main__":

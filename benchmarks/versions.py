@@ -1,10 +1,12 @@
-"""Whether rounds take as long as in another version of fedtailor: the cells of `rounds.py`, in turns.
+"""Whether rounds take as long as in another version of fedtailor: the cells of
+`rounds.py`, in turns.
 
     python benchmarks/versions.py OLD NEW                  OLD, NEW: two checkouts of the repository
     python benchmarks/versions.py OLD NEW mlp-10 lenet-10  some cells
 
-A process for each checkout trains one round of FedAvg when its turn comes. Both must arrive at the same model. Times in
-ms and ratios NEW : OLD, minimum / median of all turns.
+A process for each checkout trains one round of FedAvg when its turn comes. Both must
+arrive at the same model. Times in ms and ratios NEW : OLD, minimum / median of all
+turns.
 """
 
 import argparse
@@ -43,7 +45,9 @@ for line in sys.stdin:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     add_cells_argument(parser)
@@ -55,8 +59,13 @@ def main() -> None:
     table = Table("cell", "old, ms", "new, ms", "new : old", "load")
     for name in options.cells:
         answers = in_turns(checkouts, name, options.turns)
-        old, new = (Times(tuple(seconds for seconds, _ in answers[root])) for root in (options.old, options.new))
-        models = [[model for _, model in answers[root]] for root in (options.old, options.new)]
+        old, new = (
+            Times(tuple(seconds for seconds, _ in answers[root]))
+            for root in (options.old, options.new)
+        )
+        models = [
+            [model for _, model in answers[root]] for root in (options.old, options.new)
+        ]
         same = "" if models[0] == models[1] else ", other models"
         ratio = f"{new.minimum / old.minimum:.3f} / {new.median / old.median:.3f}{same}"
         table.add_row(name, str(old), str(new), ratio, load())

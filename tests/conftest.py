@@ -1,4 +1,6 @@
-"""Settings of every test process and of the processes it starts, made before fedtailor and JAX are imported."""
+"""Settings of every test process and of the processes it starts, made before fedtailor
+and JAX are imported.
+"""
 
 import itertools
 import os
@@ -12,10 +14,15 @@ FINISHED = itertools.count()
 CACHE = Path(__file__).parents[1] / ".cache"
 # The command line reads the annotations of its own functions, and holds no arrays.
 PACKAGE = Path(__file__).parents[1] / "src" / "fedtailor"
-CHECKED = [f"fedtailor.{part.parent.name}" for part in PACKAGE.glob("*/__init__.py") if part.parent.name != "cli"]
-# Most of the tests' time is XLA's, which compiles a thousand programs that then run for milliseconds: without LLVM's
-# optimisations, and with the older of its two emitters of kernels, it takes a third of the time. A program in one piece
-# needs a third of the memory maps, of which Linux gives a process 65,530.
+CHECKED = [
+    f"fedtailor.{part.parent.name}"
+    for part in PACKAGE.glob("*/__init__.py")
+    if part.parent.name != "cli"
+]
+# Most of the tests' time is XLA's, which compiles a thousand programs that then run for
+# milliseconds: without LLVM's optimisations, and with the older of its two emitters of
+# kernels, it takes a third of the time. A program in one piece needs a third of the
+# memory maps, of which Linux gives a process 65,530.
 QUICK_TO_COMPILE = [
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
@@ -26,28 +33,38 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Users have none of these flags. With AS_SHIPPED=1 the tests do without: `make test` runs those marked `as_shipped`,
-# which claim equal bits, once more like that.
+# Users have none of these flags. With AS_SHIPPED=1 the tests do without: `make test`
+# runs those marked `as_shipped`, which claim equal bits, once more like that.
 if "AS_SHIPPED" not in os.environ:
-    flags = [*QUICK_TO_COMPILE, os.environ.get("XLA_FLAGS", "")]  # of two settings of one flag the last one counts
+    flags = [
+        *QUICK_TO_COMPILE,
+        os.environ.get("XLA_FLAGS", ""),
+    ]  # of two settings of one flag the last one counts
     os.environ["XLA_FLAGS"] = " ".join(flags)
-# A job in the background of a script ignores Ctrl-C, and so would all that it starts; tests send it.
+# A job in the background of a script ignores Ctrl-C, and so would all that it starts;
+# tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 jaxtyping.install_import_hook(CHECKED, "shapes.check")
 
 
 def pytest_xdist_auto_num_workers():
-    """One test process per core that this process may use, within the memory of an ordinary machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """One test process per core that this process may use, within the memory of an
+    ordinary machine.
+    """
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
     return min(cores, 8)
 
 
 def pytest_collection_modifyitems(items):
     """The tests of every method come first, method after method, then the slow ones.
 
-    A process that runs a method's tests one after another compiles each of its programs once, and short tests at the
-    end keep all processes busy to the last.
+    A process that runs a method's tests one after another compiles each of its programs
+    once, and short tests at the end keep all processes busy to the last.
     """
     from fedtailor.protocol import Algorithm  # not before the settings above
 
@@ -61,10 +78,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_teardown(item):
-    """Forget compiled programs in time: of each a process holds some memory maps, and XLA crashes where Linux gives no
-    more of them (65,530)."""
+    """Forget compiled programs in time: of each a process holds some memory maps, and
+    XLA crashes where Linux gives no more of them (65,530)."""
     maps = Path("/proc/self/maps")
-    if next(FINISHED) % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+    if (
+        next(FINISHED) % 20 == 0
+        and maps.exists()
+        and maps.read_bytes().count(b"\n") > 30_000
+    ):
         import jax  # not before the settings above
 
         jax.clear_caches()

@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = {script.name: script for script in sorted(FOLDER.glob("*.py")) if "__main__" in script.read_text()}
+SCRIPTS = {
+    script.name: script
+    for script in sorted(FOLDER.glob("*.py"))
+    if "__main__" in script.read_text()
+}
 
-pytestmark = pytest.mark.skipif(not SCRIPTS, reason="benchmarks are in the repository only, not in its archives")
+pytestmark = pytest.mark.skipif(
+    not SCRIPTS, reason="benchmarks are in the repository only, not in its archives"
+)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -28,5 +34,8 @@ def test_a_benchmark_tells_what_it_measures(name, monkeypatch, capsys):
         pytest.skip("PyTorch, which benchmarks alone use, is not installed")
     finally:
         for module in set(sys.modules) - before:
-            if getattr(sys.modules[module], "__file__", None) and Path(sys.modules[module].__file__).parent == FOLDER:
+            if (
+                getattr(sys.modules[module], "__file__", None)
+                and Path(sys.modules[module].__file__).parent == FOLDER
+            ):
                 del sys.modules[module]

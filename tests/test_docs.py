@@ -1,4 +1,6 @@
-"""The Python code of the README and of docs/ runs as it stands there, and their generated tables are up to date."""
+"""The Python code of the README and of docs/ runs as it stands there, and their
+generated tables are up to date.
+"""
 
 import re
 import socket
@@ -19,21 +21,40 @@ from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-RUN = {"README.md": 1, "diagnose.md": 1, "own-data.md": 4, "write-an-algorithm.md": 2, "cluster.md": 1,
-       "models.md": 5}  # fmt: skip
-"""Page -> how many blocks of Python the tests below run. A page that gains one is to be run, too."""
+PAGES = {
+    page.name: page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+RUN = {
+    "README.md": 1,
+    "diagnose.md": 1,
+    "own-data.md": 4,
+    "write-an-algorithm.md": 2,
+    "cluster.md": 1,
+    "models.md": 5,
+}
+"""Page -> how many blocks of Python the tests below run. A page that gains one is to be
+run, too.
+"""
 
-pytestmark = pytest.mark.skipif(len(PAGES) < 2, reason="docs are in the repository only, not in its archives")
+pytestmark = pytest.mark.skipif(
+    len(PAGES) < 2, reason="docs are in the repository only, not in its archives"
+)
 
 
 def blocks(page, language="python"):
     """Code blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page].read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$",
+        PAGES[page].read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
 
 
 def execute(page, namespace=None):
-    """Run a page's blocks one after another, as a reader would, in the current directory."""
+    """Run a page's blocks one after another, as a reader would, in the current
+    directory.
+    """
     names = {"__name__": "docs"} | (namespace or {})
     for block in blocks(page):
         exec(compile(block, page, "exec"), names)
@@ -42,7 +63,11 @@ def execute(page, namespace=None):
 
 def section(page, name):
     """The text between two comments."""
-    return re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", PAGES[page].read_text(), re.DOTALL)[1]
+    return re.search(
+        rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->",
+        PAGES[page].read_text(),
+        re.DOTALL,
+    )[1]
 
 
 def test_every_block_of_python_is_run():
@@ -53,18 +78,25 @@ def test_every_block_of_python_is_run():
 def test_the_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    newcomer = {"x": rng.normal(size=(30, 8, 8)).astype(np.float32), "y": rng.integers(0, 10, 30)}
+    newcomer = {
+        "x": rng.normal(size=(30, 8, 8)).astype(np.float32),
+        "y": rng.integers(0, 10, 30),
+    }
     found = execute("README.md", newcomer)
     assert found["run"].summary().mean > 0.8
     assert "worst" in capsys.readouterr().out
     assert set(found["newcomer"].predict(newcomer["x"])) <= set(range(10))
     models = found["ft"].load_models("models")
     test = found["federation"].client(3).test.x
-    np.testing.assert_array_equal(models[found["federation"].names[3]].predict(test), found["own"].predict(test))
+    np.testing.assert_array_equal(
+        models[found["federation"].names[3]].predict(test), found["own"].predict(test)
+    )
 
 
 def test_the_readme_counts_methods_and_scenarios():
-    counted = re.findall(r"# (\d+) (methods|scenarios)\b", PAGES["README.md"].read_text())
+    counted = re.findall(
+        r"# (\d+) (methods|scenarios)\b", PAGES["README.md"].read_text()
+    )
     assert {what: int(number) for number, what in counted} == {
         "methods": len(Algorithm.registry),
         "scenarios": len(SCENARIOS),
@@ -79,7 +111,9 @@ def test_own_data(tmp_path, monkeypatch, capsys):
     assert [name for name, _ in shown] == ["local", "fedavg", "ditto", "ucfl"]
     assert all(float(mean) > 0.7 for _, mean in shown)
     assert list(found["labels"]) == [found["rows"][0][-1]]
-    np.testing.assert_array_equal(found["again"].transform([found["row"]]), found["inputs"])
+    np.testing.assert_array_equal(
+        found["again"].transform([found["row"]]), found["inputs"]
+    )
     np.testing.assert_array_equal(found["opened"].frame(), found["kept"].frame())
     assert f"# Model card: {found['row']['client']}" in found["card"]
     assert len(found["smaller"].federation) == 19
@@ -118,7 +152,9 @@ def test_parts_of_models(capsys):
 
 def test_methods_of_own_steps_are_those_that_take_them():
     """As tests/models/test_torch_engine.py finds out."""
-    row = re.search(r"^\| (.+) \| their own steps", PAGES["models.md"].read_text(), re.MULTILINE)[1]
+    row = re.search(
+        r"^\| (.+) \| their own steps", PAGES["models.md"].read_text(), re.MULTILINE
+    )[1]
     assert set(re.findall(r"`([\w-]+)`", row)) == OWN_STEPS
 
 
@@ -135,21 +171,35 @@ def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     reader, images = names["Reader"](), names["images"]
     reader.load_state_dict(names["load_file"]("reader-3.safetensors"))
     theirs = reader(names["inputs"]).detach().numpy()
-    np.testing.assert_allclose(names["own"].outputs(images), theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        names["own"].outputs(images), theirs, rtol=1e-4, atol=1e-5
+    )
     model, theta = names["converted"]
     ours = model.logits(model.params(theta), jnp.asarray(names["inputs"].numpy()))
-    np.testing.assert_allclose(ours, names["scores"].detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        ours, names["scores"].detach().numpy(), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_cluster(tmp_path):
-    """With one process, which is the address's own machine; what several do has tests of its own."""
+    """With one process, which is the address's own machine; what several do has tests
+    of its own.
+    """
     (script,) = blocks("cluster.md")
     (tmp_path / "train.py").write_text(script)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "train.py", address, "1", "0"]
+    command = [
+        sys.executable,
+        "-W",
+        "error::DeprecationWarning:__main__",
+        "train.py",
+        address,
+        "1",
+        "0",
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "ditto" in ended.stdout
@@ -162,11 +212,15 @@ def test_toml(page):
 
 
 def test_the_table_of_exemptions_is_the_suites():
-    assert section("conformance.md", "exemptions") == opt_outs_table(), "python -m conformance.examples prints it"
+    assert section("conformance.md", "exemptions") == opt_outs_table(), (
+        "python -m conformance.examples prints it"
+    )
 
 
 def test_the_table_of_methods_is_what_they_say():
-    assert section("methods.md", "methods") == methods_table(), "python -m conformance.methods prints it"
+    assert section("methods.md", "methods") == methods_table(), (
+        "python -m conformance.methods prints it"
+    )
 
 
 def test_exemptions_are_of_methods_and_properties_that_there_are():
@@ -176,21 +230,36 @@ def test_exemptions_are_of_methods_and_properties_that_there_are():
 
 
 def test_the_table_of_properties_is_the_suites():
-    named = re.findall(r"^\| ([\w ]+) \| (.+) \|$", section("conformance.md", "properties"), re.MULTILINE)[1:]
-    assert named == [(name, " ".join(check.__doc__.split()).rstrip(".")) for name, check in CHECKS.items()]
+    named = re.findall(
+        r"^\| ([\w ]+) \| (.+) \|$",
+        section("conformance.md", "properties"),
+        re.MULTILINE,
+    )[1:]
+    assert named == [
+        (name, " ".join(check.__doc__.split()).rstrip("."))
+        for name, check in CHECKS.items()
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_to_files_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)(?:#[^)]*)?\)", PAGES[page].read_text())
+    links = re.findall(
+        r"\]\((?!https?:|mailto:|#)([^)#]+)(?:#[^)]*)?\)", PAGES[page].read_text()
+    )
     assert [link for link in links if not (PAGES[page].parent / link).exists()] == []
 
 
 def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
-        r"^\| method \| from each client.*?\n\n", PAGES["federation-details.md"].read_text(), re.DOTALL | re.MULTILINE
+        r"^\| method \| from each client.*?\n\n",
+        PAGES["federation-details.md"].read_text(),
+        re.DOTALL | re.MULTILINE,
     )
-    said = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    said = [
+        name
+        for row in table[0].strip().splitlines()[2:]
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    ]
     assert sorted(said) == sorted(Algorithm.registry)
 
 

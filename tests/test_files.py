@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all, and what may go wrong when one is read."""
+"""Files that are written whole or not at all, and what may go wrong when one is
+read.
+"""
 
 import os
 import stat
@@ -27,11 +29,15 @@ def test_what_is_written_takes_the_place_of_the_old(tmp_path, folder):
             if folder:
                 temporary.mkdir()
             (temporary / "part" if folder else temporary).write_text(content)
-        assert (tmp_path / "f/part" if folder else tmp_path / "f").read_text() == content
+        assert (
+            tmp_path / "f/part" if folder else tmp_path / "f"
+        ).read_text() == content
     assert names(tmp_path) == ["f"]
 
 
-@pytest.mark.parametrize("error", [OSError("No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError("No space left on device"), KeyboardInterrupt()]
+)
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error):
     (tmp_path / "f").write_text("old")
     with pytest.raises(type(error)), replacing(tmp_path / "f") as temporary:
@@ -48,11 +54,18 @@ def test_names_of_many_bytes_are_written(tmp_path):
 
 
 def test_pipes_and_devices_stay_what_they_are(tmp_path):
-    """An answer to `--out /dev/null` that moves a file there would leave the machine without it."""
+    """An answer to `--out /dev/null` that moves a file there would leave the machine
+    without it.
+    """
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is no regular file"), replacing(tmp_path / "pipe") as temporary:
+    with (
+        pytest.raises(OSError, match="it is no regular file"),
+        replacing(tmp_path / "pipe") as temporary,
+    ):
         temporary.write_text("new")
-    assert (tmp_path / "pipe").is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo() and [
+        path.name for path in tmp_path.iterdir()
+    ] == ["pipe"]
 
 
 def test_modes_follow_the_umask_whatever_the_writer_chose(tmp_path):
@@ -65,11 +78,16 @@ def test_modes_follow_the_umask_whatever_the_writer_chose(tmp_path):
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
 
 
-def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
+def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path, monkeypatch
+):
     events = []
 
     def fsync(descriptor):
-        events.append((stat.S_ISDIR(os.fstat(descriptor).st_mode) and names(tmp_path)[-1] == "f") or "content")
+        events.append(
+            (stat.S_ISDIR(os.fstat(descriptor).st_mode) and names(tmp_path)[-1] == "f")
+            or "content"
+        )
 
     monkeypatch.setattr(os, "fsync", fsync)
     with replacing(tmp_path / "f") as temporary:
@@ -89,7 +107,12 @@ with replacing(Path(sys.argv[1])) as temporary:
 
 
 def test_the_next_write_removes_what_a_killed_one_left(tmp_path):
-    assert subprocess.run([sys.executable, "-c", KILL, str(tmp_path / "f")], check=False).returncode == 9
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", KILL, str(tmp_path / "f")], check=False
+        ).returncode
+        == 9
+    )
     (left,) = names(tmp_path)
     assert left.startswith(".f.") and left.endswith(".part")
     with replacing(tmp_path / "g") as temporary:
@@ -105,9 +128,14 @@ def test_unfinished_files_of_others_stay(tmp_path, monkeypatch):
         (tmp_path / ".download.part").touch()  # of another program
         remove_leftovers(tmp_path)
         assert mine.exists() and foreign.exists()
-    monkeypatch.setattr(module.time, "time", lambda: foreign.stat().st_mtime + 25 * 3600)
+    monkeypatch.setattr(
+        module.time, "time", lambda: foreign.stat().st_mtime + 25 * 3600
+    )
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == [".download.part", "mine"], "another machine's go after a day"
+    assert names(tmp_path) == [
+        ".download.part",
+        "mine",
+    ], "another machine's go after a day"
 
 
 def test_a_file_is_found(tmp_path, monkeypatch):
@@ -146,27 +174,44 @@ def test_a_failing_disk_is_not_a_damaged_file(tmp_path):
 
 @pytest.mark.parametrize(
     "breakdown",
-    ["os.abort()", "class Panic(BaseException): pass\n    raise Panic('offset + length <= self.length')"],
+    [
+        "os.abort()",
+        (
+            "class Panic(BaseException): pass\n    raise Panic('offset + length <="
+            " self.length')"
+        ),
+    ],
     ids=["aborts", "panics"],
 )
 def test_a_table_at_which_the_reader_breaks_down_is_refused_and_nothing_is_printed(
     tmp_path, monkeypatch, capfd, breakdown
 ):
-    """Rust says on the standard error, past Python, what happened; an abort ends the process that reads."""
+    """Rust says on the standard error, past Python, what happened; an abort ends the
+    process that reads.
+    """
     path = tmp_path / "t.parquet"
     pl.DataFrame({"c": ["a"], "y": [1.0]}).write_parquet(path)
     said = "os.write(2, b'thread async-executor-1 panicked at immutable.rs:329:9')"
-    (tmp_path / "polars.py").write_text(f"import os\ndef read_parquet(path):\n    {said}\n    {breakdown}\n")
+    (tmp_path / "polars.py").write_text(
+        f"import os\ndef read_parquet(path):\n    {said}\n    {breakdown}\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(pl.exceptions.ComputeError, match="the reader breaks down at it: it is damaged, or larger"):
+    with pytest.raises(
+        pl.exceptions.ComputeError,
+        match="the reader breaks down at it: it is damaged, or larger",
+    ):
         read_foreign_parquet(path)
-    with pytest.raises(ValueError, match=r"t.parquet cannot be read as Parquet: the reader breaks down"):
+    with pytest.raises(
+        ValueError, match=r"t.parquet cannot be read as Parquet: the reader breaks down"
+    ):
         from_table(path, client="c", target="y")
     assert capfd.readouterr().err == ""
 
 
 def test_a_panic_at_a_damaged_file_of_a_run_is_an_exception(tmp_path, monkeypatch):
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")  # without a digest, as fedtailor 0.1 wrote them
+    (tmp_path / "t.parquet").write_bytes(
+        b"PAR1"
+    )  # without a digest, as fedtailor 0.1 wrote them
 
     def panic(path):
         raise pl.exceptions.PanicException("offset + length <= self.length")
@@ -191,9 +236,12 @@ def test_whatever_bit_flips_a_table_is_refused_or_read_as_written(tmp_path):
     write_parquet(frame, path)
     assert read_parquet(path).equals(frame)
     written, refused = path.read_bytes(), 0
-    # Without its name the digest is not found, and the file is taken for one of fedtailor 0.1.
+    # Without its name the digest is not found, and the file is taken for one of
+    # fedtailor 0.1.
     name = written.index(b"fedtailor.sha256")
-    for place in {*range(len(written))} - {*range(name, name + len(b"fedtailor.sha256") + 2)}:
+    for place in {*range(len(written))} - {
+        *range(name, name + len(b"fedtailor.sha256") + 2)
+    }:
         flipped = bytearray(written)
         flipped[place] ^= 1 << (place % 8)
         path.write_bytes(flipped)
@@ -209,5 +257,7 @@ def test_polars_never_sees_a_table_that_is_not_what_was_written(tmp_path, monkey
     write_parquet(pl.DataFrame({"value": [1.0, 2.0]}), path)
     path.write_bytes(path.read_bytes().replace(b"value", b"vbluf"))
     monkeypatch.setattr(pl, "read_parquet", lambda path: pytest.fail("it was read"))
-    with pytest.raises(Damaged, match=r"t.parquet is damaged \(it is not what was written\)"):
+    with pytest.raises(
+        Damaged, match=r"t.parquet is damaged \(it is not what was written\)"
+    ):
         read_frame(path)

@@ -1,4 +1,6 @@
-"""The package as a whole: its version, its public names, and that importing it imports nothing else."""
+"""The package as a whole: its version, its public names, and that importing it imports
+nothing else.
+"""
 
 import importlib.metadata
 import re
@@ -15,7 +17,9 @@ CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 
 def fresh(*arguments):
     """What a new interpreter prints."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -30,8 +34,21 @@ def test_the_installed_version_is_that_of_the_sources():
 
 
 def test_importing_the_package_imports_no_library():
-    modules = {name.partition(".")[0] for name in fresh("-c", "import sys, fedtailor; print(*sys.modules)")}
-    assert not modules & {"jax", "numpy", "scipy", "sklearn", "matplotlib", "polars", "optax", "equinox", "rich"}
+    modules = {
+        name.partition(".")[0]
+        for name in fresh("-c", "import sys, fedtailor; print(*sys.modules)")
+    }
+    assert not modules & {
+        "jax",
+        "numpy",
+        "scipy",
+        "sklearn",
+        "matplotlib",
+        "polars",
+        "optax",
+        "equinox",
+        "rich",
+    }
 
 
 def test_the_command_line_is_a_module_of_the_interpreter_too():
@@ -44,5 +61,7 @@ def test_every_public_name_is_there(name):
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'fedtailor' has no attribute 'FedAverage'"):
+    with pytest.raises(
+        AttributeError, match="module 'fedtailor' has no attribute 'FedAverage'"
+    ):
         fedtailor.FedAverage  # noqa: B018

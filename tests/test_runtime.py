@@ -1,4 +1,6 @@
-"""JAX's settings, each tried in a process of its own: they are made once, before the backend starts."""
+"""JAX's settings, each tried in a process of its own: they are made once, before the
+backend starts.
+"""
 
 import os
 import subprocess
@@ -23,11 +25,21 @@ print(jax.device_count())
 
 @pytest.fixture
 def settings(tmp_path):
-    """Cache directory, shortest compilation that is kept, and devices, after what the user did `before`."""
+    """Cache directory, shortest compilation that is kept, and devices, after what the
+    user did `before`.
+    """
 
     def run(before="", **environment):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-        clean |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JAX_", "XLA_"))
+        }
+        clean |= {
+            "HOME": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "JAX_PLATFORMS": "cpu",
+        }
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM.format(before=before)],
             env=clean | environment,
@@ -44,10 +56,16 @@ def settings(tmp_path):
 
 
 def cores():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
 
 
-def test_by_default_every_core_is_a_device_and_every_program_is_kept(settings, tmp_path):
+def test_by_default_every_core_is_a_device_and_every_program_is_kept(
+    settings, tmp_path
+):
     directory, seconds, devices = settings()
     assert os.path.isdir(directory) and directory.startswith(str(tmp_path))
     assert (seconds, devices) == (0.0, cores())
@@ -83,26 +101,42 @@ def test_without_a_cache_directory_nothing_is_kept(settings, tmp_path):
     assert settings(XDG_CACHE_HOME=str(tmp_path / "file"))[0] == "None"
 
 
-def test_damaged_entries_of_the_compilation_cache_are_removed_with_one_line(settings, tmp_path):
-    """Real entries: one is whole, the others are what kills, full disks and flipped bits leave."""
+def test_damaged_entries_of_the_compilation_cache_are_removed_with_one_line(
+    settings, tmp_path
+):
+    """Real entries: one is whole, the others are what kills, full disks and flipped
+    bits leave.
+    """
     compiling = """
 jax.config.update('jax_compilation_cache_dir', {directory!r})
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 jax.jit(lambda x: x + 1)(1.0)
 """
     cache = tmp_path / "cache" / "fedtailor" / "jax"
-    settings(compiling.format(directory=str(cache)), XLA_FLAGS="--xla_force_host_platform_device_count=1")
+    settings(
+        compiling.format(directory=str(cache)),
+        XLA_FLAGS="--xla_force_host_platform_device_count=1",
+    )
     (whole,) = cache.glob("*-cache")
     content = whole.read_bytes()
     middle = len(content) // 2
     flipped = content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
-    for name, damaged in (("empty", b""), ("short", content[:middle]), ("flipped", flipped)):
+    for name, damaged in (
+        ("empty", b""),
+        ("short", content[:middle]),
+        ("flipped", flipped),
+    ):
         (cache / f"jit_{name}-cache").write_bytes(damaged)
     (cache / "mine.txt").write_bytes(b"")
     settings()
-    assert sorted(path.name for path in cache.iterdir()) == sorted([whole.name, "mine.txt", "fedtailor-checked"])
+    assert sorted(path.name for path in cache.iterdir()) == sorted(
+        [whole.name, "mine.txt", "fedtailor-checked"]
+    )
     assert whole.read_bytes() == content
-    assert settings.said.count("\n") == 1 and "removed 3 damaged entries of the compilation cache" in settings.said
+    assert (
+        settings.said.count("\n") == 1
+        and "removed 3 damaged entries of the compilation cache" in settings.said
+    )
     settings()
     assert settings.said == ""
 

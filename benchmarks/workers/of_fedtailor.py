@@ -1,4 +1,6 @@
-"""A worker of `frameworks.py`: fedtailor, which evaluates every client's model on that client's test samples."""
+"""A worker of `frameworks.py`: fedtailor, which evaluates every client's model on that
+client's test samples.
+"""
 
 import sys
 

@@ -1,7 +1,9 @@
-"""A worker of `frameworks.py`: pfl-research, `FederatedAveraging` over PyTorch, in one process or under torchrun.
+"""A worker of `frameworks.py`: pfl-research, `FederatedAveraging` over PyTorch, in one
+process or under torchrun.
 
-A round that evaluates scores each client's training samples before and after its training, which is what the algorithm
-does, and then the averaged model on the test samples of all clients, its validation cohort.
+A round that evaluates scores each client's training samples before and after its
+training, which is what the algorithm does, and then the averaged model on the test
+samples of all clients, its validation cohort.
 """
 
 import sys
@@ -40,26 +42,41 @@ class Scored(nn.Module):
     @torch.no_grad()
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Weighted]:
         outputs = self.network(x)
-        loss, correct = cross_entropy(outputs, y, reduction="sum"), (outputs.argmax(1) == y).sum()
-        return {"loss": Weighted(loss.item(), len(y)), "accuracy": Weighted(correct.item(), len(y))}
+        loss, correct = (
+            cross_entropy(outputs, y, reduction="sum"),
+            (outputs.argmax(1) == y).sum(),
+        )
+        return {
+            "loss": Weighted(loss.item(), len(y)),
+            "accuracy": Weighted(correct.item(), len(y)),
+        }
 
 
 class Simulation:
-    """One training: `FederatedAveraging.run` goes on where it stopped, so it is called for each round."""
+    """One training: `FederatedAveraging.run` goes on where it stopped, so it is called
+    for each round.
+    """
 
     def __init__(self, folder: str, samples: Samples, lr: float) -> None:
         work, module = task(folder), Scored(deepcopy(network(folder)))
-        self.model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+        self.model = PyTorchModel(
+            module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)
+        )
         self.algorithm, self.cohort = FederatedAveraging(), len(work.clients)
         self.backend = SimulatedBackend(
             training_data=_data(samples, work),
-            val_data=_data(lambda client: (work.x_test[client], work.y_test[client]), work),
+            val_data=_data(
+                lambda client: (work.x_test[client], work.y_test[client]), work
+            ),
         )
-        self.train = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=lr, local_batch_size=work.batch_size)
+        self.train = NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=lr, local_batch_size=work.batch_size
+        )
         self.rounds = 0
 
     def round(self, evaluate: bool) -> None:
-        # evaluated are the rounds that the frequency divides: all, or (but for round 0) not this one
+        # evaluated are the rounds that the frequency divides: all, or (but for round 0)
+        # not this one
         self.rounds += 1
         params = NNAlgorithmParams(
             central_num_iterations=self.rounds,
@@ -67,24 +84,41 @@ class Simulation:
             train_cohort_size=self.cohort,
             val_cohort_size=self.cohort,
         )
-        self.algorithm.run(params, self.backend, self.model, self.train, NNEvalHyperParams(local_batch_size=None))
+        self.algorithm.run(
+            params,
+            self.backend,
+            self.model,
+            self.train,
+            NNEvalHyperParams(local_batch_size=None),
+        )
 
 
 class PFL:
     def __init__(self, folder: str) -> None:
         self.folder, work = folder, task(folder)
-        self.round = Simulation(folder, lambda client: (work.x[client], work.y[client]), work.lr).round
+        self.round = Simulation(
+            folder, lambda client: (work.x[client], work.y[client]), work.lr
+        ).round
 
     def check(self) -> np.ndarray:
         work = task(self.folder)
         simulation = Simulation(self.folder, work.ordered, work.careful_lr)
         simulation.round(evaluate=False)
-        return parameters_to_vector(simulation.model.pytorch_model.parameters()).detach().numpy()
+        return (
+            parameters_to_vector(simulation.model.pytorch_model.parameters())
+            .detach()
+            .numpy()
+        )
 
 
 def _data(samples: Samples, task: Task) -> FederatedDataset:
-    users = [Dataset(torch_data(*samples(client)), user_id=str(client)) for client in task.clients]
-    return FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", task.clients))
+    users = [
+        Dataset(torch_data(*samples(client)), user_id=str(client))
+        for client in task.clients
+    ]
+    return FederatedDataset(
+        users.__getitem__, get_user_sampler("minimize_reuse", task.clients)
+    )
 
 
 def _broadcast(pipe: Pipe | None) -> Iterator[str]:

@@ -17,7 +17,9 @@ class PyTorch:
 
     def check(self) -> np.ndarray:
         loop = Loop(self.cell, self.task.clients, self.task.careful_lr)
-        return loop.round(torch.from_numpy(self.task.theta), self.task.order.__getitem__).numpy()
+        return loop.round(
+            torch.from_numpy(self.task.theta), self.task.order.__getitem__
+        ).numpy()
 
     def round(self, evaluate: bool) -> None:
         self.theta = self.loop.round(self.theta)

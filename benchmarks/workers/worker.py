@@ -1,6 +1,8 @@
-"""What the worker processes of `frameworks.py` share: the task, and the pipe on which rounds are ordered.
+"""What the worker processes of `frameworks.py` share: the task, and the pipe on which
+rounds are ordered.
 
-Workers may run in virtual environments of their own: this file needs nothing but NumPy, and PyTorch where it is used.
+Workers may run in virtual environments of their own: this file needs nothing but NumPy,
+and PyTorch where it is used.
 """
 
 import os
@@ -22,10 +24,12 @@ class Task:
         cell: its name in the benchmark; it says which model.
         x, y: [clients, samples, ...] training samples; images are [28, 28, 1].
         x_test, y_test: the same of test samples.
-        order: [clients, samples] in which samples are visited in the round that checks a framework.
+        order: [clients, samples] in which samples are visited in the round that checks
+            a framework.
         theta: [d] initial model, in PyTorch's order and layout.
         lr: learning rate of timed rounds.
-        careful_lr: learning rate of that check: small, so that rounding errors do not grow along the way.
+        careful_lr: learning rate of that check: small, so that rounding errors do not
+            grow along the way.
     """
 
     cell: str
@@ -55,12 +59,19 @@ class Task:
 def task(folder: str) -> Task:
     """The task in a folder."""
     with np.load(Path(folder) / "task.npz") as arrays:
-        return Task(**{name: array if array.ndim else array.item() for name, array in arrays.items()})
+        return Task(
+            **{
+                name: array if array.ndim else array.item()
+                for name, array in arrays.items()
+            }
+        )
 
 
 @lru_cache
 def network(folder: str) -> Any:
-    """The initial model of the task as a PyTorch module that takes images as [b, 1, 28, 28]."""
+    """The initial model of the task as a PyTorch module that takes images as [b, 1, 28,
+    28].
+    """
     import torch
 
     return torch.load(Path(folder) / "network.pt", weights_only=False)
@@ -71,18 +82,24 @@ def torch_data(x: np.ndarray, y: np.ndarray) -> Any:
     import torch
 
     inputs = torch.from_numpy(x)
-    return (inputs.permute(0, 3, 1, 2).contiguous() if inputs.ndim == 4 else inputs), torch.from_numpy(y)
+    return (
+        inputs.permute(0, 3, 1, 2).contiguous() if inputs.ndim == 4 else inputs
+    ), torch.from_numpy(y)
 
 
 class Contender(Protocol):
     """One framework at work on a task."""
 
     def check(self) -> np.ndarray:
-        """The model [d], in PyTorch's layout, after a round from the initial one with the orders and `careful_lr`."""
+        """The model [d], in PyTorch's layout, after a round from the initial one with
+        the orders and `careful_lr`.
+        """
         ...
 
     def round(self, evaluate: bool) -> None:
-        """Another round, with or without the evaluation that the framework makes of one."""
+        """Another round, with or without the evaluation that the framework makes of
+        one.
+        """
         ...
 
 
@@ -103,8 +120,12 @@ class Pipe:
         print("done", file=self._answers, flush=True)
 
 
-def serve(contender: Contender, folder: str, commands: Iterable[str], pipe: Pipe | None) -> None:
-    """Obey `check`, which leaves its model in the folder, `train` and `evaluate`; answer each on the pipe, if any."""
+def serve(
+    contender: Contender, folder: str, commands: Iterable[str], pipe: Pipe | None
+) -> None:
+    """Obey `check`, which leaves its model in the folder, `train` and `evaluate`;
+    answer each on the pipe, if any.
+    """
     for command in commands:
         if command == "check":
             model = contender.check()

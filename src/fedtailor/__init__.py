@@ -5,8 +5,8 @@ Example:
     >>> run = ft.run(ft.UCFL(streams="auto"), ft.scenarios.digits_rotated(seed=0), ft.models.mlp(hidden=64), rounds=50)
     >>> run.summary()
 
-Every algorithm of `fedtailor.algorithms` is also a name of this module. Names are imported when they are first used, so
-that importing fedtailor costs nothing.
+Every algorithm of `fedtailor.algorithms` is also a name of this module. Names are
+imported when they are first used, so that importing fedtailor costs nothing.
 """
 
 from importlib import import_module
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.deployment import forget as forget
     from fedtailor.deployment import model_card as model_card
-    from fedtailor.deployment import open_run as open  # noqa: F401 (Python's own `open` is not hidden: see _NAMES_THERE)
+
+    # Python's own `open` is not hidden: see _NAMES_THERE.
+    from fedtailor.deployment import open_run as open  # noqa: F401
     from fedtailor.executors import Settings as Settings
     from fedtailor.experiments import scenarios as scenarios
     from fedtailor.experiments.diagnose import diagnose as diagnose
@@ -73,8 +75,16 @@ def __getattr__(name: str) -> Any:
         return import_module(_MODULES[name])
     if name.startswith("_") or name not in __dir__():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "fedtailor.algorithms")), _NAMES_THERE.get(name, name))
+    return getattr(
+        import_module(_HOMES.get(name, "fedtailor.algorithms")),
+        _NAMES_THERE.get(name, name),
+    )
 
 
 def __dir__() -> list[str]:
-    return ["__version__", *_MODULES, *_HOMES, *import_module("fedtailor.algorithms").__all__]
+    return [
+        "__version__",
+        *_MODULES,
+        *_HOMES,
+        *import_module("fedtailor.algorithms").__all__,
+    ]

@@ -1,4 +1,6 @@
-"""`python -m fedtailor COMMAND`: the command line, with the interpreter that is named."""
+"""`python -m fedtailor COMMAND`: the command line, with the interpreter that is
+named.
+"""
 
 from fedtailor.cli import main
 

@@ -1,4 +1,6 @@
-"""Files and folders that are written whole or not at all, and what may go wrong when one is read."""
+"""Files and folders that are written whole or not at all, and what may go wrong when
+one is read.
+"""
 
 import errno
 import os
@@ -21,13 +23,16 @@ _numbers = count()
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write a file or a folder that takes the place of `path` when the block ends.
+    """Where to write a file or a folder that takes the place of `path` when the block
+    ends.
 
-    Readers see the old content or the new one, also after a power cut (all is on the disk before the name changes).
-    When the block fails, or the process is killed, the old content stays. Modes follow the umask.
+    Readers see the old content or the new one, also after a power cut (all is on the
+    disk before the name changes). When the block fails, or the process is killed, the
+    old content stays. Modes follow the umask.
 
     Raises:
-        OSError: the file cannot be written, or is a pipe or a device, which a file must not take the place of.
+        OSError: the file cannot be written, or is a pipe or a device, which a file must
+            not take the place of.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -44,9 +49,13 @@ def publish(written: Path, path: Path) -> None:
         OSError: the file cannot be written.
     """
     if written.is_file():
-        written.chmod(_mode_of_new_files(written.parent))  # libraries write files that only their owner can read
+        written.chmod(
+            _mode_of_new_files(written.parent)
+        )  # libraries write files that only their owner can read
     sync_tree(written)
-    if written.is_dir() and path.is_dir():  # a folder that holds something cannot be replaced in one step
+    if (
+        written.is_dir() and path.is_dir()
+    ):  # a folder that holds something cannot be replaced in one step
         shutil.rmtree(path)
     written.replace(path)
     _sync(path.parent)
@@ -54,12 +63,17 @@ def publish(written: Path, path: Path) -> None:
 
 @contextmanager
 def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
-    """A new folder in `parent` for unfinished files, removed after the block (or, after a kill, by the next call).
+    """A new folder in `parent` for unfinished files, removed after the block (or, after
+    a kill, by the next call).
 
-    Libraries have temporary files of their own beside what they write: here they are found again.
+    Libraries have temporary files of their own beside what they write: here they are
+    found again.
     """
     remove_leftovers(parent)
-    folder = parent / f".{os.fsdecode(os.fsencode(purpose)[:100])}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
+    folder = (
+        parent
+        / f".{os.fsdecode(os.fsencode(purpose)[:100])}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
+    )
     folder.mkdir()
     try:
         yield folder
@@ -70,7 +84,8 @@ def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
 def remove_leftovers(folder: Path) -> None:
     """Remove the private folders whose process was killed.
 
-    Those of other machines that share the folder go when they are a day old: nobody here knows whether they run.
+    Those of other machines that share the folder go when they are a day old: nobody
+    here knows whether they run.
     """
     with suppress(OSError):
         for path in folder.glob(f".*{_SUFFIX}"):
@@ -82,7 +97,8 @@ def existing_file(path: AnyPath) -> Path:
     """The path of a regular file, with `~` expanded.
 
     Raises:
-        ValueError: there is nothing, something else (a folder, a pipe), or no access to it.
+        ValueError: there is nothing, something else (a folder, a pipe), or no access to
+            it.
     """
     try:
         file = Path(path).expanduser()
@@ -90,15 +106,22 @@ def existing_file(path: AnyPath) -> Path:
             return file
         if not file.exists():
             raise ValueError(f"there is no file {path}; check the path")
-    except (OSError, RuntimeError) as error:  # no access to a folder on the way, a name too long, no such home
-        raise ValueError(f"{path} cannot be reached: {reason(error)}; check the path and its permissions") from None
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # no access to a folder on the way, a name too long, no such home
+        raise ValueError(
+            f"{path} cannot be reached: {reason(error)}; check the path and its"
+            " permissions"
+        ) from None
     what = "a folder" if file.is_dir() else "no regular file"
     raise ValueError(f"{path} is {what}; give a file")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """A file that cannot be read is not a damaged one: failures of the disk and of permissions say so.
+    """A file that cannot be read is not a damaged one: failures of the disk and of
+    permissions say so.
 
     Raises:
         ValueError: in place of the block's OSError.
@@ -106,11 +129,16 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {reason(error)}; check its permissions and its disk") from None
+        raise ValueError(
+            f"{path} cannot be read: {reason(error)}; check its permissions and its"
+            " disk"
+        ) from None
 
 
 def reason(error: BaseException) -> str:
-    """Why it failed, in one line without the number of the error and the file's name."""
+    """Why it failed, in one line without the number of the error and the file's
+    name.
+    """
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
@@ -132,7 +160,9 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _mode_of_new_files(folder: Path) -> int:
-    """What the umask leaves (it cannot be asked without setting it, which would reach other threads)."""
+    """What the umask leaves (it cannot be asked without setting it, which would reach
+    other threads).
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode & 0o777

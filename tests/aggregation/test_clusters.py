@@ -24,7 +24,9 @@ def grouped(seed, sizes=(3, 4, 5), noise=0.01, columns=12):
     """Row-stochastic rows [m, columns] in clear groups, and the group of each row."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    rows = rng.dirichlet(np.ones(columns), len(sizes))[labels] + noise * rng.uniform(size=(len(labels), columns))
+    rows = rng.dirichlet(np.ones(columns), len(sizes))[labels] + noise * rng.uniform(
+        size=(len(labels), columns)
+    )
     return rows / rows.sum(1, keepdims=True), labels
 
 
@@ -34,7 +36,9 @@ def test_k_means_finds_clear_groups_and_numbers_them_by_first_member(seed):
     rows, groups = grouped(seed, noise=1e-3)
     labels, centroids = k_means(rows, 3)
     np.testing.assert_array_equal(labels, groups)
-    np.testing.assert_allclose(centroids, [rows[groups == group].mean(0) for group in range(3)], atol=1e-15)
+    np.testing.assert_allclose(
+        centroids, [rows[groups == group].mean(0) for group in range(3)], atol=1e-15
+    )
 
 
 @given(seeds, st.integers(1, 12))
@@ -60,7 +64,9 @@ def test_one_cluster_and_as_many_as_rows():
 
 def test_duplicates_bound_the_number_of_clusters_and_stay_together():
     rows, groups = grouped(0, noise=0.0)
-    rows = rows + 1e-16 * np.random.default_rng(1).uniform(size=rows.shape)  # rounding does not make a client special
+    rows = rows + 1e-16 * np.random.default_rng(1).uniform(
+        size=rows.shape
+    )  # rounding does not make a client special
     labels, centroids = k_means(rows, 7)
     np.testing.assert_array_equal(labels, groups)
     assert centroids.shape == (3, 12)
@@ -69,7 +75,9 @@ def test_duplicates_bound_the_number_of_clusters_and_stay_together():
 def test_duplicates_weigh_by_their_number():
     line = np.array([[0.0], [4.0], [7.0]])
     np.testing.assert_array_equal(k_means(line, 2)[0], [0, 1, 1])
-    labels, centroids = k_means(line.repeat([1, 10, 10], axis=0), 2)  # now it is cheaper to keep 4 and 7 apart
+    labels, centroids = k_means(
+        line.repeat([1, 10, 10], axis=0), 2
+    )  # now it is cheaper to keep 4 and 7 apart
     np.testing.assert_array_equal(labels, np.repeat([0, 0, 1], [1, 10, 10]))
     np.testing.assert_allclose(centroids, [[40 / 11], [7]])
 
@@ -81,7 +89,12 @@ def test_an_impossible_number_of_clusters_is_refused(k):
 
 
 @pytest.mark.parametrize(
-    "cluster", [lambda rows: k_means(rows, 2), choose_streams, lambda rows: k_means_of_models(rows, 2)]
+    "cluster",
+    [
+        lambda rows: k_means(rows, 2),
+        choose_streams,
+        lambda rows: k_means_of_models(rows, 2),
+    ],
 )
 def test_rows_that_are_not_finite_are_refused(cluster):
     rows = grouped(0)[0]
@@ -93,9 +106,15 @@ def test_rows_that_are_not_finite_are_refused(cluster):
 def test_k_means_of_models_in_many_dimensions():
     rng = np.random.default_rng(0)
     groups = np.repeat([0, 1, 2], 4)
-    models = rng.standard_normal((3, 5000))[groups] + 0.1 * rng.standard_normal((12, 5000))
-    np.testing.assert_array_equal(k_means_of_models(models.astype(np.float32) + 3, 3), groups)
-    np.testing.assert_array_equal(k_means_of_models(np.ones((5, 5000), np.float32), 3), 0)
+    models = rng.standard_normal((3, 5000))[groups] + 0.1 * rng.standard_normal(
+        (12, 5000)
+    )
+    np.testing.assert_array_equal(
+        k_means_of_models(models.astype(np.float32) + 3, 3), groups
+    )
+    np.testing.assert_array_equal(
+        k_means_of_models(np.ones((5, 5000), np.float32), 3), 0
+    )
 
 
 def test_costs_of_models_are_weighted_distances_to_the_means_of_their_clusters():
@@ -106,7 +125,11 @@ def test_costs_of_models_are_weighted_distances_to_the_means_of_their_clusters()
     assert list(numbers) == list(range(1, 9))  # eight of them differ
     for number, cost in zip(numbers, costs, strict=True):
         labels, means = k_means(models, number)
-        assert cost == pytest.approx(weights @ np.square(models - means[labels]).sum(axis=1), rel=1e-10, abs=1e-10)
+        assert cost == pytest.approx(
+            weights @ np.square(models - means[labels]).sum(axis=1),
+            rel=1e-10,
+            abs=1e-10,
+        )
 
 
 def test_silhouette():
@@ -115,23 +138,35 @@ def test_silhouette():
     assert silhouette(np.ones((4, 2)), [0, 0, 1, 1]) == 0  # a point mass
     assert silhouette(tight, [0, 0, 0, 0]) == 0
     assert silhouette(tight, [0, 1, 2, 3]) == 0
-    a, b = np.array([2, 2, 1]), np.array([10.0, 8, 9])  # by hand: plain distances, and 0 for the client alone
-    assert silhouette(np.array([[0.0], [2], [10]]), [0, 0, 1]) == pytest.approx(((b - a) / b)[:2].sum() / 3)
+    a, b = (
+        np.array([2, 2, 1]),
+        np.array([10.0, 8, 9]),
+    )  # by hand: plain distances, and 0 for the client alone
+    assert silhouette(np.array([[0.0], [2], [10]]), [0, 0, 1]) == pytest.approx(
+        ((b - a) / b)[:2].sum() / 3
+    )
 
 
 @given(seeds, st.floats(1e-3, 1e3))
 @settings(max_examples=20, deadline=None)
 def test_silhouette_does_not_depend_on_scale(seed, scale):
     rows, labels = grouped(seed, noise=0.5)
-    assert silhouette(scale * rows, labels) == pytest.approx(silhouette(rows, labels), abs=1e-10)
+    assert silhouette(scale * rows, labels) == pytest.approx(
+        silhouette(rows, labels), abs=1e-10
+    )
 
 
 @given(seeds, st.integers(2, 15))
 @settings(max_examples=20, deadline=None)
 def test_silhouette_is_scikit_learns(seed, k):
     rng = np.random.default_rng(seed)
-    rows, labels = rng.normal(size=(20, 3)), np.append(np.arange(k), rng.integers(k, size=20 - k))
-    assert silhouette(rows, labels) == pytest.approx(silhouette_score(rows, labels), abs=1e-10)
+    rows, labels = (
+        rng.normal(size=(20, 3)),
+        np.append(np.arange(k), rng.integers(k, size=20 - k)),
+    )
+    assert silhouette(rows, labels) == pytest.approx(
+        silhouette_score(rows, labels), abs=1e-10
+    )
 
 
 @given(seeds)
@@ -147,14 +182,18 @@ def test_scores_of_all_numbers_are_the_silhouettes_of_their_clusters(seed):
 @given(st.integers(0, 1000), st.integers(2, 4))
 @settings(max_examples=8, deadline=None)
 def test_as_many_streams_as_clear_groups(seed, count):
-    rows = np.eye(count).repeat(4, axis=0) + 0.01 * np.random.default_rng(seed).uniform(size=(4 * count, count))
+    rows = np.eye(count).repeat(4, axis=0) + 0.01 * np.random.default_rng(seed).uniform(
+        size=(4 * count, count)
+    )
     k, scores = choose_streams(rows)
     assert k == count
     assert list(scores) == list(range(2, 4 * count))
     assert max(scores, key=scores.__getitem__) == count
 
 
-@pytest.mark.parametrize("rows", [np.full((6, 6), 1 / 6), np.ones((1, 1)), np.eye(2), np.eye(7)])
+@pytest.mark.parametrize(
+    "rows", [np.full((6, 6), 1 / 6), np.ones((1, 1)), np.eye(2), np.eye(7)]
+)
 def test_one_stream_where_no_silhouette_is_positive(rows):
     assert choose_streams(rows)[0] == 1
 
@@ -175,8 +214,13 @@ def test_distinct_rows_bound_the_number_of_streams():
 def test_a_trade_off_of_the_users_own():
     rows, _ = grouped(0)
     assert choose_streams(rows, lambda k, s: 1 / k)[0] == 1
-    assert choose_streams(rows, lambda k, s: s - 10 * (k - 2) ** 2 if k > 1 else -1e9)[0] == 2
-    assert choose_streams(rows, lambda k, s: min(k, 5))[0] == 5  # the fewest streams on ties
+    assert (
+        choose_streams(rows, lambda k, s: s - 10 * (k - 2) ** 2 if k > 1 else -1e9)[0]
+        == 2
+    )
+    assert (
+        choose_streams(rows, lambda k, s: min(k, 5))[0] == 5
+    )  # the fewest streams on ties
     with pytest.raises(ValueError, match="k = 1"):
         choose_streams(rows, lambda k, s: float("nan"))
 
@@ -205,7 +249,10 @@ def test_large_populations_try_large_numbers_sparsely():
 def test_matching_has_minimum_cost(seed, new, more):
     cost = np.random.default_rng(seed).uniform(size=(new, new + more))
     chosen = match(cost)
-    best = min(cost[range(new), order].sum() for order in map(list, itertools.permutations(range(new + more), new)))
+    best = min(
+        cost[range(new), order].sum()
+        for order in map(list, itertools.permutations(range(new + more), new))
+    )
     assert len(set(chosen)) == new
     assert cost[range(new), chosen].sum() == pytest.approx(best)
 
@@ -218,7 +265,9 @@ def test_matching_refuses_more_new_than_old():
 @pytest.mark.parametrize("linkage", ["complete", "single"])
 def test_opposed_groups_are_split(linkage):
     side = np.array([1.0, -1, -1, 1, -1])
-    np.testing.assert_array_equal(bipartition(np.outer(side, side), linkage), [0, 1, 1, 0, 1])
+    np.testing.assert_array_equal(
+        bipartition(np.outer(side, side), linkage), [0, 1, 1, 0, 1]
+    )
     np.testing.assert_array_equal(bipartition(np.eye(2), linkage), [0, 1])
 
 
@@ -232,19 +281,29 @@ def test_single_linkage_minimises_the_largest_similarity_across(seed, count):
     def across(labels):
         return similarity[np.ix_(labels == 0, labels == 1)].max()
 
-    every = (np.array([0, *rest]) for rest in itertools.product([0, 1], repeat=count - 1) if any(rest))
-    assert across(bipartition(similarity, "single")) == pytest.approx(min(map(across, every)))
+    every = (
+        np.array([0, *rest])
+        for rest in itertools.product([0, 1], repeat=count - 1)
+        if any(rest)
+    )
+    assert across(bipartition(similarity, "single")) == pytest.approx(
+        min(map(across, every))
+    )
 
 
 def test_a_chain_tells_the_linkages_apart():
     angles = np.deg2rad([0, 50, 90, 120])
     similarity = np.cos(angles[:, None] - angles[None])
     np.testing.assert_array_equal(bipartition(similarity, "complete"), [0, 0, 1, 1])
-    np.testing.assert_array_equal(bipartition(similarity, "single"), [0, 1, 1, 1])  # at the widest gap
+    np.testing.assert_array_equal(
+        bipartition(similarity, "single"), [0, 1, 1, 1]
+    )  # at the widest gap
 
 
 def test_complete_linkage_is_not_average_linkage():
-    """By average linkage the fourth direction would join the second and third instead of the last."""
+    """By average linkage the fourth direction would join the second and third instead
+    of the last.
+    """
     angles = np.deg2rad([0, 40, 50, 76, 110])
     similarity = np.cos(angles[:, None] - angles[None])
     np.testing.assert_array_equal(bipartition(similarity, "complete"), [0, 0, 0, 1, 1])
@@ -263,8 +322,12 @@ def test_agglomerative_clusters_by_number_threshold_and_largest_gap():
     distances = np.abs(places[:, None] - places)
     for how in ({"clusters": 3}, {"threshold": 1.0}, {}):
         np.testing.assert_array_equal(agglomerative(distances, **how), [0, 0, 1, 1, 2])
-    np.testing.assert_array_equal(agglomerative(distances, threshold=4.5), [0, 0, 1, 1, 1])
-    np.testing.assert_array_equal(agglomerative(distances, "single", threshold=6.0), np.zeros(5))
+    np.testing.assert_array_equal(
+        agglomerative(distances, threshold=4.5), [0, 0, 1, 1, 1]
+    )
+    np.testing.assert_array_equal(
+        agglomerative(distances, "single", threshold=6.0), np.zeros(5)
+    )
     np.testing.assert_array_equal(agglomerative(1 - np.eye(4)), np.zeros(4))
     np.testing.assert_array_equal(agglomerative(np.zeros((1, 1)), clusters=1), [0])
     with pytest.raises(ValueError, match=r"cannot make 6 clusters of 5 clients"):

@@ -30,16 +30,24 @@ def test_close_rows_far_from_the_origin_keep_their_distance():
 def test_single_precision_rows_are_accumulated_in_double(monkeypatch):
     rows = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
     whole = gram(rows)
-    monkeypatch.setattr(distances, "_BLOCK_ELEMENTS", 4 * 37)  # blocks of columns, the last one smaller
+    monkeypatch.setattr(
+        distances, "_BLOCK_ELEMENTS", 4 * 37
+    )  # blocks of columns, the last one smaller
     np.testing.assert_allclose(gram(rows), whole, rtol=1e-13, atol=1e-11)
-    np.testing.assert_allclose(squared_distances(rows), directly(*[rows.astype(np.float64)] * 2), rtol=1e-12)
+    np.testing.assert_allclose(
+        squared_distances(rows), directly(*[rows.astype(np.float64)] * 2), rtol=1e-12
+    )
 
 
 def test_cosine_similarity_of_a_zero_row_is_zero():
-    similarity = cosine_similarity(np.array([[1.0, 0.0], [-2.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
+    similarity = cosine_similarity(
+        np.array([[1.0, 0.0], [-2.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    )
     half = 1 / np.sqrt(2)
     np.testing.assert_allclose(
-        similarity, [[1, -1, half, 0], [-1, 1, -half, 0], [half, -half, 1, 0], [0, 0, 0, 1]], atol=1e-15
+        similarity,
+        [[1, -1, half, 0], [-1, 1, -half, 0], [half, -half, 1, 0], [0, 0, 0, 1]],
+        atol=1e-15,
     )
 
 

@@ -14,7 +14,9 @@ def rows(*values):
 
 def test_plain_with_rate_one_is_exactly_the_mix():
     rng = np.random.default_rng(0)
-    theta, mixed = (jnp.asarray(rng.standard_normal((2, 50)), jnp.float32) for _ in range(2))
+    theta, mixed = (
+        jnp.asarray(rng.standard_normal((2, 50)), jnp.float32) for _ in range(2)
+    )
     optimizer = ServerOptimizer()
     state, moved = optimizer.apply(optimizer.init(theta), theta, mixed, MOVED)
     assert state == ()
@@ -44,7 +46,9 @@ def test_momentum_has_no_dampening():
 
 
 def test_adam_follows_its_recursion():
-    optimizer = ServerOptimizer("adam", lr=0.1, momentum=0.9, second_moment=0.99, epsilon=1e-3)
+    optimizer = ServerOptimizer(
+        "adam", lr=0.1, momentum=0.9, second_moment=0.99, epsilon=1e-3
+    )
     theta, first, second = np.array([[1.0], [2.0]]), np.zeros((2, 1)), np.zeros((2, 1))
     with jax.enable_x64(True):
         state, ours = optimizer.init(jnp.asarray(theta)), jnp.asarray(theta)
@@ -52,7 +56,9 @@ def test_adam_follows_its_recursion():
             mixed = theta * 0.5 + step
             delta = theta - mixed
             first, second = 0.9 * first + 0.1 * delta, 0.99 * second + 0.01 * delta**2
-            corrected = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.99**step)) + 1e-3)
+            corrected = (
+                first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.99**step)) + 1e-3)
+            )
             theta = theta - 0.1 * corrected
             state, ours = optimizer.apply(state, ours, jnp.asarray(mixed), MOVED)
             np.testing.assert_allclose(ours, theta, atol=1e-12)
@@ -64,7 +70,9 @@ def test_a_stream_that_nobody_moved_is_frozen_with_its_state(kind):
     theta = rows([1.0, 2.0], [-0.0, 4.0])
     mixed = rows([3.0, 3.0], [5.0, 5.0])
     state, theta = optimizer.apply(optimizer.init(theta), theta, mixed, MOVED)
-    after, moved = optimizer.apply(state, theta, rows([3.0, 3.0], [np.nan, 9.0]), np.array([True, False]))
+    after, moved = optimizer.apply(
+        state, theta, rows([3.0, 3.0], [np.nan, 9.0]), np.array([True, False])
+    )
     assert np.asarray(moved[1]).tobytes() == np.asarray(theta[1]).tobytes()
     for old, new in zip(state, after, strict=True):
         np.testing.assert_array_equal(new[1], old[1])
@@ -88,13 +96,22 @@ def test_another_rate_costs_no_new_program():
     theta = rows([1.0, 2.0], [3.0, 4.0])
     before = None
     for lr in (0.1, 0.2):
-        ServerOptimizer("momentum", lr=lr).apply((jnp.zeros_like(theta),), theta, theta, MOVED)
+        ServerOptimizer("momentum", lr=lr).apply(
+            (jnp.zeros_like(theta),), theta, theta, MOVED
+        )
         before = before or server_optimizer._apply._cache_size()
     assert server_optimizer._apply._cache_size() == before
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "sgd"}, {"lr": 0}, {"momentum": 1.0}, {"second_moment": -0.1}, {"epsilon": 0.0}]
+    "wrong",
+    [
+        {"kind": "sgd"},
+        {"lr": 0},
+        {"momentum": 1.0},
+        {"second_moment": -0.1},
+        {"epsilon": 0.0},
+    ],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -17,8 +17,12 @@ def test_the_optimality_conditions(v):
     assert (x >= 0).all()
     assert x.sum() == pytest.approx(1, abs=1e-10)
     shift = (v - x)[support]
-    np.testing.assert_allclose(shift, shift[0], rtol=0, atol=1e-10)  # one multiplier on the support,
-    assert (v[~support] <= shift[0] + 1e-10).all()  # and nobody outside it would want to enter
+    np.testing.assert_allclose(
+        shift, shift[0], rtol=0, atol=1e-10
+    )  # one multiplier on the support,
+    assert (
+        v[~support] <= shift[0] + 1e-10
+    ).all()  # and nobody outside it would want to enter
 
 
 @given(vectors, st.floats(-50, 50))

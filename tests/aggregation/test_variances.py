@@ -14,7 +14,11 @@ step = jax.jit(update)
 
 def no_values(like, per_coordinate=True):
     like = jnp.asarray(like)
-    return jnp.int32(0), jnp.zeros_like(like), jnp.zeros_like(like) if per_coordinate else jnp.zeros((), like.dtype)
+    return (
+        jnp.int32(0),
+        jnp.zeros_like(like),
+        jnp.zeros_like(like) if per_coordinate else jnp.zeros((), like.dtype),
+    )
 
 
 def collect(values, like, per_coordinate=True):
@@ -32,7 +36,9 @@ def test_welford_is_the_two_pass_variance(seed, count):
         variances = [np.asarray(variance(these)) for these in (moments, trace, numbers)]
     two_pass = values.var(0, ddof=1)
     np.testing.assert_allclose(moments[1], values.mean(0), atol=1e-10)
-    for ours, expected in zip(variances, (two_pass, two_pass.sum(), two_pass[0]), strict=True):
+    for ours, expected in zip(
+        variances, (two_pass, two_pass.sum(), two_pass[0]), strict=True
+    ):
         assert ours.shape == expected.shape
         np.testing.assert_allclose(ours, expected, atol=1e-10)
 
@@ -46,7 +52,9 @@ def test_fewer_than_two_values_have_no_variance():
 def test_moments_pass_through_compiled_loops():
     @jax.jit
     def run(values):
-        return jax.lax.scan(lambda moments, x: (update(moments, x), None), no_values(values[0]), values)[0]
+        return jax.lax.scan(
+            lambda moments, x: (update(moments, x), None), no_values(values[0]), values
+        )[0]
 
     values = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
     count, mean, _ = run(values)

@@ -1,4 +1,5 @@
-"""Faults by the thousand: kills, flipped bits, full disks and bad input, drawn from seeds.
+"""Faults by the thousand: kills, flipped bits, full disks and bad input, drawn from
+seeds.
 
 `make campaign` runs them for half an hour; `test_campaigns.py` is the short form.
 """

@@ -1,4 +1,6 @@
-"""`python -m campaigns` in tests/: faults and bad input for a while, then how many tries were good."""
+"""`python -m campaigns` in tests/: faults and bad input for a while, then how many
+tries were good.
+"""
 
 import argparse
 import logging
@@ -24,9 +26,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="campaigns", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="for how long")
     parser.add_argument(
-        "--seed", type=int, default=None, help="the first seed; the next ones follow (default: the time)"
+        "--seed",
+        type=int,
+        default=None,
+        help="the first seed; the next ones follow (default: the time)",
     )
-    parser.add_argument("--only", choices=(*FAULTS, *INPUTS), action="append", help="only this kind (several times)")
+    parser.add_argument(
+        "--only",
+        choices=(*FAULTS, *INPUTS),
+        action="append",
+        help="only this kind (several times)",
+    )
     options = parser.parse_args()
     first = int(time.time()) if options.seed is None else options.seed
     logging.getLogger("fedtailor").setLevel(logging.ERROR)  # what is said at a resume
@@ -49,12 +59,19 @@ def main() -> int:
                 except Exception as error:
                     tried[kind] += kind in INPUTS
                     bad.append((kind, number))
-                    print(f"BAD: {kind}, seed {number}: {type(error).__name__}: {str(error)[:1000]}", flush=True)
+                    print(
+                        f"BAD: {kind}, seed {number}: {type(error).__name__}:"
+                        f" {str(error)[:1000]}",
+                        flush=True,
+                    )
                     traceback.print_exc(limit=-4)
             number += 1
     print(f"seeds {first} to {number - 1}")
     for kind in kinds:
-        print(f"{kind:<24} {tried[kind]:>7} tried, {tried[kind] - sum(one == kind for one, _ in bad):>7} good")
+        print(
+            f"{kind:<24} {tried[kind]:>7} tried,"
+            f" {tried[kind] - sum(one == kind for one, _ in bad):>7} good"
+        )
     print(f"{tried.total()} tried, {tried.total() - len(bad)} good")
     return 1 if bad else 0
 

@@ -1,4 +1,6 @@
-"""What may happen to files: the process dies, the disk is full, a bit flips. Each function is one try."""
+"""What may happen to files: the process dies, the disk is full, a bit flips. Each
+function is one try.
+"""
 
 import errno
 import gc
@@ -46,11 +48,16 @@ class Faults:
         start(folder / "half", rounds=ROUNDS - 1)
         self._table = start_on_table(folder / "opened")
         self._uses = self._use(folder / "opened")
-        self._models = {name: np.asarray(model.theta) for name, model in load_models(folder / "models").items()}
+        self._models = {
+            name: np.asarray(model.theta)
+            for name, model in load_models(folder / "models").items()
+        }
         self._facts = self._read(folder / "whole")
 
     def kill(self, rng: np.random.Generator) -> None:
-        """The process dies at a random change, some bytes of what it was writing are lost; then the run is resumed."""
+        """The process dies at a random change, some bytes of what it was writing are
+        lost; then the run is resumed.
+        """
         directory, at = self._fresh("killed"), int(rng.integers(1, self.steps + 1))
         with watching(directory, Steps(Killed, first=at)), suppress(Killed):
             start(directory)
@@ -61,13 +68,21 @@ class Faults:
                 unfinished.write_bytes(content[: rng.integers(0, len(content) + 1)])
         start(directory, resume=directory.exists())
         assert measured(directory) == self.whole, f"killed at change {at}"
-        assert all(finding.whole for finding in check(directory)), f"killed at change {at}"
+        assert all(finding.whole for finding in check(directory)), (
+            f"killed at change {at}"
+        )
 
     def fill_disk(self, rng: np.random.Generator) -> None:
-        """The disk is full for some changes; the run ends in one line (or does not need them), and is resumed."""
+        """The disk is full for some changes; the run ends in one line (or does not need
+        them), and is resumed.
+        """
         directory, at = self._fresh("full"), int(rng.integers(1, self.steps + 1))
         last = at + int(rng.integers(0, 5))
-        full = Steps(lambda: OSError(errno.ENOSPC, "No space left on device"), first=at, last=last)
+        full = Steps(
+            lambda: OSError(errno.ENOSPC, "No space left on device"),
+            first=at,
+            last=last,
+        )
         try:
             with watching(directory, full):
                 start(directory)
@@ -77,7 +92,9 @@ class Faults:
         assert measured(directory) == self.whole, f"full from change {at} to {last}"
 
     def flip_bit_of_unfinished(self, rng: np.random.Generator) -> None:
-        """A bit of a file of a run flips; resumed, the run is refused in one line or ends as if none had."""
+        """A bit of a file of a run flips; resumed, the run is refused in one line or
+        ends as if none had.
+        """
         directory = self._copy("half")
         name = self._flip(directory, rng)
         try:
@@ -88,7 +105,9 @@ class Faults:
             assert measured(directory) == self.whole, name
 
     def flip_bit_of_finished(self, rng: np.random.Generator) -> None:
-        """A bit of a file of a finished run flips; a report reads what was written, or refuses it in one line."""
+        """A bit of a file of a finished run flips; a report reads what was written, or
+        refuses it in one line.
+        """
         self._flip_and_use("whole", rng, self._read, self._facts)
 
     def flip_bit_of_models(self, rng: np.random.Generator) -> None:
@@ -101,7 +120,10 @@ class Faults:
             assert "\n" not in str(error), name
             return
         assert found.keys() == self._models.keys(), name
-        assert all(np.array_equal(found[client].theta, theta) for client, theta in self._models.items()), name
+        assert all(
+            np.array_equal(found[client].theta, theta)
+            for client, theta in self._models.items()
+        ), name
 
     def flip_bit_of_federation(self, rng: np.random.Generator) -> None:
         """A bit of a saved federation flips."""
@@ -116,11 +138,21 @@ class Faults:
         assert np.array_equal(found.y, FEDERATION.y)
 
     def flip_bit_of_opened(self, rng: np.random.Generator) -> None:
-        """A bit of a run on a table flips; its models predict and are described as before, or it is refused."""
+        """A bit of a run on a table flips; its models predict and are described as
+        before, or it is refused.
+        """
         self._flip_and_use("opened", rng, self._use, self._uses)
 
-    def _flip_and_use(self, kind: str, rng: np.random.Generator, use: Callable[[Path], str], expected: str) -> None:
-        """Flip a bit of a run that has ended: what is made of it is as expected, or refused in one line."""
+    def _flip_and_use(
+        self,
+        kind: str,
+        rng: np.random.Generator,
+        use: Callable[[Path], str],
+        expected: str,
+    ) -> None:
+        """Flip a bit of a run that has ended: what is made of it is as expected, or
+        refused in one line.
+        """
         directory = self._copy(kind)
         name = self._flip(directory, rng)
         try:
@@ -131,11 +163,15 @@ class Faults:
             assert found == expected, name
 
     def _use(self, directory: Path) -> str:
-        """All that is made of the models of a run: what they predict, lists, a card, what the method tells."""
+        """All that is made of the models of a run: what they predict, lists, a card,
+        what the method tells.
+        """
         predicted = predictions(models_at(directory), self._table, None).to_dicts()
         listed = [entry | {"run": None} for entry in list_models(directory)]
         told = [f"{one}" for one in StoredRun(directory).diagnostics.values()]
-        return json.dumps([predicted, listed, told, model_card(open_run(directory), "a")], default=str)
+        return json.dumps(
+            [predicted, listed, told, model_card(open_run(directory), "a")], default=str
+        )
 
     def _fresh(self, name: str) -> Path:
         """A directory that is not there, whose path nothing else begins with."""
@@ -156,7 +192,11 @@ class Faults:
 
     def _flip(self, path: Path, rng: np.random.Generator) -> str:
         """Flip a random bit of a file, or of a random file of a directory."""
-        files = [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file())
+        files = (
+            [path]
+            if path.is_file()
+            else sorted(entry for entry in path.iterdir() if entry.is_file())
+        )
         file = files[rng.integers(len(files))]
         content = bytearray(file.read_bytes())
         place = int(rng.integers(8 * len(content)))
@@ -167,14 +207,27 @@ class Faults:
     def _read(self, directory: Path) -> str:
         """All that a report reads of a run."""
         run = StoredRun(directory)
-        summary = {name: value for name, value in run.summary.items() if "seconds" not in name}
+        summary = {
+            name: value for name, value in run.summary.items() if "seconds" not in name
+        }
         summary["digests"] = sorted(summary["digests"])
-        frames = [run.clients.to_dicts(), run.metrics.to_dicts(), run.ledger.frame().to_dicts()]
-        manifest = {name: table for name, table in run.manifest.items() if name != "versions"}
+        frames = [
+            run.clients.to_dicts(),
+            run.metrics.to_dicts(),
+            run.ledger.frame().to_dicts(),
+        ]
+        manifest = {
+            name: table for name, table in run.manifest.items() if name != "versions"
+        }
         return json.dumps([summary, manifest, *frames], sort_keys=True, default=str)
 
 
 FAULTS = (
-    "kill", "fill_disk", "flip_bit_of_unfinished", "flip_bit_of_finished", "flip_bit_of_models",
-    "flip_bit_of_federation", "flip_bit_of_opened",
-)  # fmt: skip
+    "kill",
+    "fill_disk",
+    "flip_bit_of_unfinished",
+    "flip_bit_of_finished",
+    "flip_bit_of_models",
+    "flip_bit_of_federation",
+    "flip_bit_of_opened",
+)

@@ -1,5 +1,5 @@
-"""What people may give: command lines, experiment files, tables, manifests. Whatever it is, it is taken or refused by a
-`ValueError`, and by the command line in one line."""
+"""What people may give: command lines, experiment files, tables, manifests. Whatever it
+is, it is taken or refused by a `ValueError`, and by the command line in one line."""
 
 import contextlib
 import copy
@@ -25,42 +25,154 @@ from fedtailor.storage.run_files import MANIFEST, SUMMARY
 from fedtailor.tables import from_table
 
 JUNK = st.one_of(
-    st.sampled_from([
-        "", "0", "-1", "1", "1.5", "1e30", "10" * 20, "nan", "inf", "None", "[", "{}", "a b", "é", "\x1b[1m", "../x",
-        "...", "/dev/null", "--", "-", "true", "lr=1", "fedavg", "digits-rotated",
-    ]),
-    st.text(max_size=8), st.integers().map(str), st.floats().map(str),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "",
+            "0",
+            "-1",
+            "1",
+            "1.5",
+            "1e30",
+            "10" * 20,
+            "nan",
+            "inf",
+            "None",
+            "[",
+            "{}",
+            "a b",
+            "é",
+            "\x1b[1m",
+            "../x",
+            "...",
+            "/dev/null",
+            "--",
+            "-",
+            "true",
+            "lr=1",
+            "fedavg",
+            "digits-rotated",
+        ]
+    ),
+    st.text(max_size=8),
+    st.integers().map(str),
+    st.floats().map(str),
+)
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    ),
     max_leaves=6,
 )
-WORDS = st.sampled_from([
-    "fedavg", "ditto", "local", "ucfl", "nothing", "digits-rotated", "digits-permuted", "table", "opened", "models",
-    "table.csv", "a", "init", "serve", "join", "predict", "simulate",
-])  # fmt: skip
-OPTIONS = st.sampled_from([
-    "--rounds", "--seed", "--participation", "--evaluate-every", "--out", "--resume", "--devices", "--json", "--sgd.lr",
-    "--sgd.epochs", "--sgd.batch-size", "--lam", "--clients", "--checkpoint-every", "--help", "--quick", "--seeds",
-    "--canonical", "--any-version", "--path", "--nothing", "-h", "--client", "--clients", "--data", "--table",
-    "--format", "--missing", "--unknown", "--probabilities", "--target", "--address", "--job", "--budget", "--track",
-])  # fmt: skip
+WORDS = st.sampled_from(
+    [
+        "fedavg",
+        "ditto",
+        "local",
+        "ucfl",
+        "nothing",
+        "digits-rotated",
+        "digits-permuted",
+        "table",
+        "opened",
+        "models",
+        "table.csv",
+        "a",
+        "init",
+        "serve",
+        "join",
+        "predict",
+        "simulate",
+    ]
+)
+OPTIONS = st.sampled_from(
+    [
+        "--rounds",
+        "--seed",
+        "--participation",
+        "--evaluate-every",
+        "--out",
+        "--resume",
+        "--devices",
+        "--json",
+        "--sgd.lr",
+        "--sgd.epochs",
+        "--sgd.batch-size",
+        "--lam",
+        "--clients",
+        "--checkpoint-every",
+        "--help",
+        "--quick",
+        "--seeds",
+        "--canonical",
+        "--any-version",
+        "--path",
+        "--nothing",
+        "-h",
+        "--client",
+        "--clients",
+        "--data",
+        "--table",
+        "--format",
+        "--missing",
+        "--unknown",
+        "--probabilities",
+        "--target",
+        "--address",
+        "--job",
+        "--budget",
+        "--track",
+    ]
+)
 COMMANDS = st.sampled_from(
-    ["run", "compare", "report", "algorithms", "scenarios", "check", "demo", "nothing", "--version", "models",
-     "predict", "export", "card", "enroll", "forget", "diagnose", "federation"]
-)  # fmt: skip
-TRAINS = ("fedtailor.cli.commands.run.train", "fedtailor.cli.commands.demo.run",
-          "fedtailor.cli.commands.compare.Comparison.run", "fedtailor.cli.commands.diagnose.ask",
-          "fedtailor.deployment.forgetting.train", "fedtailor.runs.result.guest_executor")  # fmt: skip
+    [
+        "run",
+        "compare",
+        "report",
+        "algorithms",
+        "scenarios",
+        "check",
+        "demo",
+        "nothing",
+        "--version",
+        "models",
+        "predict",
+        "export",
+        "card",
+        "enroll",
+        "forget",
+        "diagnose",
+        "federation",
+    ]
+)
+TRAINS = (
+    "fedtailor.cli.commands.run.train",
+    "fedtailor.cli.commands.demo.run",
+    "fedtailor.cli.commands.compare.Comparison.run",
+    "fedtailor.cli.commands.diagnose.ask",
+    "fedtailor.deployment.forgetting.train",
+    "fedtailor.runs.result.guest_executor",
+)
 
 EXPERIMENT = {
-    "title": "Fuzz", "seeds": [0, 1], "rounds": 2, "participation": 0.5, "sgd": {"lr": 0.1},
+    "title": "Fuzz",
+    "seeds": [0, 1],
+    "rounds": 2,
+    "participation": 0.5,
+    "sgd": {"lr": 0.1},
     "scenarios": {"a": {"use": "digits-rotated", "val": 0.25}},
-    "algorithms": {"FedAvg": {"use": "fedavg", "grid": {"sgd": {"lr": [0.1, 0.2]}}},
-                   "Ditto": {"use": "ditto", "vary": {"lam": [0.1, 1.0]}}},
-    "metrics": ["mean"], "figures": [], "published": {"mean": {"a": {"FedAvg": 1}}}, "quick": {"rounds": 1},
-}  # fmt: skip
+    "algorithms": {
+        "FedAvg": {"use": "fedavg", "grid": {"sgd": {"lr": [0.1, 0.2]}}},
+        "Ditto": {"use": "ditto", "vary": {"lam": [0.1, 1.0]}},
+    },
+    "metrics": ["mean"],
+    "figures": [],
+    "published": {"mean": {"a": {"FedAvg": 1}}},
+    "quick": {"rounds": 1},
+}
 
 
 def would_train(*arguments: Any, **options: Any) -> None:
@@ -68,7 +180,9 @@ def would_train(*arguments: Any, **options: Any) -> None:
 
 
 def try_command_line(arguments: list[str], folder: Path) -> None:
-    """Exit code 0 without, or 2 with one line on the standard error; 1 is a fault of fedtailor."""
+    """Exit code 0 without, or 2 with one line on the standard error; 1 is a fault of
+    fedtailor.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         for name in TRAINS:
@@ -79,8 +193,15 @@ def try_command_line(arguments: list[str], folder: Path) -> None:
         code = main(arguments)
     said = err.getvalue()
     usage = said == "" and arguments in ([], ["federation"])
-    assert code in (0, 2) and (said.count("\n") == 1 or code == 0 or usage), (arguments, code, said[-500:])
-    assert "Traceback" not in said and "fault of fedtailor" not in said, (arguments, said[-500:])
+    assert code in (0, 2) and (said.count("\n") == 1 or code == 0 or usage), (
+        arguments,
+        code,
+        said[-500:],
+    )
+    assert "Traceback" not in said and "fault of fedtailor" not in said, (
+        arguments,
+        said[-500:],
+    )
 
 
 def try_text(text: str, folder: Path) -> None:
@@ -94,13 +215,19 @@ def try_text(text: str, folder: Path) -> None:
 
 
 def replaced(content: Any, choices: list[int], value: Any) -> Any:
-    """A JSON value of which one part, found by choosing down the tree, is another one."""
+    """A JSON value of which one part, found by choosing down the tree, is another
+    one.
+    """
     content = copy.deepcopy(content)
     place = content
     for number, choice in enumerate(choices):
         if not isinstance(place, dict | list) or not place:
             break
-        key = list(place)[choice % len(place)] if isinstance(place, dict) else choice % len(place)
+        key = (
+            list(place)[choice % len(place)]
+            if isinstance(place, dict)
+            else choice % len(place)
+        )
         if number == len(choices) - 1 or not isinstance(place[key], dict | list):
             place[key] = value
             break
@@ -111,7 +238,11 @@ def replaced(content: Any, choices: list[int], value: Any) -> Any:
 def without_none(value: Any) -> Any:
     """A value that TOML can hold."""
     if isinstance(value, dict):
-        return {key: without_none(entry) for key, entry in value.items() if entry is not None}
+        return {
+            key: without_none(entry)
+            for key, entry in value.items()
+            if entry is not None
+        }
     if isinstance(value, list):
         return [without_none(entry) for entry in value if entry is not None]
     return value
@@ -125,7 +256,9 @@ def try_read(read: Callable[[], Any]) -> None:
 
 
 class Inputs:
-    """Fuzzers that write into a folder; `run` and `models` are a finished run and an export of it."""
+    """Fuzzers that write into a folder; `run` and `models` are a finished run and an
+    export of it.
+    """
 
     def __init__(self, folder: Path, run: Path, models: Path) -> None:
         self.folder, self.run, self.models = folder, run, models
@@ -136,39 +269,70 @@ class Inputs:
             (folder / there.name).symlink_to(there)
 
     def command_lines(self, number: int, examples: int) -> int:
-        words = st.lists(st.one_of(WORDS, OPTIONS, JUNK, st.tuples(OPTIONS, JUNK).map("=".join)), max_size=6)
+        words = st.lists(
+            st.one_of(WORDS, OPTIONS, JUNK, st.tuples(OPTIONS, JUNK).map("=".join)),
+            max_size=6,
+        )
         lines = st.tuples(COMMANDS, words).map(lambda line: [line[0], *line[1]])
-        return self._fuzz(lines, lambda line: try_command_line(line, self.folder), number, examples)
+        return self._fuzz(
+            lines, lambda line: try_command_line(line, self.folder), number, examples
+        )
 
     def experiment_files(self, number: int, examples: int) -> int:
         def edited(choices: list[int], value: Any) -> str:
             return tomli_w.dumps(without_none(replaced(EXPERIMENT, choices, value)))
 
         good = tomli_w.dumps(EXPERIMENT)
-        cuts = st.tuples(st.integers(0, len(good)), st.integers(0, 9), st.text(max_size=4)).map(
-            lambda cut: good[: cut[0]] + cut[2] + good[cut[0] + cut[1] :]
+        cuts = st.tuples(
+            st.integers(0, len(good)), st.integers(0, 9), st.text(max_size=4)
+        ).map(lambda cut: good[: cut[0]] + cut[2] + good[cut[0] + cut[1] :])
+        parts = st.builds(
+            edited,
+            st.lists(st.integers(0, 20), min_size=1, max_size=5),
+            VALUES.filter(_is_toml),
         )
-        parts = st.builds(edited, st.lists(st.integers(0, 20), min_size=1, max_size=5), VALUES.filter(_is_toml))
-        return self._fuzz(st.one_of(cuts, parts), lambda text: try_text(text, self.folder), number, examples)
+        return self._fuzz(
+            st.one_of(cuts, parts),
+            lambda text: try_text(text, self.folder),
+            number,
+            examples,
+        )
 
     def tables(self, number: int, examples: int) -> int:
-        cells = st.one_of(st.sampled_from(["a", "b", "c", "1", "2", "3.5", "", "nan", "1e400", '"', ";", "\t"]), JUNK)
+        cells = st.one_of(
+            st.sampled_from(
+                ["a", "b", "c", "1", "2", "3.5", "", "nan", "1e400", '"', ";", "\t"]
+            ),
+            JUNK,
+        )
         rows = st.lists(st.lists(cells, min_size=1, max_size=5), max_size=12)
         heads = st.sampled_from(
-            ["client,x,y", "client,y", "client;x;y", "client,client,y", "x", "", "\ufeffclient,x,y"]
+            [
+                "client,x,y",
+                "client,y",
+                "client;x;y",
+                "client,client,y",
+                "x",
+                "",
+                "\ufeffclient,x,y",
+            ]
         )
 
         def attempt(drawn: tuple[str, list[list[str]]]) -> None:
             path = self.folder / "t.csv"
             text = "\n".join([drawn[0], *(",".join(row) for row in drawn[1])])
             path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
-            with contextlib.suppress(ValueError):  # it lists all that is wrong, line by line
+            with contextlib.suppress(
+                ValueError
+            ):  # it lists all that is wrong, line by line
                 from_table(path, client="client", target="y")
 
         return self._fuzz(st.tuples(heads, rows), attempt, number, examples)
 
     def manifests(self, number: int, examples: int) -> int:
-        """Well-formed files of other content, with digests that are right: only their reader can refuse them."""
+        """Well-formed files of other content, with digests that are right: only their
+        reader can refuse them.
+        """
         choices = st.lists(st.integers(0, 20), min_size=1, max_size=5)
 
         def attempt(drawn: tuple[list[int], Any]) -> None:
@@ -180,25 +344,46 @@ class Inputs:
                     for file in original.iterdir():
                         (folder / kind / file.name).symlink_to(file)
                     changed = replaced(content, *drawn)
-                    path = folder / kind / (SUMMARY if kind == "run" else "manifest.json")
+                    path = (
+                        folder / kind / (SUMMARY if kind == "run" else "manifest.json")
+                    )
                     path.unlink()
-                    path.write_text(json.dumps(sealed(changed) if isinstance(changed, dict) else changed))
+                    path.write_text(
+                        json.dumps(
+                            sealed(changed) if isinstance(changed, dict) else changed
+                        )
+                    )
                     try_read(lambda at=folder / kind: check(at))
                 stored = folder / "run"
-                try_read(lambda: (StoredRun(stored).spread(), StoredRun(stored).seconds_per_round))
+                try_read(
+                    lambda: (
+                        StoredRun(stored).spread(),
+                        StoredRun(stored).seconds_per_round,
+                    )
+                )
                 try_read(lambda: load_models(folder / "models"))
                 (folder / "e").mkdir()
-                (folder / "e" / "experiment.json").write_text(json.dumps(replaced(self._summary, *drawn)))
+                (folder / "e" / "experiment.json").write_text(
+                    json.dumps(replaced(self._summary, *drawn))
+                )
                 try_read(lambda: Experiment.read(folder, "e"))
                 (stored / MANIFEST).unlink()
-                with contextlib.suppress(TypeError, ValueError, AttributeError):  # no value that TOML can hold
-                    (stored / MANIFEST).write_text(tomli_w.dumps(without_none(replaced(EXPERIMENT, *drawn))))
+                with contextlib.suppress(
+                    TypeError, ValueError, AttributeError
+                ):  # no value that TOML can hold
+                    (stored / MANIFEST).write_text(
+                        tomli_w.dumps(without_none(replaced(EXPERIMENT, *drawn)))
+                    )
                     try_read(lambda: StoredRun(stored).method)
 
         return self._fuzz(st.tuples(choices, VALUES), attempt, number, examples)
 
-    def _fuzz(self, strategy: Any, attempt: Callable[[Any], None], number: int, examples: int) -> int:
-        """Try examples that are drawn from a seed; how many were tried. The first bad one is raised."""
+    def _fuzz(
+        self, strategy: Any, attempt: Callable[[Any], None], number: int, examples: int
+    ) -> int:
+        """Try examples that are drawn from a seed; how many were tried. The first bad
+        one is raised.
+        """
         tried = 0
 
         def one(drawn: Any) -> None:
@@ -212,7 +397,9 @@ class Inputs:
             database=None,
             suppress_health_check=list(HealthCheck),
             print_blob=False,
-            phases=(Phase.generate,),  # making a bad example small would take the time of many tries
+            phases=(
+                Phase.generate,
+            ),  # making a bad example small would take the time of many tries
         )
         seed(number)(quiet(given(strategy)(one)))()
         return tried

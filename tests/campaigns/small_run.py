@@ -1,4 +1,6 @@
-"""A run that takes a tenth of a second, and what it must leave, whatever happens to it on the way."""
+"""A run that takes a tenth of a second, and what it must leave, whatever happens to it
+on the way.
+"""
 
 from pathlib import Path
 
@@ -20,19 +22,37 @@ MODEL = softmax_model("float32")
 
 def start(directory: Path, resume: bool = False, rounds: int = ROUNDS):
     """The run, saved after every round."""
-    return run(METHOD, FEDERATION, MODEL, rounds, directory=directory, checkpoint_every=1, resume=resume)
+    return run(
+        METHOD,
+        FEDERATION,
+        MODEL,
+        rounds,
+        directory=directory,
+        checkpoint_every=1,
+        resume=resume,
+    )
 
 
 def start_on_table(directory: Path):
-    """A run on a table of three clients beside its directory, with all that a run can keep."""
+    """A run on a table of three clients beside its directory, with all that a run can
+    keep.
+    """
     path = directory.with_name("table.csv")
     draw = np.random.default_rng(0)
     rows = [
-        f"{ward},{draw.normal():.3f},{draw.choice(['m', 'f'])},{draw.choice(['ill', 'well'])}" for ward in "abc" * 12
+        f"{ward},{draw.normal():.3f},{draw.choice(['m', 'f'])},{draw.choice(['ill', 'well'])}"
+        for ward in "abc" * 12
     ]
     path.write_text("\n".join(["ward,age,sex,verdict", *rows]) + "\n")
     table = from_table(path, client="ward", target="verdict")
-    run(UCFL(sgd=METHOD.sgd, streams=2), table, logistic(), 1, directory=directory, keep_rows=True)
+    run(
+        UCFL(sgd=METHOD.sgd, streams=2),
+        table,
+        logistic(),
+        1,
+        directory=directory,
+        keep_rows=True,
+    )
     return path
 
 

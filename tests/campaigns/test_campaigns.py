@@ -20,7 +20,11 @@ def faults(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def inputs(faults, tmp_path_factory):
-    return Inputs(tmp_path_factory.mktemp("inputs"), faults.folder / "whole", faults.folder / "models")
+    return Inputs(
+        tmp_path_factory.mktemp("inputs"),
+        faults.folder / "whole",
+        faults.folder / "models",
+    )
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -36,8 +40,12 @@ def test_inputs(inputs, kind, caplog):
 
 
 def test_a_campaign_notices_what_is_not_exact(tmp_path, monkeypatch):
-    """What it looks for, made wrong: neither checkpoints nor the tables' files know what was written."""
-    monkeypatch.setattr("fedtailor.storage.run_directory.frame_digest", lambda frame: "")
+    """What it looks for, made wrong: neither checkpoints nor the tables' files know
+    what was written.
+    """
+    monkeypatch.setattr(
+        "fedtailor.storage.run_directory.frame_digest", lambda frame: ""
+    )
     monkeypatch.setattr("fedtailor._parquet._is_what_was_written", lambda file: True)
     careless = Faults(tmp_path)
     with pytest.raises(AssertionError, match=r"(metrics|ledger).parquet, bit"):

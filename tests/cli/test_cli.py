@@ -13,11 +13,54 @@ from fedtailor.protocol import Algorithm
 
 QUICK = ["--rounds", "2", "--evaluate-every", "2"]
 NAMES = {
-    *("local", "fedavg", "fedavgm", "finetune", "oracle", "ucfl", "ucfl-parallel", "hypcluster", "dapper", "mapper"),
-    *("afl", "self-fl", "cgpfl", "cgpfl-heur", "fedprox", "scaffold", "cfl", "fedfomo", "pfedme", "ditto"),
+    *(
+        "local",
+        "fedavg",
+        "fedavgm",
+        "finetune",
+        "oracle",
+        "ucfl",
+        "ucfl-parallel",
+        "hypcluster",
+        "dapper",
+        "mapper",
+    ),
+    *(
+        "afl",
+        "self-fl",
+        "cgpfl",
+        "cgpfl-heur",
+        "fedprox",
+        "scaffold",
+        "cfl",
+        "fedfomo",
+        "pfedme",
+        "ditto",
+    ),
     *("per-fedavg", "apfl", "l2gd", "ifca"),
-    *("fedper", "fedrep", "lg-fedavg", "fedbn", "fedbabu", "fedrod", "fedala", "moon", "feddbe", "knn-per"),
-    *("mr-mtl", "feddyn", "fedadam", "fedyogi", "fedadagrad", "fedem", "fedamp", "pacfl", "pfedhn"),
+    *(
+        "fedper",
+        "fedrep",
+        "lg-fedavg",
+        "fedbn",
+        "fedbabu",
+        "fedrod",
+        "fedala",
+        "moon",
+        "feddbe",
+        "knn-per",
+    ),
+    *(
+        "mr-mtl",
+        "feddyn",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "fedem",
+        "fedamp",
+        "pacfl",
+        "pfedhn",
+    ),
 }
 FIELDS = {
     *(
@@ -33,7 +76,15 @@ FIELDS = {
         "unseen_mean",
         "streams",
     ),
-    *("models_down", "models_down_unicast", "models_up", "bytes_down", "bytes_up", "seconds", "seconds_per_round"),
+    *(
+        "models_down",
+        "models_down_unicast",
+        "models_up",
+        "bytes_down",
+        "bytes_up",
+        "seconds",
+        "seconds_per_round",
+    ),
 }
 
 
@@ -41,13 +92,32 @@ def test_algorithms_are_listed_with_what_travels(capsys):
     assert main(["algorithms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in rows} == NAMES == set(Algorithm.registry)
-    fields = {"name", "paper", "down", "up", "keeps", "unseen", "travels", "sees", "validation"}
-    assert all(set(row) == fields and all(row[name] for name in fields - {"validation"}) for row in rows)
-    assert {row["name"] for row in rows if row["validation"]} == {"fedfomo", "dapper", "knn-per"}
+    fields = {
+        "name",
+        "paper",
+        "down",
+        "up",
+        "keeps",
+        "unseen",
+        "travels",
+        "sees",
+        "validation",
+    }
+    assert all(
+        set(row) == fields and all(row[name] for name in fields - {"validation"})
+        for row in rows
+    )
+    assert {row["name"] for row in rows if row["validation"]} == {
+        "fedfomo",
+        "dapper",
+        "knn-per",
+    }
 
 
 @pytest.mark.parametrize("fact", FACTS)
-def test_the_list_of_algorithms_is_grouped_and_fits_a_terminal(fact, capsys, monkeypatch):
+def test_the_list_of_algorithms_is_grouped_and_fits_a_terminal(
+    fact, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["algorithms", "--by", fact]) == 0
@@ -55,10 +125,14 @@ def test_the_list_of_algorithms_is_grouped_and_fits_a_terminal(fact, capsys, mon
     assert max(map(len, lines)) <= 80 and len(lines) < 2 * len(NAMES)
     found, heading = {}, None
     for line in lines:
-        heading = line.removeprefix(f"{fact}: ") if line.startswith(f"{fact}: ") else heading
+        heading = (
+            line.removeprefix(f"{fact}: ") if line.startswith(f"{fact}: ") else heading
+        )
         name = line.split()[0] if line[:2] == "  " and line[2:3].strip() else None
         found |= {name: heading} if name else {}
-    assert found == {name: group(Algorithm.registry[name].about, fact) for name in NAMES}
+    assert found == {
+        name: group(Algorithm.registry[name].about, fact) for name in NAMES
+    }
     ditto = next(line for line in lines if line.startswith("  ditto "))
     assert "its personal model" in ditto and ("sums" in ditto or fact == "sees")
 
@@ -81,12 +155,27 @@ def test_scenarios_are_listed(capsys):
 
 def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
     out = str(tmp_path / "run")
-    arguments = ["run", "fedavg", "digits-rotated", *QUICK, "--sgd.lr", "0.05", "--out", out, "--json"]
+    arguments = [
+        "run",
+        "fedavg",
+        "digits-rotated",
+        *QUICK,
+        "--sgd.lr",
+        "0.05",
+        "--out",
+        out,
+        "--json",
+    ]
     assert main(arguments) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert set(found) >= FIELDS
-    assert (found["algorithm"], found["scenario"], found["rounds"], found["clients"]) == (
+    assert (
+        found["algorithm"],
+        found["scenario"],
+        found["rounds"],
+        found["clients"],
+    ) == (
         "fedavg",
         "digits-rotated",
         2,
@@ -98,7 +187,9 @@ def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
     assert "already holds a run" in capsys.readouterr().err
     assert main([*arguments, "--resume"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert {name: again[name] for name in FIELDS - {"seconds"}} == {name: found[name] for name in FIELDS - {"seconds"}}
+    assert {name: again[name] for name in FIELDS - {"seconds"}} == {
+        name: found[name] for name in FIELDS - {"seconds"}
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,21 +199,53 @@ def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
         (["run"], "usage: fedtailor run"),
         (["run", "fedavgg", "digits-rotated"], "did you mean 'fedavg'"),
         (["run", "fedavg", "digits-rotatd"], "did you mean 'digits-rotated'"),
-        (["run", "fedavg", "digits-rotated", "--sgd.lr", "0"], "lr is 0.0; it must be above 0"),
-        (["run", "fedavg", "digits-rotated", "--sgd.lr", "much"], "sgd.lr"),
-        (["run", "fedavg", "digits-rotated", "--learning-rate", "1"], "--learning-rate"),
-        (["run", "fedavg", "digits-rotated", "--rounds", "0"], "rounds is 0; it must be 1 or more"),
-        (["run", "ucfl", "digits-rotated", "--streams", "50", "--rounds", "1"], "50 streams for 20 clients"),
         (
-            ["run", "fedavg", "digits-rotated", "--participation", "30", "--rounds", "1"],
+            ["run", "fedavg", "digits-rotated", "--sgd.lr", "0"],
+            "lr is 0.0; it must be above 0",
+        ),
+        (["run", "fedavg", "digits-rotated", "--sgd.lr", "much"], "sgd.lr"),
+        (
+            ["run", "fedavg", "digits-rotated", "--learning-rate", "1"],
+            "--learning-rate",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--rounds", "0"],
+            "rounds is 0; it must be 1 or more",
+        ),
+        (
+            ["run", "ucfl", "digits-rotated", "--streams", "50", "--rounds", "1"],
+            "50 streams for 20 clients",
+        ),
+        (
+            [
+                "run",
+                "fedavg",
+                "digits-rotated",
+                "--participation",
+                "30",
+                "--rounds",
+                "1",
+            ],
             "30 exceeds the 20 seen clients",
         ),
         (["run", "fedavg", "digits-rotated", "--participation", "0"], "participation"),
-        (["run", "fedper", "digits-rotated", "--part", "tail"], "the parts it has are: head, body, bias, last1"),
-        (["run", "lg-fedavg", "digits-rotated", "--part", "norm"], "part 'norm' is nothing of this model"),
-        (["run", "fedbabu", "digits-rotated", "--part", "everything"], "leaves fedbabu nothing to train"),
+        (
+            ["run", "fedper", "digits-rotated", "--part", "tail"],
+            "the parts it has are: head, body, bias, last1",
+        ),
+        (
+            ["run", "lg-fedavg", "digits-rotated", "--part", "norm"],
+            "part 'norm' is nothing of this model",
+        ),
+        (
+            ["run", "fedbabu", "digits-rotated", "--part", "everything"],
+            "leaves fedbabu nothing to train",
+        ),
         (["run", "fedavg", "digits-rotated", "--resume"], "--out DIR"),
-        (["run", "fedavg", "digits-rotated", "--resume", "--out", "nowhere"], "there is no run in nowhere"),
+        (
+            ["run", "fedavg", "digits-rotated", "--resume", "--out", "nowhere"],
+            "there is no run in nowhere",
+        ),
         (["run", "fedavg", "digits-rotated", "--lr", "1"], "--sgd.lr"),
         (["demo", "--round", "1"], "perhaps --rounds"),
         (["algorithms", "ucfll"], "did you mean 'ucfl'"),
@@ -130,27 +253,78 @@ def test_a_run_prints_one_object_and_keeps_its_directory(tmp_path, capsys):
         (["algorithms", "--by", "seen"], "did you mean 'sees'"),
         (["algorithms", "--by"], "--by needs one of travels, keeps, sees, validation"),
         (["algorithms", "fedavg", "--by=keeps"], "usage: fedtailor algorithms"),
-        (["run", "fedavg", "digits-rotated", "--participation", "nan"], "participation is nan; it must be a share"),
-        (["run", "fedavg", "digits-rotated", "--participation", "2.5"], "participation is 2.5"),
-        (["run", "fedavg", "digits-rotated", "--participation", "inf"], "participation is inf"),
-        (["run", "fedavg", "digits-rotated", "--seed", "-1"], "--seed is -1; it must be in 0 to 4294967295"),
-        (["run", "fedavg", "digits-rotated", "--seed", "4294967296"], "--seed is 4294967296"),
-        (["run", "fedavg", "digits-rotated", "--sgd.epochs", "0"], "--sgd.epochs is 0; it must be 1 or more"),
-        (["run", "fedavg", "digits-rotated", "--sgd.steps", "0"], "--sgd.steps is 0; it must be 1 or more"),
-        (["run", "finetune", "digits-rotated", "--tune.epochs", "0"], "--tune.epochs is 0; it must be 1 or more"),
-        (["run", "fedavg", "digits-rotated", "--sgd.optimizer", "adam"], "--sgd.optimizer is 'adam'"),
-        (["run", "fedavg", "digits-rotated", "--rounds", "1.5"], "--rounds is '1.5'; it must be a whole number"),
-        (["run", "fedavg", "digits-rotated", "--rounds=x"], "--rounds is 'x'; it must be a whole number"),
+        (
+            ["run", "fedavg", "digits-rotated", "--participation", "nan"],
+            "participation is nan; it must be a share",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--participation", "2.5"],
+            "participation is 2.5",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--participation", "inf"],
+            "participation is inf",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--seed", "-1"],
+            "--seed is -1; it must be in 0 to 4294967295",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--seed", "4294967296"],
+            "--seed is 4294967296",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--sgd.epochs", "0"],
+            "--sgd.epochs is 0; it must be 1 or more",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--sgd.steps", "0"],
+            "--sgd.steps is 0; it must be 1 or more",
+        ),
+        (
+            ["run", "finetune", "digits-rotated", "--tune.epochs", "0"],
+            "--tune.epochs is 0; it must be 1 or more",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--sgd.optimizer", "adam"],
+            "--sgd.optimizer is 'adam'",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--rounds", "1.5"],
+            "--rounds is '1.5'; it must be a whole number",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--rounds=x"],
+            "--rounds is 'x'; it must be a whole number",
+        ),
         (["run", "fedavg", "digits-rotated", "--rounds"], "--rounds needs a value"),
-        (["run", "fedavg", "digits-rotated", "--evaluate-every", "0"], "--evaluate-every is 0; it must be 1 or more"),
-        (["run", "fedavg", "digits-rotated", "--checkpoint-every", "0"], "--checkpoint-every is 0"),
+        (
+            ["run", "fedavg", "digits-rotated", "--evaluate-every", "0"],
+            "--evaluate-every is 0; it must be 1 or more",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--checkpoint-every", "0"],
+            "--checkpoint-every is 0",
+        ),
         (["run", "fedavg", "digits-rotated", "--devices", "0"], "--devices is 0"),
-        (["run", "fedavg", "digits-rotated", "--out", ""], "--out is empty; give it a value"),
-        (["run", "fedavg", "digits-rotated", "--out="], "--out is empty; give it a value"),
+        (
+            ["run", "fedavg", "digits-rotated", "--out", ""],
+            "--out is empty; give it a value",
+        ),
+        (
+            ["run", "fedavg", "digits-rotated", "--out="],
+            "--out is empty; give it a value",
+        ),
         (["run", "fedavg", "digits-rotated", "more"], "unknown argument more"),
-        (["run", "fedavg", "digits-rotated", "--clients", "many"], "--clients is 'many'; it must be a whole number"),
+        (
+            ["run", "fedavg", "digits-rotated", "--clients", "many"],
+            "--clients is 'many'; it must be a whole number",
+        ),
         (["run", "fedavg", "table"], "path, client and target"),
-        (["run", "ucfl", "digits-rotated", "--kernel", "eq7"], "--kernel is 'eq7'; it must be one of eq9, eq6"),
+        (
+            ["run", "ucfl", "digits-rotated", "--kernel", "eq7"],
+            "--kernel is 'eq7'; it must be one of eq9, eq6",
+        ),
         (["report"], "missing: RESULTS"),
         (["report", ""], "empty; give it a value"),
         (["demo", "--rounds", "0"], "--rounds is 0; it must be 1 or more"),
@@ -171,26 +345,62 @@ def test_divergence_ends_in_one_line(capsys):
 
 def test_foreign_and_unwritable_directories_are_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("mine")
-    assert main(["run", "fedavg", "digits-rotated", *QUICK, "--out", str(tmp_path)]) == 2
+    assert (
+        main(["run", "fedavg", "digits-rotated", *QUICK, "--out", str(tmp_path)]) == 2
+    )
     assert "other files" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
 def test_a_scenarios_parameters_are_options(tmp_path, capsys):
     generator = np.random.default_rng(0)
-    rows = {"ward": np.repeat(["a", "b", "c"], 20), "x": generator.normal(size=60), "y": np.tile([0, 1], 30)}
+    rows = {
+        "ward": np.repeat(["a", "b", "c"], 20),
+        "x": generator.normal(size=60),
+        "y": np.tile([0, 1], 30),
+    }
     pl.DataFrame(rows).write_csv(tmp_path / "wards.csv")
-    table = ["table", "--path", str(tmp_path / "wards.csv"), "--client", "ward", "--target", "y"]
+    table = [
+        "table",
+        "--path",
+        str(tmp_path / "wards.csv"),
+        "--client",
+        "ward",
+        "--target",
+        "y",
+    ]
     assert main(["run", "fedavg", *table, *QUICK, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["scenario"], found["clients"], found["metric"]) == ("table", 3, "accuracy")
-    assert main(["run", "fedavg", "digits-rotated", "--clients", "4", *QUICK, "--json"]) == 0
+    assert (found["scenario"], found["clients"], found["metric"]) == (
+        "table",
+        3,
+        "accuracy",
+    )
+    assert (
+        main(["run", "fedavg", "digits-rotated", "--clients", "4", *QUICK, "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["clients"] == 4
 
 
 def test_a_part_of_the_model_is_an_option(capsys):
     """With the body at home, the head of 64 units and ten classes travels."""
-    assert main(["run", "fedper", "digits-rotated", "--part", "body", "--clients", "4", *QUICK, "--json"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "fedper",
+                "digits-rotated",
+                "--part",
+                "body",
+                "--clients",
+                "4",
+                *QUICK,
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["bytes_up"] == 2 * 4 * 4 * (64 + 1) * 10
 
 
@@ -206,7 +416,22 @@ def test_parameters_of_the_name_of_another_option_have_a_prefix(capsys):
 
 def test_json_of_a_run_without_test_data(tmp_path, capsys):
     """There is no accuracy then: null, not NaN, which JSON does not know."""
-    assert main(["run", "local", "digits-rotated", "--test", "0", "--clients", "4", *QUICK, "--json"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "local",
+                "digits-rotated",
+                "--test",
+                "0",
+                "--clients",
+                "4",
+                *QUICK,
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert found["mean"] is None and found["worst"] is None and found["clients"] == 4
 

@@ -1,4 +1,6 @@
-"""`fedtailor diagnose`: what it prints of a table and of a scenario, and how mistakes end."""
+"""`fedtailor diagnose`: what it prints of a table and of a scenario, and how mistakes
+end.
+"""
 
 import json
 
@@ -17,8 +19,12 @@ def table(tmp_path_factory):
     rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("table") / "rows.csv"
     site = np.arange(1200) % 4
     age = rng.normal(size=1200)
-    ill = np.where(age * np.where(site % 2, 1, -1) + 0.3 * rng.normal(size=1200) > 0, "yes", "no")
-    pl.DataFrame({"site": [f"h{number}" for number in site], "age": age, "ill": ill}).write_csv(path)
+    ill = np.where(
+        age * np.where(site % 2, 1, -1) + 0.3 * rng.normal(size=1200) > 0, "yes", "no"
+    )
+    pl.DataFrame(
+        {"site": [f"h{number}" for number in site], "age": age, "ill": ill}
+    ).write_csv(path)
     return str(path)
 
 
@@ -28,23 +34,49 @@ def test_a_table_of_ones_own_in_words(table, capsys):
     assert "Train ucfl, ifca, local and let validation data choose." in said
     assert "ucfl    32 B  64 B     64 B  streams 2" in said  # a model of 4 numbers
     assert "Pairs, by gradients the most unlike ones first:" in said
-    assert "gradient_ratio: distance of gradients at one model over what sampling explains" in said
+    assert (
+        "gradient_ratio: distance of gradients at one model over what sampling explains"
+        in said
+    )
 
 
 def test_all_of_it_as_json(table, capsys):
     assert main(["diagnose", table, *OPTIONS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [entry["method"] for entry in found["race"]] == ["ucfl", "ifca", "local"]
-    assert [client["client"] for client in found["clients"]] == ["h0", "h1", "h2", "h3"] and len(found["pairs"]) == 6
+    assert [client["client"] for client in found["clients"]] == [
+        "h0",
+        "h1",
+        "h2",
+        "h3",
+    ] and len(found["pairs"]) == 6
     assert [client["group"] for client in found["clients"]] == [0, 1, 0, 1]
-    assert {*found["clients"][0], *found["pairs"][0]} - {"client", "other"} == {*found["rests_on"]}
+    assert {*found["clients"][0], *found["pairs"][0]} - {"client", "other"} == {
+        *found["rests_on"]
+    }
     assert 3 <= len(found["sentences"]) <= 6 and found["cannot_tell"] is False
 
 
 def test_a_scenario_with_its_sizes(capsys):
-    assert main(["diagnose", "digits-label-shift", "--clients", "24", "--alpha", "5", "--seed", "3"]) == 0
+    assert (
+        main(
+            [
+                "diagnose",
+                "digits-label-shift",
+                "--clients",
+                "24",
+                "--alpha",
+                "5",
+                "--seed",
+                "3",
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
-    assert "Clients (the first 20 of 24; --json has all):" in said and "client-19" in said
+    assert (
+        "Clients (the first 20 of 24; --json has all):" in said and "client-19" in said
+    )
     assert "There are no validation rows yet" in said
 
 

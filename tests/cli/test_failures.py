@@ -33,21 +33,57 @@ def failing(monkeypatch, error):
         (ValueError("lr is 0;\n it must be above 0"), 2, "lr is 0; it must be above 0"),
         (ValueError(), 2, "ValueError (test_failures.py, line "),
         (ZeroDivisionError("division by zero"), 2, "division by zero"),
-        (PermissionError(errno.EACCES, "Permission denied", "x.csv"), 2, "x.csv: Permission denied"),
-        (OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"), 2, "a -> b: Invalid cross-device link"),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "the standard output: No space left on device"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), 2, "not in UTF-8"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "x.csv"),
+            2,
+            "x.csv: Permission denied",
+        ),
+        (
+            OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"),
+            2,
+            "a -> b: Invalid cross-device link",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "the standard output: No space left on device",
+        ),
+        (
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+            2,
+            "not in UTF-8",
+        ),
         (RecursionError("maximum recursion depth exceeded"), 2, "nested too deeply"),
         (MemoryError(), 1, "out of memory; use fewer clients"),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4 bytes"), 1, "out of memory"),
-        (pl.exceptions.ComputeError("no such column"), 1, "a table cannot be read or written: no such column"),
-        (pl.exceptions.PanicException("index out of bounds"), 1, "a table cannot be read or written: index out"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4 bytes"),
+            1,
+            "out of memory",
+        ),
+        (
+            pl.exceptions.ComputeError("no such column"),
+            1,
+            "a table cannot be read or written: no such column",
+        ),
+        (
+            pl.exceptions.PanicException("index out of bounds"),
+            1,
+            "a table cannot be read or written: index out",
+        ),
         (KeyError("rounds"), 1, "unexpected KeyError (test_failures.py, line "),
-        (AttributeError("'list' object has no attribute 'get'"), 1, "fault of fedtailor: please report"),
+        (
+            AttributeError("'list' object has no attribute 'get'"),
+            1,
+            "fault of fedtailor: please report",
+        ),
         (AssertionError(), 1, "unexpected AssertionError"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (Interrupted(), 130, "interrupted"),
-        (Interrupted("stopped; continue with --resume"), 130, "stopped; continue with --resume"),
+        (
+            Interrupted("stopped; continue with --resume"),
+            130,
+            "stopped; continue with --resume",
+        ),
     ],
     ids=repr,
 )
@@ -64,7 +100,11 @@ def test_developers_are_shown_the_traceback(monkeypatch, capsys):
     failing(monkeypatch, KeyError("rounds"))
     assert main(["anything", "--traceback"]) == 1
     shown = capsys.readouterr().err
-    assert shown.startswith("Traceback") and "raise error" in shown and shown.splitlines()[-1].startswith("fedtailor: ")
+    assert (
+        shown.startswith("Traceback")
+        and "raise error" in shown
+        and shown.splitlines()[-1].startswith("fedtailor: ")
+    )
 
 
 def test_an_interrupt_that_a_library_makes_another_error_of_is_one():
@@ -108,20 +148,36 @@ PROGRAM = "import sys; from fedtailor.cli import main; sys.exit(main(sys.argv[1:
 def command_line(*arguments, program=PROGRAM, redirect=""):
     """The command line in a process of its own, with a shell's redirections."""
     words = [sys.executable, "-c", program, *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)
+    }
     environment.pop("PYTHONUNBUFFERED", None)
     return subprocess.run(
-        ["bash", "-c", f'"$@" {redirect}', "bash", *words], capture_output=True, text=True, timeout=100, env=environment
+        ["bash", "-c", f'"$@" {redirect}', "bash", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
     )
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="this system has no /dev/full"
+)
 def test_a_full_disk_on_the_standard_output():
     done = command_line("--help", redirect=">/dev/full")
-    assert (done.returncode, done.stderr) == (2, "fedtailor: the standard output: No space left on device\n")
-    unbuffered = PROGRAM.replace("sys;", "sys; sys.stdout.reconfigure(write_through=True);")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fedtailor: the standard output: No space left on device\n",
+    )
+    unbuffered = PROGRAM.replace(
+        "sys;", "sys; sys.stdout.reconfigure(write_through=True);"
+    )
     done = command_line("--help", program=unbuffered, redirect=">/dev/full")
-    assert (done.returncode, done.stderr) == (2, "fedtailor: the standard output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fedtailor: the standard output: No space left on device\n",
+    )
     done = command_line("nothing", redirect="2>/dev/full")
     assert (done.returncode, done.stdout) == (2, "")
 
@@ -150,7 +206,11 @@ def test_ctrl_c_while_libraries_are_imported():
         "sys.exit(main(['run']))\n"
     )
     done = command_line(program=program)
-    assert (done.returncode, done.stderr, done.stdout) == (130, "fedtailor: interrupted\n", "")
+    assert (done.returncode, done.stderr, done.stdout) == (
+        130,
+        "fedtailor: interrupted\n",
+        "",
+    )
 
 
 def test_the_users_own_handler_of_ctrl_c_stays(monkeypatch):
@@ -168,7 +228,9 @@ def test_the_users_own_handler_of_ctrl_c_stays(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
 def test_a_run_that_is_stopped_by_a_signal_is_saved_and_says_which_one_by_its_exit_code(
     tmp_path, monkeypatch, capsys, number, code
 ):
@@ -181,5 +243,7 @@ def test_a_run_that_is_stopped_by_a_signal_is_saved_and_says_which_one_by_its_ex
     out = tmp_path / "run"
     arguments = ["local", "digits-rotated", "--clients", "2"]
     assert main(["run", *arguments, "--rounds", "3", "--out", str(out)]) == code
-    assert capsys.readouterr().err.endswith(f"fedtailor: stopped; continue with --out {out} --resume\n")
+    assert capsys.readouterr().err.endswith(
+        f"fedtailor: stopped; continue with --out {out} --resume\n"
+    )
     assert load_tree(out / CHECKPOINT)["round"] == 1

@@ -26,7 +26,9 @@ def test_every_command_is_explained_without_being_imported(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     for name in ("algorithms", "compare", "demo", "report", "run", "scenarios"):
-        line = next(line for line in shown.splitlines() if line.startswith(f"  {name} "))
+        line = next(
+            line for line in shown.splitlines() if line.startswith(f"  {name} ")
+        )
         assert len(line.split()) > 3
         source = files(commands).joinpath(f"{name}.py").read_text()
         assert ast.get_docstring(ast.parse(source)).startswith(f"`fedtailor {name}")
@@ -38,8 +40,14 @@ def offered(monkeypatch):
     """Entry points as installed packages declare them."""
 
     def offer(**values):
-        entries = [EntryPoint(name, value, registry.GROUP) for name, value in values.items()]
-        monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == registry.GROUP else [])
+        entries = [
+            EntryPoint(name, value, registry.GROUP) for name, value in values.items()
+        ]
+        monkeypatch.setattr(
+            registry,
+            "entry_points",
+            lambda group: entries if group == registry.GROUP else [],
+        )
 
     return offer
 
@@ -47,10 +55,15 @@ def offered(monkeypatch):
 def test_other_packages_offer_commands(offered, capsys):
     offered(join="os.path:join", broken="no_such_module:command", run="os.path:join")
     assert registry.find("join") is os.path.join
-    assert registry.find("run").__module__ == "fedtailor.cli.commands.run"  # fedtailor's own stay
+    assert (
+        registry.find("run").__module__ == "fedtailor.cli.commands.run"
+    )  # fedtailor's own stay
     assert main(["broken"]) == 2
     said = capsys.readouterr().err
-    assert "the command 'broken' of no_such_module:command cannot be loaded: ModuleNotFoundError" in said
+    assert (
+        "the command 'broken' of no_such_module:command cannot be loaded:"
+        " ModuleNotFoundError" in said
+    )
     assert said.count("\n") == 1
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out

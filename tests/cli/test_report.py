@@ -29,20 +29,33 @@ def refused(capsys, *arguments):
 
 def test_formats(results, capsys):
     text = printed(capsys, results)
-    assert text.startswith(f"{NAME}: A small comparison\nSource: Somebody 2020, table 1\n")
+    assert text.startswith(
+        f"{NAME}: A small comparison\nSource: Somebody 2020, table 1\n"
+    )
     assert "Test accuracy, %: worst client\n" in text and "diverged" in text
     markdown = printed(capsys, results, NAME, "--format", "markdown")
-    assert markdown.startswith(f"# {NAME}: A small comparison\n\n- Source:") and "\n| FedAvg | " in markdown
+    assert (
+        markdown.startswith(f"# {NAME}: A small comparison\n\n- Source:")
+        and "\n| FedAvg | " in markdown
+    )
     blocks = printed(capsys, results, "--format", "csv").strip().split("\n\n")
     assert all(block.startswith("# ") for block in blocks)
     header, *rows = csv.reader(blocks[0].splitlines()[1:])
-    assert header[:2] == ["algorithm", "shift"] and "permuted" in header and len(rows) == 5
+    assert (
+        header[:2] == ["algorithm", "shift"] and "permuted" in header and len(rows) == 5
+    )
     found = json.loads(printed(capsys, results, NAME, "--format", "json"))
     fedavg = found["tables"]["mean"]["rows"][1]
     assert found["experiment"] == NAME and (found["done"], found["runs"]) == (15, 16)
-    assert fedavg["algorithm"] == "FedAvg" and fedavg["shift"]["runs"] == 2 and 0 < fedavg["shift"]["mean"] <= 100
+    assert (
+        fedavg["algorithm"] == "FedAvg"
+        and fedavg["shift"]["runs"] == 2
+        and 0 < fedavg["shift"]["mean"] <= 100
+    )
     latex = printed(capsys, results, "--format", "latex")
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == len(blocks)
+    assert (
+        latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == len(blocks)
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -60,27 +73,48 @@ def test_a_directory_with_everything(results, capsys, tmp_path):
     report = (directory / "report.md").read_text()
     for name in FIGURES:
         assert f"![{name}](figures/{name}.png)" in report
-        assert all((directory / "figures" / f"{name}.{kind}").stat().st_size > 3000 for kind in ("png", "svg"))
+        assert all(
+            (directory / "figures" / f"{name}.{kind}").stat().st_size > 3000
+            for kind in ("png", "svg")
+        )
     names = sorted(path.stem for path in (directory / "tables").glob("*.csv"))
     assert names == sorted(path.stem for path in (directory / "tables").glob("*.tex"))
-    assert {"mean", "max_test", "chosen", "shift-clients", "permuted-costs"} <= set(names)
+    assert {"mean", "max_test", "chosen", "shift-clients", "permuted-costs"} <= set(
+        names
+    )
 
 
 def test_a_figure_without_runs_is_left_out_with_a_line(results, capsys, tmp_path):
-    cells = [cell for cell in Experiment.read(results, NAME).index.cells if cell.algorithm == "Local"]
+    cells = [
+        cell
+        for cell in Experiment.read(results, NAME).index.cells
+        if cell.algorithm == "Local"
+    ]
     (tmp_path / "runs").symlink_to(results / "runs")
     write_index(tmp_path, cells, sweeps={})
     printed(capsys, tmp_path, "--out", tmp_path / "out")
     report = (tmp_path / "out" / NAME / "report.md").read_text()
-    left_out = ["accuracy-by-bytes", "accuracy-by-time", "collaboration", "silhouette", "diagnostics", "sweep"]
+    left_out = [
+        "accuracy-by-bytes",
+        "accuracy-by-time",
+        "collaboration",
+        "silhouette",
+        "diagnostics",
+        "sweep",
+    ]
     for name in FIGURES:
         assert (f"Figure {name} is left out: it needs " in report) == (name in left_out)
-        assert (tmp_path / "out" / NAME / "figures" / f"{name}.png").exists() == (name not in left_out)
+        assert (tmp_path / "out" / NAME / "figures" / f"{name}.png").exists() == (
+            name not in left_out
+        )
 
 
 def test_no_figures(results, capsys, tmp_path):
     printed(capsys, results, "--out", tmp_path, "--no-figures")
-    assert sorted(path.name for path in (tmp_path / NAME).iterdir()) == ["report.md", "tables"]
+    assert sorted(path.name for path in (tmp_path / NAME).iterdir()) == [
+        "report.md",
+        "tables",
+    ]
 
 
 def test_an_experiment_without_any_run(capsys, tmp_path):
@@ -101,9 +135,13 @@ def test_mistakes_end_in_one_line(results, capsys, tmp_path):
     assert "RESULTS" in refused(capsys)
 
 
-def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, capsys, tmp_path):
+def test_files_that_cannot_be_read_are_named_and_not_called_damaged(
+    results, capsys, tmp_path
+):
     run = "runs/digits-label-shift/local-s0"
-    cell = next(cell for cell in Experiment.read(results, NAME).index.cells if cell.run == run)
+    cell = next(
+        cell for cell in Experiment.read(results, NAME).index.cells if cell.run == run
+    )
     shutil.copytree(results / run, tmp_path / run)
     write_index(tmp_path, [cell], candidates=[])
     for name, damaged, said in (
@@ -113,7 +151,11 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, cap
         ("summary.json", b'{"metric": "accuracy"}', "has no seconds_per_round"),
         ("metrics.parquet", b"PAR1", "is damaged"),
         ("manifest.toml", b"[run]", "is damaged (its digest is wrong)"),
-        ("clients.parquet", None, "cannot read"),  # a directory: as unreadable to the superuser as to others
+        (
+            "clients.parquet",
+            None,
+            "cannot read",
+        ),  # a directory: as unreadable to the superuser as to others
     ):
         whole = (tmp_path / run / name).read_bytes()
         (tmp_path / run / name).unlink()
@@ -129,8 +171,12 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(results, cap
         (tmp_path / run / name).write_bytes(whole)
     write_index(tmp_path, [cell], candidates=[])
     index = tmp_path / NAME / "experiment.json"
-    index.write_text(json.dumps(sealed(json.loads(index.read_text()) | {"name": "../.."})))
-    assert "has the name '../..'" in refused(capsys, tmp_path, "--out", tmp_path / "out")
+    index.write_text(
+        json.dumps(sealed(json.loads(index.read_text()) | {"name": "../.."}))
+    )
+    assert "has the name '../..'" in refused(
+        capsys, tmp_path, "--out", tmp_path / "out"
+    )
     assert not (tmp_path / "out").exists()
     index.unlink()
     os.mkfifo(index)

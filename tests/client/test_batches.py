@@ -1,4 +1,6 @@
-"""Batches larger than any client: all of a client's samples, and no room for more than the largest one has."""
+"""Batches larger than any client: all of a client's samples, and no room for more than
+the largest one has.
+"""
 
 import numpy as np
 import pytest
@@ -19,9 +21,15 @@ def of_batches(size, **options):
 
 METHODS = {
     "steps": lambda size: FedAvg(sgd=of_batches(size)),
-    "private steps": lambda size: FedAvg(sgd=of_batches(size, dp_noise=1.0, dp_norm=1.0)),
-    "both data sets in each step": lambda size: DAPPER(tune=of_batches(size), r=3, cover=(0.5,)),
-    "a coin for each step": lambda size: DAPPER(tune=of_batches(size), r=3, cover=(0.5,), coin=True),
+    "private steps": lambda size: FedAvg(
+        sgd=of_batches(size, dp_noise=1.0, dp_norm=1.0)
+    ),
+    "both data sets in each step": lambda size: DAPPER(
+        tune=of_batches(size), r=3, cover=(0.5,)
+    ),
+    "a coin for each step": lambda size: DAPPER(
+        tune=of_batches(size), r=3, cover=(0.5,), coin=True
+    ),
 }
 
 
@@ -35,7 +43,11 @@ def test_a_batch_of_a_billion_has_room_for_the_largest_client(method, monkeypatc
 
     monkeypatch.setattr(ClientData, "examples", recorded)
     federation, model = classification(clients=3, sizes=SIZES), softmax_model("float32")
-    # 48 is one batch of all that the largest client has, and of its share of others' samples (3 for each of its own).
-    billion, all_of_them = (predictors(train(METHODS[method](size), federation, model, 2)) for size in (10**9, 48))
+    # 48 is one batch of all that the largest client has, and of its share of others'
+    # samples (3 for each of its own).
+    billion, all_of_them = (
+        predictors(train(METHODS[method](size), federation, model, 2))
+        for size in (10**9, 48)
+    )
     np.testing.assert_array_equal(billion, all_of_them)
     assert ROOM in widths and max(widths) <= 3 * ROOM

@@ -1,4 +1,6 @@
-"""DP-SGD inside a client: what a step descends along, how it draws, what is counted, what is refused."""
+"""DP-SGD inside a client: what a step descends along, how it draws, what is counted,
+what is refused.
+"""
 
 import dp_accounting
 import jax
@@ -20,21 +22,36 @@ SIZES = [9, 30, 14]
 
 
 def begun(algorithm, seed=0, **options):
-    return simulate(algorithm, classification(3, sizes=SIZES), softmax_model("float32"), seed=seed, **options)
+    return simulate(
+        algorithm,
+        classification(3, sizes=SIZES),
+        softmax_model("float32"),
+        seed=seed,
+        **options,
+    )
 
 
 def clipped_direction(training, norm):
-    """By hand: the mean over each client's examples of the clipped gradients at the initial model [m, d]."""
+    """By hand: the mean over each client's examples of the clipped gradients at the
+    initial model [m, d].
+    """
     federation, model = training.executor.federation, training.model
     theta = training.initial(0)
 
     def gradient(x, y):
-        return jax.grad(lambda t: model.losses(model.logits(model.params(t), x[None]), y[None])[0])(theta)
+        return jax.grad(
+            lambda t: model.losses(model.logits(model.params(t), x[None]), y[None])[0]
+        )(theta)
 
     found = []
     for client in training.executor.seen.listed:
         rows = federation.train[client]
-        each = np.asarray(jax.vmap(gradient)(jnp.asarray(federation.x[rows]), jnp.asarray(federation.y[rows])), float)
+        each = np.asarray(
+            jax.vmap(gradient)(
+                jnp.asarray(federation.x[rows]), jnp.asarray(federation.y[rows])
+            ),
+            float,
+        )
         lengths = np.linalg.norm(each, axis=1, keepdims=True)
         assert lengths.max() > norm > lengths.min()  # some are clipped, others are not
         found.append((each * np.minimum(1, norm / lengths)).mean(axis=0))
@@ -47,7 +64,9 @@ def test_a_step_is_the_mean_of_clipped_gradients():
     training = begun(MRMTL(sgd=sgd, lam=0.0))
     expected = np.asarray(training.initial(0)) - 0.5 * clipped_direction(training, 1.5)
     training.advance()
-    np.testing.assert_allclose(training.executor.client_states["model"], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        training.executor.client_states["model"], expected, rtol=0, atol=1e-5
+    )
 
 
 def test_noise_has_its_deviation_anew_in_every_step():
@@ -57,7 +76,10 @@ def test_noise_has_its_deviation_anew_in_every_step():
     for seed in range(12):
         training = begun(MRMTL(sgd=sgd, lam=0.0), seed)
         training.advance()
-        models.append(np.asarray(training.executor.client_states["model"]) - np.asarray(training.initial(0)))
+        models.append(
+            np.asarray(training.executor.client_states["model"])
+            - np.asarray(training.initial(0))
+        )
     sizes = np.asarray(training.population.sizes)
     deviation = 1e-4 * 2 / np.minimum(sizes, 10)  # the square root of four steps
     found = np.stack(models).std(axis=(0, 2))  # of 180 numbers
@@ -67,7 +89,9 @@ def test_noise_has_its_deviation_anew_in_every_step():
 def test_how_many_are_drawn_is_binomial():
     for n, batch in ((30, 10), (400, 32), (11, 10)):
         table = np.asarray(drawn_at_most(jnp.int32(n), batch, batch_room(batch)))
-        np.testing.assert_allclose(table, stats.binom.cdf(np.arange(len(table)), n, batch / n), atol=2e-5)
+        np.testing.assert_allclose(
+            table, stats.binom.cdf(np.arange(len(table)), n, batch / n), atol=2e-5
+        )
         assert stats.binom.sf(batch_room(batch), n, batch / n) < 1e-12
 
 
@@ -83,7 +107,11 @@ def test_private_steps_are_counted_and_epsilon_is_dp_accountings():
     for place, epsilon in zip(np.argsort(one.executor.seen.listed), shown, strict=True):
         size, accountant = int(one.population.sizes[place]), rdp.RdpAccountant(ORDERS)
         event = dp_accounting.GaussianDpEvent(1.4)
-        event = event if size <= 10 else dp_accounting.PoissonSampledDpEvent(10 / size, event)
+        event = (
+            event
+            if size <= 10
+            else dp_accounting.PoissonSampledDpEvent(10 / size, event)
+        )
         accountant.compose(event, int(one.privacy.steps[place]))
         assert epsilon == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-6)
     assert 0 < shown.min() < shown.max() < 40
@@ -106,12 +134,18 @@ PRIVATE = SGD(lr=0.1, dp_noise=1.0, dp_norm=1.0)
 
 @pytest.mark.parametrize(
     "algorithm",
-    [UCFL(sgd=PRIVATE), HypCluster(sgd=PRIVATE, clusters=2), APFL(sgd=PRIVATE),
-     Ditto(sgd=PRIVATE, personal_sgd=PLAIN)],
+    [
+        UCFL(sgd=PRIVATE),
+        HypCluster(sgd=PRIVATE, clusters=2),
+        APFL(sgd=PRIVATE),
+        Ditto(sgd=PRIVATE, personal_sgd=PLAIN),
+    ],
     ids=lambda it: it.about.name,
-)  # fmt: skip
+)
 def test_methods_that_look_at_examples_otherwise_are_refused(algorithm):
-    with pytest.raises(ValueError, match=r"look at their examples in other ways than by private steps"):
+    with pytest.raises(
+        ValueError, match=r"look at their examples in other ways than by private steps"
+    ):
         begun(algorithm).advance()
 
 
@@ -127,10 +161,13 @@ def test_more_that_private_steps_do_not_cover():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dp_noise": 0, "dp_norm": 1}, "dp_noise is 0"), ({"dp_noise": 1, "dp_norm": 0}, "dp_norm is 0"),
-        ({"dp_noise": 1.0}, "give both"), ({"dp_norm": 1.0}, "give both"), ({"dp_delta": 2.0}, "dp_delta is 2.0"),
+        ({"dp_noise": 0, "dp_norm": 1}, "dp_noise is 0"),
+        ({"dp_noise": 1, "dp_norm": 0}, "dp_norm is 0"),
+        ({"dp_noise": 1.0}, "give both"),
+        ({"dp_norm": 1.0}, "give both"),
+        ({"dp_delta": 2.0}, "dp_delta is 2.0"),
     ],
-)  # fmt: skip
+)
 def test_meaningless_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         SGD(**settings)

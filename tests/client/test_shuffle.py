@@ -25,21 +25,34 @@ def test_is_a_permutation_of_any_length(n):
 
 def test_keys_and_epochs_give_other_orders():
     first = np.asarray(permute(700, words(0), jnp.int32(0)))
-    for other in (permute(700, words(0), jnp.int32(1)), permute(700, words(1), jnp.int32(0))):
+    for other in (
+        permute(700, words(0), jnp.int32(1)),
+        permute(700, words(1), jnp.int32(0)),
+    ):
         assert (np.asarray(other) == first).mean() < 0.02
 
 
 def test_every_element_is_as_likely_in_every_place():
-    """Chi-square over 4,000 permutations of 12, and over the pairs that neighbours form."""
+    """Chi-square over 4,000 permutations of 12, and over the pairs that neighbours
+    form.
+    """
     n, draws = 12, 4000
     keys = np.random.default_rng(7).integers(0, 2**32, (draws, 2), dtype=np.uint32)
     positions = jnp.arange(n)
-    orders = np.asarray(jax.vmap(lambda key: shuffled(positions, jnp.int32(n), key, jnp.int32(0)))(keys))
-    counts = np.stack([np.bincount(orders[:, place], minlength=n) for place in range(n)])
+    orders = np.asarray(
+        jax.vmap(lambda key: shuffled(positions, jnp.int32(n), key, jnp.int32(0)))(keys)
+    )
+    counts = np.stack(
+        [np.bincount(orders[:, place], minlength=n) for place in range(n)]
+    )
     statistic = ((counts - draws / n) ** 2 / (draws / n)).sum()
     freedom = (n - 1) ** 2
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
-    pairs = np.bincount((orders[:, 0] * n + orders[:, 1]), minlength=n * n).reshape(n, n)
+    pairs = np.bincount((orders[:, 0] * n + orders[:, 1]), minlength=n * n).reshape(
+        n, n
+    )
     expected = draws / (n * (n - 1))
     off = pairs[~np.eye(n, dtype=bool)]
-    assert abs(((off - expected) ** 2 / expected).sum() - len(off) + 1) < 5 * np.sqrt(2 * len(off))
+    assert abs(((off - expected) ** 2 / expected).sum() - len(off) + 1) < 5 * np.sqrt(
+        2 * len(off)
+    )

@@ -1,4 +1,5 @@
-"""How the suite runs each method, and which general properties a method does not have, with the reason.
+"""How the suite runs each method, and which general properties a method does not have,
+with the reason.
 
 A method that is not listed runs with its defaults and must have every property.
 """
@@ -66,67 +67,201 @@ FOR_ONE: dict[str, Algorithm] = {
 """Where the example asks for more streams or models than a single client allows."""
 
 OPT_OUTS: dict[tuple[str, str], str] = {
-    ("enrolment", "local"): "trains alone in as many rounds, with other batches than client i drew",
-    ("enrolment", "oracle"): "is sent the model of its true group, not of client i's data",
-    ("enrolment", "ditto"): "client i's model has a history; a newcomer's starts from the global one",
-    ("enrolment", "pfedme"): "client i's model was solved around its own last w_i, a newcomer's around the final w",
-    ("enrolment", "fedfomo"): "client i's model has a history; a newcomer weighs all models once",
-    ("loss scale", "fedprox"): "the proximal term does not scale with the loss (unless mu does)",
-    ("loss scale", "ditto"): "the proximal term does not scale with the loss (unless lam does)",
-    ("loss scale", "pfedme"): "the envelope's term does not scale with the loss (unless lam does)",
-    ("enrolment", "apfl"): "client i's model and share have a history; a newcomer trains one round",
-    ("enrolment", "l2gd"): "client i's model has a history; a newcomer's starts from the mean",
-    ("enrolment", "self-fl"): "client i's model has a history; a newcomer's starts from the global one",
-    ("enrolment", "cgpfl"): "client i's model was solved around its own last w_i, a newcomer's around the context",
+    (
+        "enrolment",
+        "local",
+    ): "trains alone in as many rounds, with other batches than client i drew",
+    (
+        "enrolment",
+        "oracle",
+    ): "is sent the model of its true group, not of client i's data",
+    (
+        "enrolment",
+        "ditto",
+    ): "client i's model has a history; a newcomer's starts from the global one",
+    ("enrolment", "pfedme"): (
+        "client i's model was solved around its own last w_i, a newcomer's around the"
+        " final w"
+    ),
+    (
+        "enrolment",
+        "fedfomo",
+    ): "client i's model has a history; a newcomer weighs all models once",
+    (
+        "loss scale",
+        "fedprox",
+    ): "the proximal term does not scale with the loss (unless mu does)",
+    (
+        "loss scale",
+        "ditto",
+    ): "the proximal term does not scale with the loss (unless lam does)",
+    (
+        "loss scale",
+        "pfedme",
+    ): "the envelope's term does not scale with the loss (unless lam does)",
+    (
+        "enrolment",
+        "apfl",
+    ): "client i's model and share have a history; a newcomer trains one round",
+    (
+        "enrolment",
+        "l2gd",
+    ): "client i's model has a history; a newcomer's starts from the mean",
+    (
+        "enrolment",
+        "self-fl",
+    ): "client i's model has a history; a newcomer's starts from the global one",
+    ("enrolment", "cgpfl"): (
+        "client i's model was solved around its own last w_i, a newcomer's around the"
+        " context"
+    ),
     ("enrolment", "cgpfl-heur"): "as cgpfl",
-    ("loss scale", "per-fedavg"): "the rate alpha of the personal step does not scale with the loss",
-    ("loss scale", "apfl"): "the rate of the share does not scale with the loss (unless alpha_lr does)",
-    ("loss scale", "l2gd"): "the averaging term does not scale with the loss (unless lam does)",
-    ("loss scale", "self-fl"): "the number of steps depends on the rate and on the curvature of the loss",
-    ("loss scale", "cgpfl"): "the pull towards the context does not scale with the loss (unless lam does)",
+    (
+        "loss scale",
+        "per-fedavg",
+    ): "the rate alpha of the personal step does not scale with the loss",
+    (
+        "loss scale",
+        "apfl",
+    ): "the rate of the share does not scale with the loss (unless alpha_lr does)",
+    (
+        "loss scale",
+        "l2gd",
+    ): "the averaging term does not scale with the loss (unless lam does)",
+    (
+        "loss scale",
+        "self-fl",
+    ): "the number of steps depends on the rate and on the curvature of the loss",
+    (
+        "loss scale",
+        "cgpfl",
+    ): "the pull towards the context does not scale with the loss (unless lam does)",
     ("loss scale", "cgpfl-heur"): "as cgpfl",
-    ("loss scale", "afl"): "its rates are those of the server's steps, which do not scale with the loss",
-    ("enrolment", "mr-mtl"): "client i's model has a history; a newcomer's starts from the mean",
-    ("loss scale", "mr-mtl"): "the pull towards the mean does not scale with the loss (unless lam does)",
-    ("loss scale", "feddyn"): "the proximal term does not scale with the loss (unless alpha does)",
-    ("enrolment", "fedem"): "client i's proportions have made one E step a round, a newcomer's are those that last",
-    ("loss scale", "fedem"): "losses are negative log-likelihoods, which no factor leaves what they are",
-    ("enrolment", "fedamp"): "client i's model has a history; a newcomer's starts from the mean of all",
-    ("loss scale", "fedamp"): "the pull towards the client's mean does not scale with the loss (unless lam does)",
+    (
+        "loss scale",
+        "afl",
+    ): "its rates are those of the server's steps, which do not scale with the loss",
+    (
+        "enrolment",
+        "mr-mtl",
+    ): "client i's model has a history; a newcomer's starts from the mean",
+    (
+        "loss scale",
+        "mr-mtl",
+    ): "the pull towards the mean does not scale with the loss (unless lam does)",
+    (
+        "loss scale",
+        "feddyn",
+    ): "the proximal term does not scale with the loss (unless alpha does)",
+    ("enrolment", "fedem"): (
+        "client i's proportions have made one E step a round, a newcomer's are those"
+        " that last"
+    ),
+    (
+        "loss scale",
+        "fedem",
+    ): "losses are negative log-likelihoods, which no factor leaves what they are",
+    (
+        "enrolment",
+        "fedamp",
+    ): "client i's model has a history; a newcomer's starts from the mean of all",
+    ("loss scale", "fedamp"): (
+        "the pull towards the client's mean does not scale with the loss (unless lam"
+        " does)"
+    ),
     ("identical clients", "pfedhn"): "every client has an embedding of its own",
-    ("enrolment", "pfedhn"): "client i's embedding has a history; a newcomer's is fitted to the final hypernetwork",
+    ("enrolment", "pfedhn"): (
+        "client i's embedding has a history; a newcomer's is fitted to the final"
+        " hypernetwork"
+    ),
     ("identical clients", "mapper"): "every client parts its data at random",
-    ("identical clients", "dapper"): "every client holds out samples, and is sent examples, at random",
-    ("enrolment", "fedper"): "client i's own part has a history; a newcomer's is trained on the final shared part",
+    (
+        "identical clients",
+        "dapper",
+    ): "every client holds out samples, and is sent examples, at random",
+    ("enrolment", "fedper"): (
+        "client i's own part has a history; a newcomer's is trained on the final shared"
+        " part"
+    ),
     ("enrolment", "fedrep"): "as fedper",
     ("enrolment", "lg-fedavg"): "as fedper",
-    ("enrolment", "fedrod"): "client i's residual head has a history; a newcomer's is zero",
-    ("enrolment", "fedala"): "client i has a model of its own to mix with; a newcomer is served the global one",
-    ("loss scale", "fedala"): "the rate of the weights does not scale with the loss (unless eta does)",
-    ("enrolment", "feddbe"): "client i's vector has a history; a newcomer trains one for a round",
-    ("loss scale", "feddbe"): "the pull of mean features does not scale with the loss (unless kappa does)",
-    ("loss scale", "moon"): "the contrast does not scale with the loss (unless mu does)",
-    ("identical clients", "knn-per"): "every client stores its samples in an order of its own",
+    (
+        "enrolment",
+        "fedrod",
+    ): "client i's residual head has a history; a newcomer's is zero",
+    ("enrolment", "fedala"): (
+        "client i has a model of its own to mix with; a newcomer is served the"
+        " global one"
+    ),
+    (
+        "loss scale",
+        "fedala",
+    ): "the rate of the weights does not scale with the loss (unless eta does)",
+    (
+        "enrolment",
+        "feddbe",
+    ): "client i's vector has a history; a newcomer trains one for a round",
+    (
+        "loss scale",
+        "feddbe",
+    ): "the pull of mean features does not scale with the loss (unless kappa does)",
+    (
+        "loss scale",
+        "moon",
+    ): "the contrast does not scale with the loss (unless mu does)",
+    (
+        "identical clients",
+        "knn-per",
+    ): "every client stores its samples in an order of its own",
     ("enrolment", "knn-per"): "as for identical clients",
-    ("enrolment", "mapper"): "every client parts its data, and draws batches, at random",
-    ("enrolment", "dapper"): "every client holds out samples, and is sent examples, at random",
+    (
+        "enrolment",
+        "mapper",
+    ): "every client parts its data, and draws batches, at random",
+    (
+        "enrolment",
+        "dapper",
+    ): "every client holds out samples, and is sent examples, at random",
 }
 """(property, method) -> why the method need not have it."""
 
 
 ALONE_IS_LOCAL = {
-    "local", "fedavg", "oracle", "scaffold", "cfl", "hypcluster", "ifca", "pacfl", "fedper", "lg-fedavg", "fedbn",
-}  # fmt: skip
+    "local",
+    "fedavg",
+    "oracle",
+    "scaffold",
+    "cfl",
+    "hypcluster",
+    "ifca",
+    "pacfl",
+    "fedper",
+    "lg-fedavg",
+    "fedbn",
+}
 """Methods that are exactly local training when there is one client."""
 
 SECOND_ORDER = {"per-fedavg"}
 """Methods whose example differentiates gradients of the model."""
 
 OWN_STEPS = {
-    "apfl", "cgpfl", "cgpfl-heur", "dapper", "fedala", "feddbe", "fedem", "fedrod", "knn-per", "mapper", "moon",
-    "pacfl", "pfedme",
-}  # fmt: skip
-"""Methods whose clients take steps of their own, or descend along another gradient than the loss's."""
+    "apfl",
+    "cgpfl",
+    "cgpfl-heur",
+    "dapper",
+    "fedala",
+    "feddbe",
+    "fedem",
+    "fedrod",
+    "knn-per",
+    "mapper",
+    "moon",
+    "pacfl",
+    "pfedme",
+}
+"""Methods whose clients take steps of their own, or descend along another gradient than
+the loss's.
+"""
 
 TRAFFIC: dict[str, tuple[float, ...]] = {
     "local": (0, 0, 0, 0, 0),
@@ -171,8 +306,8 @@ TRAFFIC: dict[str, tuple[float, ...]] = {
     "pfedhn": (4, 1, 1, 0, 0),
     "fedadagrad": (1, 1, 1, 0, 0),
 }
-"""In a round with two groups, streams or models: (streams down, models a client receives, models it sends, scalars it
-receives, scalars it sends)."""
+"""In a round with two groups, streams or models: (streams down, models a client
+receives, models it sends, scalars it receives, scalars it sends)."""
 
 
 def example(name: str, clients: int = 5) -> Algorithm:
@@ -184,8 +319,16 @@ def example(name: str, clients: int = 5) -> Algorithm:
 
 def opt_outs_table() -> str:
     """`OPT_OUTS` as docs/conformance.md shows them."""
-    rows = [f"| {check} | {method} | {reason} |" for (check, method), reason in sorted(OPT_OUTS.items())]
-    return "\n".join(["| property | method | why it need not hold |", "|---|---|---|", *rows]) + "\n"
+    rows = [
+        f"| {check} | {method} | {reason} |"
+        for (check, method), reason in sorted(OPT_OUTS.items())
+    ]
+    return (
+        "\n".join(
+            ["| property | method | why it need not hold |", "|---|---|---|", *rows]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Ragged least-squares clients and a NumPy trainer for them: what methods with parts are compared with."""
+"""Ragged least-squares clients and a NumPy trainer for them: what methods with parts
+are compared with.
+"""
 
 import numpy as np
 
@@ -20,17 +22,27 @@ def least_squares(sizes=SIZES, seed=0):
     rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     y = np.concatenate([x[r] @ rng.normal(size=3) + 3 * rng.normal() for r in rows])
     clients = len(sizes)
-    return Federation(x, y, Ragged.of(rows), Ragged.empty(clients), Ragged.empty(clients),
-                      tuple(f"client {i}" for i in range(clients)))  # fmt: skip
+    return Federation(
+        x,
+        y,
+        Ragged.of(rows),
+        Ragged.empty(clients),
+        Ragged.empty(clients),
+        tuple(f"client {i}" for i in range(clients)),
+    )
 
 
 def linear_model():
-    """theta = (weight [3], bias), in the order in which the model holds them; `part("bias")` tells which."""
+    """theta = (weight [3], bias), in the order in which the model holds them;
+    `part("bias")` tells which.
+    """
     return models.logistic().bind((3,), 1, loss=squared_error, dtype="float64")
 
 
 class Numpy:
-    """Plain gradient descent of one client at a time; `mask` says which entries move."""
+    """Plain gradient descent of one client at a time; `mask` says which entries
+    move.
+    """
 
     def __init__(self, federation, model, theta):
         self.federation, self.start = federation, np.array(theta, float)
@@ -41,7 +53,10 @@ class Numpy:
         x, y = self.federation.client(client).train
         residual = x @ theta[~self.bias] + theta[self.bias] - y
         gradient = np.empty(4)
-        gradient[~self.bias], gradient[self.bias] = 2 * residual @ x / len(y), 2 * residual.mean()
+        gradient[~self.bias], gradient[self.bias] = (
+            2 * residual @ x / len(y),
+            2 * residual.mean(),
+        )
         return gradient
 
     def descend(self, client, theta, mask=True, steps=2, lr=0.05):
@@ -58,4 +73,14 @@ def trained(algorithm, rounds=3, **options):
     return training, Numpy(federation, model, training.initial(0))
 
 
-__all__ = ["FULL", "SIZES", "Numpy", "by_place", "float64", "least_squares", "linear_model", "personal", "trained"]
+__all__ = [
+    "FULL",
+    "SIZES",
+    "Numpy",
+    "by_place",
+    "float64",
+    "least_squares",
+    "linear_model",
+    "personal",
+    "trained",
+]

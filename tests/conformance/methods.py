@@ -1,4 +1,6 @@
-"""The table of docs/methods.md: `PYTHONPATH=src:tests python -m conformance.methods` prints it."""
+"""The table of docs/methods.md: `PYTHONPATH=src:tests python -m conformance.methods`
+prints it.
+"""
 
 import re
 
@@ -12,11 +14,20 @@ def methods_table() -> str:
     """What all methods say of themselves, a table for each group by what travels."""
     lines = []
     for heading in GROUPS["travels"]:
-        lines += [f"### {heading.capitalize()}", "", f"| method | source | {' | '.join(COLUMNS)} |", "|---" * 8 + "|"]
+        lines += [
+            f"### {heading.capitalize()}",
+            "",
+            f"| method | source | {' | '.join(COLUMNS)} |",
+            "|---" * 8 + "|",
+        ]
         for name, kind in sorted(Algorithm.registry.items()):
             if group(kind.about, "travels") == heading:
                 source = re.match(r".*?\b\d{4}\b", kind.about.paper)
-                cells = (name, source[0] if source else "", *(getattr(kind.about, column) for column in COLUMNS))
+                cells = (
+                    name,
+                    source[0] if source else "",
+                    *(getattr(kind.about, column) for column in COLUMNS),
+                )
                 lines.append(f"| {' | '.join(cell or 'not used' for cell in cells)} |")
         lines.append("")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""A small model with batch normalisation, for the problems of `classification` and small images."""
+"""A small model with batch normalisation, for the problems of `classification` and
+small images.
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +18,16 @@ class Normal(Layered):
 
     width: int = 4
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Any:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Any:
         size, width = math.prod(input_shape), self.width
-        layers = [Dense(size, width, stream), BatchNorm(width), Relu(), Dense(width, outputs, stream)]
+        layers = [
+            Dense(size, width, stream),
+            BatchNorm(width),
+            Relu(),
+            Dense(width, outputs, stream),
+        ]
         return Stack(layers if input_shape == (size,) else [Reshape((size,)), *layers])
 
 

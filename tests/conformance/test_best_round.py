@@ -1,4 +1,6 @@
-"""FineTune and DAPPER from the model of the best round by validation, not from the last one."""
+"""FineTune and DAPPER from the model of the best round by validation, not from the last
+one.
+"""
 
 from dataclasses import replace
 
@@ -6,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.problems import EXACT, classification, float64, personal, softmax_model, train
+from conformance.problems import (
+    EXACT,
+    classification,
+    float64,
+    personal,
+    softmax_model,
+    train,
+)
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import DAPPER, FedAvg, FineTune
 from fedtailor.federation import Ragged
@@ -20,10 +29,15 @@ NOTHING = SGD(steps=0)
 BEST = {
     "finetune": FineTune(sgd=ROUGH, tune=NOTHING, best=True),
     "dapper": DAPPER(
-        sgd=ROUGH, tune=NOTHING, best=True, cover=(1.0,), optimizer=ServerOptimizer(), source="proxy",
+        sgd=ROUGH,
+        tune=NOTHING,
+        best=True,
+        cover=(1.0,),
+        optimizer=ServerOptimizer(),
+        source="proxy",
         proxy=lambda rng, count: (np.zeros((count, 4)), np.zeros(count, int)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BEST)
@@ -39,7 +53,9 @@ def test_the_served_model_is_that_of_the_least_validation_loss_of_reporters(name
             report = sampled.sample(plain.population.ids, 0, plain.round)
             for client in place[report]:
                 x, y = map(jnp.asarray, federation.client(client).val)
-                total += float(model.losses(model.logits(model.params(theta), x), y).sum())
+                total += float(
+                    model.losses(model.logits(model.params(theta), x), y).sum()
+                )
                 samples += len(y)
             found.append((total / samples, np.asarray(theta)))
             plain.advance()
@@ -48,8 +64,12 @@ def test_the_served_model_is_that_of_the_least_validation_loss_of_reporters(name
         training = train(BEST[name], federation, model, rounds, participation=sampled)
         np.testing.assert_allclose(training.server.model, plain.server.model, **EXACT)
         np.testing.assert_allclose(training.server.loss, found[best][0], **EXACT)
-        np.testing.assert_allclose(personal(training), np.tile(found[best][1], (5, 1)), **EXACT)
-        np.testing.assert_allclose(training.algorithm.global_model(training.server), found[best][1], **EXACT)
+        np.testing.assert_allclose(
+            personal(training), np.tile(found[best][1], (5, 1)), **EXACT
+        )
+        np.testing.assert_allclose(
+            training.algorithm.global_model(training.server), found[best][1], **EXACT
+        )
 
 
 @pytest.mark.parametrize("name", BEST)
@@ -57,7 +77,9 @@ def test_without_validation_samples_it_is_the_last_one(name):
     with float64():
         federation = replace(classification(), val=Ragged.empty(5))
         training = train(BEST[name], federation, softmax_model(), 2)
-        np.testing.assert_array_equal(personal(training), np.tile(training.server.model, (5, 1)))
+        np.testing.assert_array_equal(
+            personal(training), np.tile(training.server.model, (5, 1))
+        )
 
 
 @pytest.mark.parametrize("check", ["empty round", "resume"])

@@ -1,4 +1,6 @@
-"""Properties that every registered method must have. A new method is tested here as soon as it is registered."""
+"""Properties that every registered method must have. A new method is tested here as
+soon as it is registered.
+"""
 
 import pytest
 
@@ -10,8 +12,14 @@ from fedtailor.testing.conformance import assert_same
 from fedtailor.testing.problems import classification, float64
 
 NAMES = sorted(Algorithm.registry)
-PAIRS = [(name, check) for name in NAMES for check in CHECKS if (check, name) not in OPT_OUTS]
-AS_SHIPPED = {(name, check) for name in ("fedavg", "ditto", "ucfl", "scaffold") for check in ("order", "resume")}
+PAIRS = [
+    (name, check) for name in NAMES for check in CHECKS if (check, name) not in OPT_OUTS
+]
+AS_SHIPPED = {
+    (name, check)
+    for name in ("fedavg", "ditto", "ucfl", "scaffold")
+    for check in ("order", "resume")
+}
 
 
 def case(name, check):
@@ -30,5 +38,7 @@ def test_alone_a_client_trains_as_local_does(name):
     with float64():
         single = classification(clients=1, sizes=[20], groups=[0])
         algorithm = example(name, clients=1)
-        expected = predictors(train(Local(sgd=algorithm.sgd), single, softmax_model(), 2))
+        expected = predictors(
+            train(Local(sgd=algorithm.sgd), single, softmax_model(), 2)
+        )
         assert_same(predictors(train(algorithm, single, softmax_model(), 2)), expected)

@@ -43,7 +43,8 @@ def mlp():
 def test_with_weights_fixed_at_1_it_is_fedavg():
     with float64():
         ours, expected = (
-            train(it, classification(), mlp(), 3) for it in (FedALA(sgd=TRAINED, eta=0), FedAvg(sgd=TRAINED))
+            train(it, classification(), mlp(), 3)
+            for it in (FedALA(sgd=TRAINED, eta=0), FedAvg(sgd=TRAINED))
         )
         np.testing.assert_allclose(ours.server.model, expected.server.model, **EXACT)
         np.testing.assert_allclose(personal(ours), personal(expected), **EXACT)
@@ -60,10 +61,13 @@ def test_with_all_weights_fixed_at_0_it_is_local_training():
 
 def test_below_the_last_layers_the_start_is_the_global_model():
     with float64():
-        training = train(Own(sgd=TRAINED, eta=0, part="head"), classification(), mlp(), 2)
+        training = train(
+            Own(sgd=TRAINED, eta=0, part="head"), classification(), mlp(), 2
+        )
         body = mlp().part("body")
         np.testing.assert_array_equal(
-            body.take(personal(training)), np.tile(body.take(np.asarray(training.server.model)), (5, 1))
+            body.take(personal(training)),
+            np.tile(body.take(np.asarray(training.server.model)), (5, 1)),
         )
 
 
@@ -80,7 +84,9 @@ class Forgetful(FedALA):
     """The weights start at 1 in every round."""
 
     def personal(self, state, inbox, local):
-        return super().personal({**state, "weights": jnp.ones_like(state["weights"])}, inbox, local)
+        return super().personal(
+            {**state, "weights": jnp.ones_like(state["weights"])}, inbox, local
+        )
 
 
 @pytest.mark.parametrize("mutant", [Hasty, Forgetful])
@@ -94,11 +100,18 @@ def test_two_rounds_on_quadratics_are_those_of_the_paper():
 
 
 def check_two_rounds(kind):
-    """In the first round both models are one and nothing is learned; in the second, passes of one step each until the
-    deviation of ten losses is below the threshold."""
+    """In the first round both models are one and nothing is learned; in the second,
+    passes of one step each until the deviation of ten losses is below the threshold."""
     threshold, eta = 0.01, 0.05
     with float64():
-        algorithm = kind(sgd=ONE_STEP, part="everything", eta=eta, share=1.0, threshold=threshold, max_passes=80)
+        algorithm = kind(
+            sgd=ONE_STEP,
+            part="everything",
+            eta=eta,
+            share=1.0,
+            threshold=threshold,
+            max_passes=80,
+        )
         training = train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 2)
         q = SIZES / SIZES.sum()
         own = 0.1 * A * a
@@ -109,9 +122,14 @@ def check_two_rounds(kind):
             while not (len(losses) >= 10 and np.std(losses[-10:]) < threshold):
                 start = own[i] + (theta - own[i]) * weights[i]
                 losses.append(A[i] * (start - a[i]) ** 2 / 2)
-                weights[i] = np.clip(weights[i] - eta * A[i] * (start - a[i]) * (theta - own[i]), 0, 1)
+                weights[i] = np.clip(
+                    weights[i] - eta * A[i] * (start - a[i]) * (theta - own[i]), 0, 1
+                )
             passes[i] = len(losses)
-        assert passes.min() == 10 < passes.max() < 80 and ((weights > 0) & (weights < 1)).any()
+        assert (
+            passes.min() == 10 < passes.max() < 80
+            and ((weights > 0) & (weights < 1)).any()
+        )
         start = own + (theta - own) * weights
         trained = start - 0.1 * A * (start - a)
         np.testing.assert_allclose(training.server.model[0, 0], q @ trained, **EXACT)
@@ -119,8 +137,11 @@ def check_two_rounds(kind):
         final = q @ trained
         start = trained + (final - trained) * weights
         weights = np.clip(weights - eta * A * (start - a) * (final - trained), 0, 1)
-        np.testing.assert_allclose(personal(training)[:, 0], trained + (final - trained) * weights, **EXACT)
-        # each counted pass is a pass over the samples: SGD in two rounds, and the learning of weights in the second
+        np.testing.assert_allclose(
+            personal(training)[:, 0], trained + (final - trained) * weights, **EXACT
+        )
+        # each counted pass is a pass over the samples: SGD in two rounds, and the
+        # learning of weights in the second
         assert training.ledger.totals().gradients == (SIZES * (2 + passes)).sum()
 
 
@@ -138,7 +159,9 @@ def test_the_weights_are_learned_on_a_share_of_the_data():
             .gradients
             for share in (1.0, 0.7)
         )
-        assert whole - 2 * sizes.sum() == 10 * sizes.sum()  # ten passes until there are ten losses
+        assert (
+            whole - 2 * sizes.sum() == 10 * sizes.sum()
+        )  # ten passes until there are ten losses
         assert part - 2 * sizes.sum() == 7 * sizes.sum()
 
 
@@ -157,7 +180,9 @@ class Samples:
 
 def test_the_share_begins_elsewhere_in_every_round():
     windows = {FedALA(share=0.7)._share(Samples(round)) for round in range(30)}
-    assert windows == {(first, first + 7) for first in range(4)}, "every start, and never past the end"
+    assert windows == {(first, first + 7) for first in range(4)}, (
+        "every start, and never past the end"
+    )
     assert {FedALA(share=1.0)._share(Samples(round)) for round in range(3)} == {(0, 10)}
 
 
@@ -170,7 +195,13 @@ def test_a_newcomer_is_served_the_global_model():
 
 
 def test_wrong_settings_are_refused():
-    for wrong in ({"eta": -1.0}, {"share": 0.0}, {"share": 1.5}, {"threshold": -1.0}, {"max_passes": 0}):
+    for wrong in (
+        {"eta": -1.0},
+        {"share": 0.0},
+        {"share": 1.5},
+        {"threshold": -1.0},
+        {"max_passes": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             FedALA(**wrong)
     with float64(), pytest.raises(ValueError, match="'last9' is nothing of this model"):

@@ -36,7 +36,11 @@ def attention(w, heur=False, alpha=ALPHA, sigma=SIGMA, own=0.25):
     for i in range(m):
         for j in range(m):
             if heur:
-                xi[i, j] = np.exp(sigma * (w[i] @ w[j]) / (np.linalg.norm(w[i]) * np.linalg.norm(w[j])))
+                xi[i, j] = np.exp(
+                    sigma
+                    * (w[i] @ w[j])
+                    / (np.linalg.norm(w[i]) * np.linalg.norm(w[j]))
+                )
             else:
                 xi[i, j] = alpha / sigma * np.exp(-((w[i] - w[j]) ** 2).sum() / sigma)
         xi[i, i] = 0
@@ -46,11 +50,17 @@ def attention(w, heur=False, alpha=ALPHA, sigma=SIGMA, own=0.25):
     return xi
 
 
-@pytest.mark.parametrize(("heur", "start"), [(False, "own"), (False, "mean"), (True, "own")])
+@pytest.mark.parametrize(
+    ("heur", "start"), [(False, "own"), (False, "mean"), (True, "own")]
+)
 def test_three_rounds_by_hand(heur, start):
     with float64():
-        method = FedAMP(sgd=PLAIN, alpha=ALPHA, lam=LAM, sigma=SIGMA, heur=heur, start=start)
-        training = train(method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 3)
+        method = FedAMP(
+            sgd=PLAIN, alpha=ALPHA, lam=LAM, sigma=SIGMA, heur=heur, start=start
+        )
+        training = train(
+            method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 3
+        )
         w = np.tile(training.initial(0), (4, 1))
         for _ in range(3):
             u = attention(w, heur) @ w
@@ -59,11 +69,15 @@ def test_three_rounds_by_hand(heur, start):
                 w = w - LR * (A * (w - a) + LAM / ALPHA * (w - u))
         np.testing.assert_allclose(personal(training), w, **EXACT)
         order = np.argsort(training.population.listed)
-        np.testing.assert_allclose(training.server.attention[np.ix_(order, order)], attention(w, heur), **EXACT)
+        np.testing.assert_allclose(
+            training.server.attention[np.ix_(order, order)], attention(w, heur), **EXACT
+        )
 
 
 def test_the_mean_pulls_and_models_differ():
-    """The trap of code that builds the pull from a copy without a gradient: that is training alone."""
+    """The trap of code that builds the pull from a copy without a gradient: that is
+    training alone.
+    """
     with float64():
         pulled, alone = (
             personal(train(method, quadratics(a, A, SIZES), quadratic_model(2), 3))
@@ -76,7 +90,9 @@ def test_the_mean_pulls_and_models_differ():
 def test_equal_models_get_equal_attention(heur):
     with float64():
         method = FedAMP(sgd=PLAIN, alpha=ALPHA, sigma=SIGMA, heur=heur)
-        weights = train(method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 0).server.attention
+        weights = train(
+            method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 0
+        ).server.attention
         expected = (1 - 0.25) / 3 if heur else ALPHA / SIGMA
         np.testing.assert_allclose(weights[~np.eye(4, dtype=bool)], expected, **EXACT)
 
@@ -86,7 +102,9 @@ def test_rows_are_distributions(heur):
     with float64():
         for sigma in (None, 2.0):
             method = FedAMP(sgd=PLAIN, alpha=0.6, sigma=sigma, heur=heur)
-            training = train(method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 0)
+            training = train(
+                method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 0
+            )
             for _ in range(4):
                 weights = training.server.attention
                 np.testing.assert_allclose(weights.sum(axis=1), 1.0, **EXACT)
@@ -98,8 +116,12 @@ def test_the_default_scale_leaves_many_clients_a_weight_of_their_own():
     with float64():
         many = quadratics(np.arange(20.0))
         weights = train(FedAMP(sgd=PLAIN), many, quadratic_model(1), 0).server.attention
-        np.testing.assert_allclose(weights, np.full((20, 20), 0.05), **EXACT)  # sigma = 0.1 * 20: all equal
-        few = train(FedAMP(sgd=PLAIN), quadratics(a, A, SIZES), quadratic_model(2), 0).server.attention
+        np.testing.assert_allclose(
+            weights, np.full((20, 20), 0.05), **EXACT
+        )  # sigma = 0.1 * 20: all equal
+        few = train(
+            FedAMP(sgd=PLAIN), quadratics(a, A, SIZES), quadratic_model(2), 0
+        ).server.attention
         np.testing.assert_allclose(few[0, 1], 0.1, **EXACT)
 
 
@@ -109,7 +131,8 @@ def test_with_a_vanishing_step_clients_train_alone():
     with float64():
         quiet = FedAMP(sgd=sgd, alpha=1e-14, lam=0.0, start="mean")
         found, alone = (
-            personal(train(method, classification(), softmax_model(), 3)) for method in (quiet, Local(sgd=sgd))
+            personal(train(method, classification(), softmax_model(), 3))
+            for method in (quiet, Local(sgd=sgd))
         )
         np.testing.assert_allclose(found, alone, **EXACT)
 
@@ -117,7 +140,13 @@ def test_with_a_vanishing_step_clients_train_alone():
 def test_absent_clients_keep_their_models_and_are_still_attended_to():
     with float64():
         federation, participation = quadratics(a, A, SIZES), Participation(count=2)
-        training = train(FedAMP(sgd=PLAIN), federation, quadratic_model(2), 0, participation=participation)
+        training = train(
+            FedAMP(sgd=PLAIN),
+            federation,
+            quadratic_model(2),
+            0,
+            participation=participation,
+        )
         assert_absent_keep_their_state(training)
         sent = training.server.sent
         own = np.asarray(training.executor.client_states["model"])
@@ -129,10 +158,17 @@ def test_newcomers_attend_to_all_models(heur):
     unseen = [False, False, True, False]
     with float64():
         method = FedAMP(sgd=PLAIN, alpha=ALPHA, lam=LAM, sigma=SIGMA, heur=heur)
-        training = train(method, quadratics(a, A, SIZES, unseen=unseen), quadratic_model(2, shifted), 2)
+        training = train(
+            method,
+            quadratics(a, A, SIZES, unseen=unseen),
+            quadratic_model(2, shifted),
+            2,
+        )
         ledger = Ledger()
         training.serve(unseen=True, ledger=ledger)
-        assert [entry.streams for entry in ledger.entries if entry.direction == "down"] == [3]
+        assert [
+            entry.streams for entry in ledger.entries if entry.direction == "down"
+        ] == [3]
         w = by_place_of(training)
         own = w.mean(axis=0)
         for _ in range(STEPS):
@@ -149,8 +185,15 @@ def by_place_of(training):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"alpha 0\.4 with sigma 1 gives .* 4 clients .* alpha for them is 0\.3333"):
-        train(FedAMP(alpha=0.4, sigma=1.0), quadratics(a, A, SIZES), quadratic_model(2), 0)
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"alpha 0\.4 with sigma 1 gives .* 4 clients .* alpha for them is 0\.3333"
+        ),
+    ):
+        train(
+            FedAMP(alpha=0.4, sigma=1.0), quadratics(a, A, SIZES), quadratic_model(2), 0
+        )
     with pytest.raises(ValueError, match=r"alpha is 0\.0; it must be above 0"):
         FedAMP(alpha=0)
     with pytest.raises(ValueError, match=r"sigma is 0\.0; it must be above 0"):

@@ -26,7 +26,9 @@ SIZES = np.array([3, 8, 13, 18])
 def test_without_momentum_it_is_fedavg():
     with float64():
         federation, model = classification(), softmax_model()
-        plain = FedAvgM(sgd=TRAINED, optimizer=ServerOptimizer("momentum", lr=1.0, momentum=0.0))
+        plain = FedAvgM(
+            sgd=TRAINED, optimizer=ServerOptimizer("momentum", lr=1.0, momentum=0.0)
+        )
         np.testing.assert_allclose(
             personal(train(plain, federation, model, 3)),
             personal(train(FedAvg(sgd=TRAINED), federation, model, 3)),
@@ -35,7 +37,9 @@ def test_without_momentum_it_is_fedavg():
 
 
 def test_the_recursion_by_hand():
-    """Delta = theta - mean, v <- 0.9 v + Delta, theta <- theta - v, over three rounds with known local models."""
+    """Delta = theta - mean, v <- 0.9 v + Delta, theta <- theta - v, over three rounds
+    with known local models.
+    """
     lr, steps = 0.05, 2
     p = SIZES / SIZES.sum()
     shrink = (1 - lr * A) ** steps
@@ -45,7 +49,9 @@ def test_the_recursion_by_hand():
         theta = theta - v
     with float64():
         algorithm = FedAvgM(sgd=SGD(lr=lr, steps=steps, batch_size=8))
-        found = personal(train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 3))
+        found = personal(
+            train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 3)
+        )
     np.testing.assert_allclose(found[:, 0], theta, **EXACT)
 
 
@@ -54,18 +60,26 @@ def test_the_fixed_point_is_fedavgs():
     p = SIZES / SIZES.sum() * (1 - (1 - lr * A) ** steps)
     with float64():
         algorithm = FedAvgM(sgd=SGD(lr=lr, steps=steps, batch_size=8))
-        found = personal(train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 500))
+        found = personal(
+            train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 500)
+        )
     np.testing.assert_allclose(found[:, 0], (p * a).sum() / p.sum(), **EXACT)
 
 
 def test_weights_are_those_of_the_reporters():
     with float64():
         training = train(
-            FedAvgM(), quadratics(a, A, SIZES), quadratic_model(1), 0, participation=Participation(count=1)
+            FedAvgM(),
+            quadratics(a, A, SIZES),
+            quadratic_model(1),
+            0,
+            participation=Participation(count=1),
         )
         report = training.participation.sample(training.population.ids, 0, 0)
         training.advance()
         place = training.executor.seen.listed[np.flatnonzero(report)[0]]
         steps = 2 * -(-SIZES[place] // 20)
         expected = a[place] * (1 - (1 - 0.01 * A[place]) ** steps)
-        np.testing.assert_allclose(np.asarray(training.server.model)[0, 0], expected, **EXACT)
+        np.testing.assert_allclose(
+            np.asarray(training.server.model)[0, 0], expected, **EXACT
+        )

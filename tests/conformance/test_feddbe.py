@@ -6,7 +6,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from conformance.problems import EXACT, classification, float64, personal, predictors, train
+from conformance.problems import (
+    EXACT,
+    classification,
+    float64,
+    personal,
+    predictors,
+    train,
+)
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedDBE
 from fedtailor.protocol import SGD, hyperparameters
@@ -61,9 +68,17 @@ def check_rounds(kind):
     kappa, momentum = 0.5, 0.3
     with float64():
         federation, model = classification(clients=2, sizes=[12, 20]), mlp()
-        training = train(kind(sgd=FULL, kappa=kappa, momentum=momentum), federation, model, 2)
-        theta, data = training.initial(0), [tuple(map(jnp.asarray, federation.client(i).train)) for i in range(2)]
-        mean = (12 * model.features(theta, data[0][0]).mean(0) + 20 * model.features(theta, data[1][0]).mean(0)) / 32
+        training = train(
+            kind(sgd=FULL, kappa=kappa, momentum=momentum), federation, model, 2
+        )
+        theta, data = (
+            training.initial(0),
+            [tuple(map(jnp.asarray, federation.client(i).train)) for i in range(2)],
+        )
+        mean = (
+            12 * model.features(theta, data[0][0]).mean(0)
+            + 20 * model.features(theta, data[1][0]).mean(0)
+        ) / 32
         vector, running = [jnp.zeros(5)] * 2, [mean] * 2
 
         def loss(both, running, i):
@@ -78,25 +93,46 @@ def check_rounds(kind):
             for i in range(2):
                 own = theta
                 for _ in range(2):
-                    g, after = jax.grad(loss, has_aux=True)((own, vector[i]), running[i], i)
-                    own, vector[i], running[i] = own - 0.1 * g[0], vector[i] - 0.1 * g[1], after
+                    g, after = jax.grad(loss, has_aux=True)(
+                        (own, vector[i]), running[i], i
+                    )
+                    own, vector[i], running[i] = (
+                        own - 0.1 * g[0],
+                        vector[i] - 0.1 * g[1],
+                        after,
+                    )
                 locals_.append(own)
             theta = (12 * locals_[0] + 20 * locals_[1]) / 32
         np.testing.assert_allclose(training.server.model[0], theta, **EXACT)
         for i, found in enumerate(jnp.asarray(personal(training))):
-            expected = model.head_outputs(theta, model.features(theta, data[i][0]) + vector[i])
-            np.testing.assert_allclose(model.logits(model.params(found), data[i][0]), expected, **EXACT)
+            expected = model.head_outputs(
+                theta, model.features(theta, data[i][0]) + vector[i]
+            )
+            np.testing.assert_allclose(
+                model.logits(model.params(found), data[i][0]), expected, **EXACT
+            )
             assert np.abs(vector[i]).max() > 1e-3
 
 
 def test_the_mean_goes_once_to_each_client_and_once_to_the_server():
     with float64():
-        training = train(FedDBE(sgd=PLAIN), classification(), mlp(), 0, participation=Participation(count=2))
+        training = train(
+            FedDBE(sgd=PLAIN),
+            classification(),
+            mlp(),
+            0,
+            participation=Participation(count=2),
+        )
         for reporting in ([1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 1, 1, 0, 1]):
             training.advance(np.array(reporting, bool))
         frame = training.ledger.frame().filter(pl.col("kind") == "features")
-        assert frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum() == 5 * 5 * 8
-        down = frame.filter((pl.col("direction") == "down") & (pl.col("phase") == "round"))
+        assert (
+            frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum()
+            == 5 * 5 * 8
+        )
+        down = frame.filter(
+            (pl.col("direction") == "down") & (pl.col("phase") == "round")
+        )
         assert down["unicasts"].to_list() == [2, 1, 1]
         told = np.asarray(training.executor.client_states["mean"]).any(axis=1)
         np.testing.assert_array_equal(told, [True, True, True, False, True])

@@ -27,23 +27,32 @@ SOLVED = SGD(lr=0.2, steps=200, batch_size=8)
 
 @hyperparameters
 class EverybodyTrains(FedDyn):
-    """Also clients that do not report train, as they do in a deployment whose answers come too late."""
+    """Also clients that do not report train, as they do in a deployment whose answers
+    come too late.
+    """
 
     participants = "all"
 
 
-@pytest.mark.parametrize(("method", "count"), [(FedDyn, 4), (FedDyn, 2), (EverybodyTrains, 2)])
+@pytest.mark.parametrize(
+    ("method", "count"), [(FedDyn, 4), (FedDyn, 2), (EverybodyTrains, 2)]
+)
 def test_rounds_by_hand(method, count):
     with float64():
         participation = Participation(count=count)
         training = train(
-            method(sgd=PLAIN, alpha=ALPHA), quadratics(a, A, SIZES), quadratic_model(2, shifted), 0,
+            method(sgd=PLAIN, alpha=ALPHA),
+            quadratics(a, A, SIZES),
+            quadratic_model(2, shifted),
+            0,
             participation=participation,
-        )  # fmt: skip
+        )
         theta, g, c = np.asarray(training.initial(0)), np.zeros((4, 2)), np.zeros(2)
         for _ in range(3):
             ids = training.population.ids
-            there = by_place(training, participation.sample(ids, training.seed, training.round))
+            there = by_place(
+                training, participation.sample(ids, training.seed, training.round)
+            )
             assert there.sum() == count
             w = np.tile(theta, (4, 1))
             for _ in range(STEPS):
@@ -62,11 +71,16 @@ def test_rounds_by_hand(method, count):
 def test_the_drift_is_minus_the_mean_of_all_clients_terms():
     with float64():
         training = train(
-            FedDyn(sgd=PLAIN, alpha=ALPHA), quadratics(a, A, SIZES), quadratic_model(2), 5,
+            FedDyn(sgd=PLAIN, alpha=ALPHA),
+            quadratics(a, A, SIZES),
+            quadratic_model(2),
+            5,
             participation=Participation(count=2),
-        )  # fmt: skip
+        )
         terms = np.asarray(training.executor.client_states["gradient"])
-        np.testing.assert_allclose(training.server.drift[0], terms.mean(axis=0), **EXACT)
+        np.testing.assert_allclose(
+            training.server.drift[0], terms.mean(axis=0), **EXACT
+        )
 
 
 def test_exact_local_solves_end_at_the_minimum_of_the_mean_loss():
@@ -83,7 +97,11 @@ def test_absent_clients_keep_their_terms():
     with float64():
         for kind in (FedDyn, EverybodyTrains):
             training = train(
-                kind(sgd=PLAIN), quadratics(a, A, SIZES), quadratic_model(2), 0, participation=Participation(count=2)
+                kind(sgd=PLAIN),
+                quadratics(a, A, SIZES),
+                quadratic_model(2),
+                0,
+                participation=Participation(count=2),
             )
             assert_absent_keep_their_state(training)
 
@@ -91,5 +109,7 @@ def test_absent_clients_keep_their_terms():
 def test_errors():
     with pytest.raises(ValueError, match=r"alpha is 0\.0; it must be above 0 \(fedavg"):
         FedDyn(alpha=0)
-    with pytest.raises(ValueError, match=r"the learning rate 0\.1 times alpha 20\.0 is 2"):
+    with pytest.raises(
+        ValueError, match=r"the learning rate 0\.1 times alpha 20\.0 is 2"
+    ):
         FedDyn(alpha=20)

@@ -1,4 +1,6 @@
-"""FedFomo against a program of a few lines: which models, weighed on which samples, mixed into what."""
+"""FedFomo against a program of a few lines: which models, weighed on which samples,
+mixed into what.
+"""
 
 from dataclasses import fields, replace
 
@@ -34,9 +36,13 @@ ALL = FedFomo(sgd=PLAIN, downloads=3, explore=0.0)
 
 
 def validated(optimum, unseen=None):
-    """Clients with a validation split of two samples whose loss is A/2 |theta - optimum|^2."""
+    """Clients with a validation split of two samples whose loss is A/2 |theta -
+    optimum|^2.
+    """
     federation = quadratics(a, A, SIZES, unseen=unseen)
-    held = np.repeat(np.concatenate([A, np.broadcast_to(optimum, a.shape)], axis=1), 2, axis=0)
+    held = np.repeat(
+        np.concatenate([A, np.broadcast_to(optimum, a.shape)], axis=1), 2, axis=0
+    )
     rows = len(federation.y) + np.arange(len(held))
     return replace(
         federation,
@@ -50,7 +56,9 @@ def weigh(base, models, client, optimum, norm=2):
     """Weights of `models` [k, d] for a client."""
     loss = lambda theta: 0.5 * (A[client] * (theta - optimum[client]) ** 2).sum(-1)  # noqa: E731
     distance = np.linalg.norm(models - base, norm, axis=1)
-    weights = np.maximum(loss(base) - loss(models), 0) / np.where(distance > 0, distance, 1)
+    weights = np.maximum(loss(base) - loss(models), 0) / np.where(
+        distance > 0, distance, 1
+    )
     return weights / max(weights.sum(), 1e-300)
 
 
@@ -59,8 +67,14 @@ def train_alone(theta, client):
 
 
 def by_hand(theta, optimum, rounds, norm=2):
-    """Bases and models [4, 2] and affinities [4, 4] after some rounds with all downloads."""
-    base, own, affinity = np.tile(theta, (4, 1)), np.tile(theta, (4, 1)), np.zeros((4, 4))
+    """Bases and models [4, 2] and affinities [4, 4] after some rounds with all
+    downloads.
+    """
+    base, own, affinity = (
+        np.tile(theta, (4, 1)),
+        np.tile(theta, (4, 1)),
+        np.zeros((4, 4)),
+    )
     for t in range(rounds):
         new = base.copy()
         for i in range(4):
@@ -75,15 +89,27 @@ def by_hand(theta, optimum, rounds, norm=2):
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 @pytest.mark.parametrize("split", ["val", "holdout"])
 def test_rounds_by_hand(split, norm):
-    """Without a validation split a fifth of the training samples is held out; here these all say the same."""
+    """Without a validation split a fifth of the training samples is held out; here
+    these all say the same.
+    """
     with float64():
         optimum = a[::-1] if split == "val" else a
         federation = validated(optimum) if split == "val" else quadratics(a, A, SIZES)
-        training = train(replace(ALL, norm=norm), federation, quadratic_model(2, shifted), 4)
-        base, own, affinity = by_hand(np.asarray(training.initial(0)), optimum, 4, int(norm[1]))
-        np.testing.assert_allclose(by_place(training, training.executor.client_states["base"]), base, **EXACT)
-        np.testing.assert_allclose(by_place(training, training.executor.client_states["model"]), own, **EXACT)
-        np.testing.assert_allclose(by_place(training, training.server.model), own, **EXACT)
+        training = train(
+            replace(ALL, norm=norm), federation, quadratic_model(2, shifted), 4
+        )
+        base, own, affinity = by_hand(
+            np.asarray(training.initial(0)), optimum, 4, int(norm[1])
+        )
+        np.testing.assert_allclose(
+            by_place(training, training.executor.client_states["base"]), base, **EXACT
+        )
+        np.testing.assert_allclose(
+            by_place(training, training.executor.client_states["model"]), own, **EXACT
+        )
+        np.testing.assert_allclose(
+            by_place(training, training.server.model), own, **EXACT
+        )
         found = by_place(training, by_place(training, training.server.affinity).T).T
         np.testing.assert_allclose(found, affinity, **EXACT)
         assert np.count_nonzero(affinity) > 3
@@ -98,18 +124,30 @@ def test_rounds_by_hand(split, norm):
 def test_without_downloads_it_is_training_alone_with_a_guard():
     with float64():
         alone = replace(ALL, downloads=0)
-        improving = train(alone, quadratics(a, A, SIZES), quadratic_model(2, shifted), 3)
-        local = train(Local(sgd=PLAIN), quadratics(a, A, SIZES), quadratic_model(2, shifted), 3)
+        improving = train(
+            alone, quadratics(a, A, SIZES), quadratic_model(2, shifted), 3
+        )
+        local = train(
+            Local(sgd=PLAIN), quadratics(a, A, SIZES), quadratic_model(2, shifted), 3
+        )
         np.testing.assert_allclose(personal(improving), personal(local), **EXACT)
         start = np.asarray(local.initial(0))
-        guarded = train(alone, validated(start), quadratic_model(2, shifted), 3)  # no model is better than the first
+        guarded = train(
+            alone, validated(start), quadratic_model(2, shifted), 3
+        )  # no model is better than the first
         base = by_place(guarded, guarded.executor.client_states["base"])
         np.testing.assert_array_equal(base, np.tile(start, (4, 1)))
         assert improving.ledger.totals().models_down == 0
 
 
 def choices(algorithm, affinity, uploaded, t=0, seed=0):
-    training = train(algorithm, quadratics(a[:, :1], A[:, :1], SIZES), quadratic_model(1), 0, seed=seed)
+    training = train(
+        algorithm,
+        quadratics(a[:, :1], A[:, :1], SIZES),
+        quadratic_model(1),
+        0,
+        seed=seed,
+    )
     training.round = t
     server = training.server.replace(affinity=affinity, uploaded=uploaded)
     cohort = training.round_cohort(np.ones(4, bool))
@@ -120,57 +158,94 @@ def test_the_server_sends_the_models_of_highest_affinity():
     affinity = np.array([[9.0, 1, 2, 3], [1, 9, 3, 2], [3, 2, 9, 1], [1, 2, 3, 9]])
     greedy = FedFomo(sgd=PLAIN, downloads=2, explore=0.0)
     with float64():
-        np.testing.assert_array_equal(choices(greedy, affinity, np.full(4, True)), [[3, 2], [2, 3], [0, 1], [2, 1]])
+        np.testing.assert_array_equal(
+            choices(greedy, affinity, np.full(4, True)),
+            [[3, 2], [2, 3], [0, 1], [2, 1]],
+        )
         some = choices(greedy, affinity, np.array([True, True, False, False]))
         np.testing.assert_array_equal(some, [[1, -1], [0, -1], [0, 1], [1, 0]])
-        np.testing.assert_array_equal(choices(greedy, affinity, np.full(4, False)), np.full((4, 2), -1))
+        np.testing.assert_array_equal(
+            choices(greedy, affinity, np.full(4, False)), np.full((4, 2), -1)
+        )
 
 
 @pytest.mark.parametrize(
     ("explore", "t", "share"),
-    [(1.0, 0, 1 / 3), (0.0, 0, 1.0), (0.5, 0, 2 / 3), (0.5, 4, 1 - 0.3 * 2 / 3), (0.5, 20, 1)],
+    [
+        (1.0, 0, 1 / 3),
+        (0.0, 0, 1.0),
+        (0.5, 0, 2 / 3),
+        (0.5, 4, 1 - 0.3 * 2 / 3),
+        (0.5, 20, 1),
+    ],
 )
 def test_exploration_is_uniform_and_decays(explore, t, share):
-    """How often the best model is sent, when one is: always, or with probability 1/3 when exploring."""
+    """How often the best model is sent, when one is: always, or with probability 1/3
+    when exploring.
+    """
     affinity = 1.0 * (np.roll(np.eye(4), 1, axis=1) > 0)
     algorithm = FedFomo(sgd=PLAIN, downloads=1, explore=explore)
     with float64():
-        training = train(algorithm, quadratics(a[:, :1], A[:, :1], SIZES), quadratic_model(1), 0)
+        training = train(
+            algorithm, quadratics(a[:, :1], A[:, :1], SIZES), quadratic_model(1), 0
+        )
         training.round = t
         server = training.server.replace(affinity=affinity, uploaded=np.full(4, True))
         sent = []
         for seed in range(500):
             training._secret = seed  # of the server's draws
             cohort = training.round_cohort(np.ones(4, bool))
-            sent.append(algorithm.broadcast(server, cohort).streams["model"].recipients[:, 0])
+            sent.append(
+                algorithm.broadcast(server, cohort).streams["model"].recipients[:, 0]
+            )
         assert not (np.array(sent) == np.arange(4)).any()
-        assert abs((np.array(sent) == (np.arange(4) + 1) % 4).mean() - share) < 4 * np.sqrt(0.25 / 2000)
+        assert abs(
+            (np.array(sent) == (np.arange(4) + 1) % 4).mean() - share
+        ) < 4 * np.sqrt(0.25 / 2000)
 
 
 def test_absent_clients_keep_state_model_and_affinity():
     with float64():
         training = train(
-            replace(ALL, downloads=2), quadratics(a, A, SIZES), quadratic_model(2), 2,
+            replace(ALL, downloads=2),
+            quadratics(a, A, SIZES),
+            quadratic_model(2),
+            2,
             participation=Participation(count=2),
-        )  # fmt: skip
+        )
         assert_absent_keep_their_state(training, 2)
-        report = training.participation.sample(training.population.ids, training.seed, training.round)
+        report = training.participation.sample(
+            training.population.ids, training.seed, training.round
+        )
         before = training.server
         training.advance()
         for name in ("model", "affinity"):
-            after, old = (np.asarray(getattr(server, name)) for server in (training.server, before))
+            after, old = (
+                np.asarray(getattr(server, name))
+                for server in (training.server, before)
+            )
             np.testing.assert_array_equal(after[~report], old[~report])
-        assert (np.asarray(training.server.model) != np.asarray(before.model))[report].any(axis=1).all()
+        assert (
+            (np.asarray(training.server.model) != np.asarray(before.model))[report]
+            .any(axis=1)
+            .all()
+        )
 
 
 def test_a_round_without_reporters_changes_nothing():
     with float64():
         training = train(ALL, quadratics(a, A, SIZES), quadratic_model(2), 2)
-        cohort = replace(training.round_cohort(np.ones(4, bool)), reporting=np.zeros(4, bool))
+        cohort = replace(
+            training.round_cohort(np.ones(4, bool)), reporting=np.zeros(4, bool)
+        )
         answers = answers_of(cohort, model=np.ones((4, 2)), weights=np.ones((4, 3)))
-        after = ALL.server(training.server, ALL.broadcast(training.server, cohort), answers, cohort)
+        after = ALL.server(
+            training.server, ALL.broadcast(training.server, cohort), answers, cohort
+        )
         for field in fields(after):
-            np.testing.assert_array_equal(getattr(after, field.name), getattr(training.server, field.name))
+            np.testing.assert_array_equal(
+                getattr(after, field.name), getattr(training.server, field.name)
+            )
 
 
 def test_newcomers_weigh_all_models_from_the_initial_one_on_training_samples_only():
@@ -179,19 +254,31 @@ def test_newcomers_weigh_all_models_from_the_initial_one_on_training_samples_onl
     with float64():
         optimum = a[::-1]
         federation = validated(optimum, unseen)
-        training, ledger = train(ALL, federation, quadratic_model(2, shifted), 3), Ledger()
+        training, ledger = (
+            train(ALL, federation, quadratic_model(2, shifted), 3),
+            Ledger(),
+        )
         start, models = np.asarray(training.initial(0)), personal(training)
         candidates = np.concatenate([models, start[None]])
-        expected = train_alone(start + weigh(start, candidates, 2, a) @ (candidates - start), 2)
+        expected = train_alone(
+            start + weigh(start, candidates, 2, a) @ (candidates - start), 2
+        )
         np.testing.assert_allclose(predictors(training)[0][2], expected, **EXACT)
-        assert np.abs(weigh(start, candidates, 2, optimum) - weigh(start, candidates, 2, a)).max() > 0.1
+        assert (
+            np.abs(
+                weigh(start, candidates, 2, optimum) - weigh(start, candidates, 2, a)
+            ).max()
+            > 0.1
+        )
         training.serve(unseen=True, ledger=ledger)
         down = [(e.kind, e.unicasts) for e in ledger.entries if e.direction == "down"]
         assert down == [("model", 3)]  # the initial model is known
 
 
 def test_a_fifth_is_held_out_for_good():
-    """One full-batch step of rate 1 is the mean of the samples trained on: four of five, the same in every round."""
+    """One full-batch step of rate 1 is the mean of the samples trained on: four of
+    five, the same in every round.
+    """
     targets = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
     federation = quadratics(np.zeros(2), sizes=[5, 1])
     federation = replace(federation, y=np.stack([np.ones(6), [*targets, 3.0]], axis=1))
@@ -203,16 +290,31 @@ def test_a_fifth_is_held_out_for_good():
             found = by_place(training, training.executor.client_states["model"])[:, 0]
             held.append(targets.sum() - 4 * found[0])
             assert found[1] == 3.0  # a single sample is trained on and validates
-        np.testing.assert_allclose(held, targets[np.abs(targets - held[0]).argmin()], **EXACT)
+        np.testing.assert_allclose(
+            held, targets[np.abs(targets - held[0]).argmin()], **EXACT
+        )
 
 
 def test_traffic():
     with float64():
-        training = train(FedFomo(sgd=PLAIN, downloads=2), quadratics(a, A, SIZES), quadratic_model(2), 2)
+        training = train(
+            FedFomo(sgd=PLAIN, downloads=2),
+            quadratics(a, A, SIZES),
+            quadratic_model(2),
+            2,
+        )
         frame = training.ledger.frame().to_dicts()
-        down = [(e["round"], e["kind"], e["unicasts"]) for e in frame if e["direction"] == "down"]
+        down = [
+            (e["round"], e["kind"], e["unicasts"])
+            for e in frame
+            if e["direction"] == "down"
+        ]
         assert down == [(1, "model", 8)]
-        up = [(e["round"], e["kind"], e["unicasts"], e["bytes_unicast"]) for e in frame if e["direction"] == "up"]
+        up = [
+            (e["round"], e["kind"], e["unicasts"], e["bytes_unicast"])
+            for e in frame
+            if e["direction"] == "up"
+        ]
         assert {("model", 4, 64), ("weights", 4, 64)} == {entry[1:] for entry in up}
         ledger = Ledger()
         training.serve(ledger=ledger)

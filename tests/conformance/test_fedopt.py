@@ -1,4 +1,6 @@
-"""Adaptive server optimisers: FedAvg where nothing is scaled, and their recursions by hand."""
+"""Adaptive server optimisers: FedAvg where nothing is scaled, and their recursions by
+hand.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +34,9 @@ def test_without_momentum_and_scaling_it_is_fedavg(method):
     with float64():
         optimizer = ServerOptimizer(KINDS[method], lr=1e12, momentum=0.0, epsilon=1e12)
         federation, model = classification(), softmax_model()
-        found = personal(train(method(sgd=TRAINED, optimizer=optimizer), federation, model, 3))
+        found = personal(
+            train(method(sgd=TRAINED, optimizer=optimizer), federation, model, 3)
+        )
         expected = personal(train(FedAvg(sgd=TRAINED), federation, model, 3))
         np.testing.assert_allclose(found, expected, **EXACT)
 
@@ -53,7 +57,8 @@ def adagrad(m, v, delta, t):
 
 
 @pytest.mark.parametrize(
-    ("method", "rule", "start"), [(FedAdam, adam, 0.0), (FedYogi, yogi, 1e-6), (FedAdagrad, adagrad, TAU**2)]
+    ("method", "rule", "start"),
+    [(FedAdam, adam, 0.0), (FedYogi, yogi, 1e-6), (FedAdagrad, adagrad, TAU**2)],
 )
 def test_the_recursion_by_hand(method, rule, start):
     """Five rounds of the defaults, with local models that are known."""
@@ -66,12 +71,16 @@ def test_the_recursion_by_hand(method, rule, start):
         theta = theta - RATE * direction
     with float64():
         algorithm = method(sgd=SGD(lr=lr, steps=steps, batch_size=8))
-        found = personal(train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 5))
+        found = personal(
+            train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 5)
+        )
     np.testing.assert_allclose(found[:, 0], theta, **EXACT)
 
 
 def test_yogi_remembers_large_updates_longer_than_adam():
-    """After 50 rounds at rest: v fades by a factor of 0.99 a round in Adam, and not at all in Yogi."""
+    """After 50 rounds at rest: v fades by a factor of 0.99 a round in Adam, and not at
+    all in Yogi.
+    """
     left = {}
     with float64():
         for kind in ("adam", "yogi"):

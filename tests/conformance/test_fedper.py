@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from conformance.least_squares import FULL, least_squares, linear_model, trained
-from conformance.problems import EXACT, classification, float64, personal, predictors, train
+from conformance.problems import (
+    EXACT,
+    classification,
+    float64,
+    personal,
+    predictors,
+    train,
+)
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FedPer, Local
 from fedtailor.protocol import SGD
@@ -19,10 +26,13 @@ def mlp():
 
 
 @pytest.mark.parametrize("part, limit", [("nothing", FedAvg), ("everything", Local)])
-def test_with_no_own_part_it_is_fedavg_and_with_all_of_the_model_local_training(part, limit):
+def test_with_no_own_part_it_is_fedavg_and_with_all_of_the_model_local_training(
+    part, limit
+):
     with float64():
         ours, expected = (
-            train(it, classification(), mlp(), 3) for it in (FedPer(sgd=TRAINED, part=part), limit(sgd=TRAINED))
+            train(it, classification(), mlp(), 3)
+            for it in (FedPer(sgd=TRAINED, part=part), limit(sgd=TRAINED))
         )
         np.testing.assert_array_equal(personal(ours), personal(expected))
 
@@ -34,7 +44,9 @@ def test_three_rounds_are_those_of_numpy():
         for _ in range(3):
             own = [by_hand.descend(i, np.where(bias, own[i], body)) for i in range(4)]
             body = by_hand.weights @ np.array(own)
-        np.testing.assert_allclose(personal(training), [np.where(bias, it, body) for it in own], **EXACT)
+        np.testing.assert_allclose(
+            personal(training), [np.where(bias, it, body) for it in own], **EXACT
+        )
 
 
 def test_the_ledger_counts_the_part():
@@ -44,17 +56,27 @@ def test_the_ledger_counts_the_part():
         totals = training.ledger.totals()
         assert totals.bytes_up == 2 * 5 * 8 * body
         assert totals.bytes_down == 2 * 8 * body
-        assert [it.shape for it in np.atleast_1d(training.executor.client_states["own"])] == [(mlp().size - body,)] * 5
+        assert [
+            it.shape for it in np.atleast_1d(training.executor.client_states["own"])
+        ] == [(mlp().size - body,)] * 5
 
 
 def test_heads_of_absent_clients_stay_and_all_have_the_shared_body():
     with float64():
         model = mlp()
-        training = train(FedPer(sgd=TRAINED), classification(), model, 2, participation=Participation(count=2))
+        training = train(
+            FedPer(sgd=TRAINED),
+            classification(),
+            model,
+            2,
+            participation=Participation(count=2),
+        )
         before = np.asarray(training.executor.client_states["own"])
         reporting = np.array([True, False, True, False, False])
         training.advance(reporting)
-        changed = (np.asarray(training.executor.client_states["own"]) != before).any(axis=1)
+        changed = (np.asarray(training.executor.client_states["own"]) != before).any(
+            axis=1
+        )
         np.testing.assert_array_equal(changed, reporting)
         served = training.predictors(training.serve())
         bodies = model.part("body").take(served)
@@ -68,16 +90,25 @@ def test_a_newcomer_trains_a_head_on_the_body_and_nothing_else():
         (found,) = predictors(training)
         body, head = model.part("body"), model.part("head")
         np.testing.assert_array_equal(body.take(found[1]), body.take(found[0]))
-        np.testing.assert_array_equal(body.take(found[1]), body.take(np.asarray(training.server.model[0])))
+        np.testing.assert_array_equal(
+            body.take(found[1]), body.take(np.asarray(training.server.model[0]))
+        )
         start = head.take(np.asarray(training.initial(0)))
         assert (head.take(found[1]) != start).any()
         # the server's model holds the initial head
-        np.testing.assert_array_equal(head.take(np.asarray(training.server.model[0])), start)
+        np.testing.assert_array_equal(
+            head.take(np.asarray(training.server.model[0])), start
+        )
 
 
 def test_a_part_that_the_model_lacks_is_refused_before_anything_is_computed():
     with float64():
-        with pytest.raises(ValueError, match="'head' is all of this model; the parts it has are: bias"):
+        with pytest.raises(
+            ValueError, match="'head' is all of this model; the parts it has are: bias"
+        ):
             train(FedPer(), least_squares(), linear_model(), 0)
-        with pytest.raises(ValueError, match="'tail' is nothing of this model; the parts it has are: head, body"):
+        with pytest.raises(
+            ValueError,
+            match="'tail' is nothing of this model; the parts it has are: head, body",
+        ):
             train(FedPer(part="tail"), classification(), mlp(), 0)

@@ -25,13 +25,22 @@ LR, STEPS = 0.2, 3
 
 @pytest.mark.parametrize(
     ("mu", "sgd"),
-    [(0.0, SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)), (0.7, SGD(lr=0.1, steps=1, batch_size=8))],
+    [
+        (0.0, SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)),
+        (0.7, SGD(lr=0.1, steps=1, batch_size=8)),
+    ],
     ids=["no pull", "one local step"],
 )
 def test_is_fedavg(mu, sgd):
     with float64():
         models = [
-            train(algorithm, classification(), softmax_model(), 3, participation=Participation(count=3)).server.model
+            train(
+                algorithm,
+                classification(),
+                softmax_model(),
+                3,
+                participation=Participation(count=3),
+            ).server.model
             for algorithm in (FedProx(sgd=sgd, mu=mu), FedAvg(sgd=sgd))
         ]
         np.testing.assert_array_equal(*models)
@@ -45,21 +54,40 @@ def test_fixed_point(weights, mu):
     method = FedProx(sgd=SGD(lr=LR, steps=STEPS, batch_size=8), mu=mu, weights=weights)
     with float64():
         for k in (1, 2):
-            found = personal(train(method, quadratics(a[:, :k], A[:, :k], SIZES), quadratic_model(k), 100))
+            found = personal(
+                train(
+                    method,
+                    quadratics(a[:, :k], A[:, :k], SIZES),
+                    quadratic_model(k),
+                    100,
+                )
+            )
             expected = (c * a).sum(axis=0) / c.sum(axis=0)
-            np.testing.assert_allclose(found, np.broadcast_to(expected[:k], (4, k)), **EXACT)
+            np.testing.assert_allclose(
+                found, np.broadcast_to(expected[:k], (4, k)), **EXACT
+            )
 
 
 def test_unseen_clients_get_the_global_model():
     federation = classification(unseen=[False, True, False, False, False])
-    training = train(FedProx(sgd=SGD(batch_size=8)), federation, softmax_model("float32"), 2)
+    training = train(
+        FedProx(sgd=SGD(batch_size=8)), federation, softmax_model("float32"), 2
+    )
     service = training.serve(unseen=True)
     found = training.predictors(service)
-    np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(training.server.model)[0])
+    np.testing.assert_array_equal(
+        np.asarray(found)[0], np.asarray(training.server.model)[0]
+    )
 
 
 def test_errors():
     with pytest.raises(ValueError, match=r"mu is -1\.0; it must be 0 or more"):
         FedProx(mu=-1)
-    with pytest.raises(ValueError, match=r"the learning rate 0\.1 times mu 20\.0 is 2; from 2 on the iterates diverge"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"the learning rate 0\.1 times mu 20\.0 is 2; from 2 on the iterates"
+            r" diverge"
+        ),
+    ):
         FedProx(mu=20, sgd=SGD(lr=0.1))

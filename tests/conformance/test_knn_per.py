@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from conformance.problems import EXACT, classification, float64, predictors, quadratic_model, quadratics, train
+from conformance.problems import (
+    EXACT,
+    classification,
+    float64,
+    predictors,
+    quadratic_model,
+    quadratics,
+    train,
+)
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, KNNPer
 from fedtailor.client.losses import outputs
@@ -24,15 +32,24 @@ def mlp():
 
 
 def served(algorithm, federation, rounds=2):
-    """A training and what each of its clients predicts with, by place in the federation."""
+    """A training and what each of its clients predicts with, by place in the
+    federation.
+    """
     from fedtailor.protocol import drive
 
     training, found = train(algorithm, federation, mlp(), rounds), {}
-    for table, unseen in ((training.executor.seen, False), (training.executor.unseen, True)):
+    for table, unseen in (
+        (training.executor.seen, False),
+        (training.executor.unseen, True),
+    ):
         if len(table):
             chosen = np.arange(len(table))
-            found |= drive(personal_models(training, chosen, unseen=unseen), training.executor)
-    return training, [jax.tree.map(jnp.asarray, found[name]) for name in federation.names]
+            found |= drive(
+                personal_models(training, chosen, unseen=unseen), training.executor
+            )
+    return training, [
+        jax.tree.map(jnp.asarray, found[name]) for name in federation.names
+    ]
 
 
 def test_with_lambda_0_it_is_the_base_model():
@@ -43,40 +60,63 @@ def test_with_lambda_0_it_is_the_base_model():
         np.testing.assert_array_equal(training.server.model, base.server.model)
         for i, predictor in enumerate(found):
             x, _ = federation.client(i).test
-            expected = jax.nn.log_softmax(mlp().logits(mlp().params(base.server.model[0]), jnp.asarray(x)))
-            np.testing.assert_allclose(outputs(mlp(), predictor)(jnp.asarray(x)), expected, **EXACT)
+            expected = jax.nn.log_softmax(
+                mlp().logits(mlp().params(base.server.model[0]), jnp.asarray(x))
+            )
+            np.testing.assert_allclose(
+                outputs(mlp(), predictor)(jnp.asarray(x)), expected, **EXACT
+            )
 
 
 @pytest.mark.parametrize(
     "k, scale, sizes",
-    [(10, 1.0, ALL_CLASSES), (3, 0.5, ALL_CLASSES), (500, 2.0, ALL_CLASSES), (3, 0.5, LESS_THAN_A_BLOCK)],
+    [
+        (10, 1.0, ALL_CLASSES),
+        (3, 0.5, ALL_CLASSES),
+        (500, 2.0, ALL_CLASSES),
+        (3, 0.5, LESS_THAN_A_BLOCK),
+    ],
 )
 def test_with_lambda_1_it_is_scikit_learns_neighbours(k, scale, sizes):
-    """On clients of one block, of several, and of less; with more neighbours than samples, all of them."""
+    """On clients of one block, of several, and of less; with more neighbours than
+    samples, all of them.
+    """
     with float64():
         federation, model = classification(sizes=sizes), mlp()
-        training, found = served(KNNPer(sgd=TRAINED, lam=1.0, k=k, scale=scale), federation)
+        training, found = served(
+            KNNPer(sgd=TRAINED, lam=1.0, k=k, scale=scale), federation
+        )
         theta = training.server.model[0]
         for i, predictor in enumerate(found):
             (x, y), (test, _) = federation.client(i).train, federation.client(i).test
-            z, z_test = (np.asarray(model.features(theta, jnp.asarray(it))) for it in (x, test))
-            judge = KNeighborsClassifier(min(k, len(y)), weights=lambda d: np.exp(-d / scale), algorithm="brute")
+            z, z_test = (
+                np.asarray(model.features(theta, jnp.asarray(it))) for it in (x, test)
+            )
+            judge = KNeighborsClassifier(
+                min(k, len(y)), weights=lambda d: np.exp(-d / scale), algorithm="brute"
+            )
             expected = np.zeros((len(test), 3))
             expected[:, np.unique(y)] = judge.fit(z, y).predict_proba(z_test)
-            np.testing.assert_allclose(np.exp(outputs(model, predictor)(jnp.asarray(test))), expected, **EXACT)
+            np.testing.assert_allclose(
+                np.exp(outputs(model, predictor)(jnp.asarray(test))), expected, **EXACT
+            )
 
 
 def test_probabilities_are_mixed_or_logits():
     with float64():
         federation, model = classification(), mlp()
         for mix in ("probabilities", "logits"):
-            _, (predictor, *_) = served(KNNPer(sgd=TRAINED, lam=0.3, mix=mix), federation)
+            _, (predictor, *_) = served(
+                KNNPer(sgd=TRAINED, lam=0.3, mix=mix), federation
+            )
             x = jnp.asarray(federation.client(0).test[0])
             theta = predictor.model
             neighbors = predictor.probabilities(model.features(theta, x), 3)
             logits = model.logits(model.params(theta), x)
             expected = jnp.log(0.3 * neighbors + 0.7 * jax.nn.softmax(logits))
-            expected = expected if mix == "probabilities" else 0.3 * neighbors + 0.7 * logits
+            expected = (
+                expected if mix == "probabilities" else 0.3 * neighbors + 0.7 * logits
+            )
             np.testing.assert_allclose(outputs(model, predictor)(x), expected, **EXACT)
 
 
@@ -87,10 +127,16 @@ def test_lambda_is_the_best_on_validation_samples():
         shares = []
         for i, predictor in enumerate(found):
             x, y = map(jnp.asarray, federation.client(i).val)
-            neighbors = np.asarray(predictor.probabilities(model.features(predictor.model, x), 3))
-            p = np.asarray(jax.nn.softmax(model.logits(model.params(predictor.model), x)))
+            neighbors = np.asarray(
+                predictor.probabilities(model.features(predictor.model, x), 3)
+            )
+            p = np.asarray(
+                jax.nn.softmax(model.logits(model.params(predictor.model), x))
+            )
             grid = np.linspace(0, 1, 11)
-            mixed = np.array([lam * neighbors + (1 - lam) * p for lam in grid])[:, np.arange(len(y)), y]
+            mixed = np.array([lam * neighbors + (1 - lam) * p for lam in grid])[
+                :, np.arange(len(y)), y
+            ]
             losses = -np.log(np.maximum(mixed, np.finfo(float).tiny)).mean(axis=1)
             assert predictor.share == pytest.approx(grid[losses.argmin()])
             shares.append(float(predictor.share))
@@ -99,7 +145,9 @@ def test_lambda_is_the_best_on_validation_samples():
 
 def test_clients_without_validation_samples_take_the_share_that_is_set():
     with float64():
-        _, found = served(KNNPer(sgd=TRAINED, lam_without_validation=0.2), classification(val=0))
+        _, found = served(
+            KNNPer(sgd=TRAINED, lam_without_validation=0.2), classification(val=0)
+        )
         assert [float(it.share) for it in found] == [0.2] * 5
 
 
@@ -111,7 +159,9 @@ def test_no_more_is_stored_than_the_capacity_and_all_of_it_are_own_samples():
             x, y = federation.client(i).train
             assert predictor.held.sum() == min(len(y), 50)
             own = np.column_stack([model.features(predictor.model, jnp.asarray(x)), y])
-            stored = np.column_stack([predictor.features, predictor.labels])[np.asarray(predictor.held)]
+            stored = np.column_stack([predictor.features, predictor.labels])[
+                np.asarray(predictor.held)
+            ]
             nearest = np.abs(stored[:, None] - own).max(axis=2)
             assert nearest.min(axis=1).max() < 1e-12
             assert len(np.unique(nearest.argmin(axis=1))) == len(stored)
@@ -129,7 +179,13 @@ def test_newcomers_are_served_as_everybody_and_evaluation_is_finite():
 
 
 def test_wrong_settings_and_models_are_refused():
-    for wrong in ({"k": 0}, {"scale": 0.0}, {"lam": 1.5}, {"lam_without_validation": -1.0}, {"capacity": 0}):
+    for wrong in (
+        {"k": 0},
+        {"scale": 0.0},
+        {"lam": 1.5},
+        {"lam_without_validation": -1.0},
+        {"capacity": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             KNNPer(**wrong)
     with float64(), pytest.raises(ValueError, match="'head' is nothing of this model"):

@@ -30,7 +30,13 @@ METHOD = L2GD(sgd=PLAIN, lam=LAM, p=PROB)
 
 
 def start(method=METHOD, participation=None):
-    return train(method, quadratics(a, A, SIZES), quadratic_model(1), 0, participation=participation)
+    return train(
+        method,
+        quadratics(a, A, SIZES),
+        quadratic_model(1),
+        0,
+        participation=participation,
+    )
 
 
 def coins(training, rounds):
@@ -50,11 +56,16 @@ def test_the_optimum_is_the_fixed_point_of_the_expected_round():
             run = start()
             run.round = coins(run, 50).index(averaging)
             run.server = run.server.replace(model=jnp.array([[w]]))
-            run.executor.states.rows = ({"model": jnp.asarray(x[run.executor.seen.listed, None])}, ())
+            run.executor.states.rows = (
+                {"model": jnp.asarray(x[run.executor.seen.listed, None])},
+                (),
+            )
             run.advance()
             after[averaging] = by_place(run, run.executor.states.rows[0]["model"])[:, 0]
     assert np.abs(after[True] - x).max() > 1e-2 < np.abs(after[False] - x).max()
-    np.testing.assert_allclose(PROB * after[True] + (1 - PROB) * after[False], x, **EXACT)
+    np.testing.assert_allclose(
+        PROB * after[True] + (1 - PROB) * after[False], x, **EXACT
+    )
 
 
 def test_the_trajectory_is_the_papers_although_the_mean_travels_only_after_local_rounds():
@@ -75,7 +86,9 @@ def test_traffic_only_where_the_coin_turns():
         for _ in range(rounds):
             run.advance()
     frame = run.ledger.frame()
-    down, up = (frame.filter(pl.col("direction") == direction) for direction in ("down", "up"))
+    down, up = (
+        frame.filter(pl.col("direction") == direction) for direction in ("down", "up")
+    )
     turns = [t for t in range(rounds) if not coin[t] and coin[t + 1]]
     assert up["round"].to_list() == turns
     assert up["unicasts"].to_list() == [4] * len(turns)
@@ -91,7 +104,12 @@ def test_without_lam_it_is_local_training_in_the_local_rounds():
         averaging = sum(coins(run, 30))
         for _ in range(30):
             run.advance()
-        expected = train(Local(sgd=PLAIN), quadratics(a, A, SIZES), quadratic_model(1), 30 - averaging)
+        expected = train(
+            Local(sgd=PLAIN),
+            quadratics(a, A, SIZES),
+            quadratic_model(1),
+            30 - averaging,
+        )
         np.testing.assert_array_equal(personal(run), personal(expected))
 
 
@@ -116,7 +134,9 @@ def test_a_newcomer_minimises_its_own_part_of_the_objective():
         run = train(METHOD, federation, quadratic_model(1), 150)
         (found,) = predictors(run)
         mean = np.asarray(run.server.model)[0, 0]
-    np.testing.assert_allclose(found[2, 0], (A[2] * a[2] + LAM * mean) / (A[2] + LAM), **EXACT)
+    np.testing.assert_allclose(
+        found[2, 0], (A[2] * a[2] + LAM * mean) / (A[2] + LAM), **EXACT
+    )
 
 
 def test_a_newcomers_rounds_are_those_of_the_others():
@@ -139,7 +159,9 @@ def test_a_newcomers_rounds_are_those_of_the_others():
     np.testing.assert_allclose(found[2, 0], x, **EXACT)
 
 
-@pytest.mark.parametrize("wrong", [{"p": 0.0}, {"p": 1.0}, {"lam": -1.0}, {"lam": 2.0, "p": 0.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"p": 0.0}, {"p": 1.0}, {"lam": -1.0}, {"lam": 2.0, "p": 0.1}]
+)
 def test_impossible_requests_are_refused(wrong):
     with pytest.raises(ValueError, match=r"p is|lam is|beyond it"):
         L2GD(**wrong)

@@ -3,7 +3,14 @@
 import numpy as np
 
 from conformance.least_squares import FULL, trained
-from conformance.problems import EXACT, classification, float64, personal, predictors, train
+from conformance.problems import (
+    EXACT,
+    classification,
+    float64,
+    personal,
+    predictors,
+    train,
+)
 from fedtailor import models
 from fedtailor.algorithms import FedPer, LGFedAvg
 from fedtailor.protocol import SGD
@@ -14,10 +21,16 @@ UNSEEN = np.array([False, True, False, False, False])
 
 def test_it_is_fedper_of_the_complement():
     with float64():
-        model, federation = models.mlp(5).bind((4,), 3, dtype="float64"), classification(unseen=UNSEEN)
+        model, federation = (
+            models.mlp(5).bind((4,), 3, dtype="float64"),
+            classification(unseen=UNSEEN),
+        )
         ours, expected = (
             predictors(train(it, federation, model, 3))
-            for it in (LGFedAvg(sgd=TRAINED, part="head"), FedPer(sgd=TRAINED, part="body"))
+            for it in (
+                LGFedAvg(sgd=TRAINED, part="head"),
+                FedPer(sgd=TRAINED, part="body"),
+            )
         )
         np.testing.assert_array_equal(ours, expected)
 
@@ -41,4 +54,6 @@ def test_three_rounds_are_those_of_numpy():
         for _ in range(3):
             own = [by_hand.descend(i, np.where(bias, shared, own[i])) for i in range(4)]
             shared = by_hand.weights @ np.array(own)
-        np.testing.assert_allclose(personal(training), [np.where(bias, shared, it) for it in own], **EXACT)
+        np.testing.assert_allclose(
+            personal(training), [np.where(bias, shared, it) for it in own], **EXACT
+        )

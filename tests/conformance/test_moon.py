@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.problems import EXACT, classification, float64, personal, quadratic_model, quadratics, train
+from conformance.problems import (
+    EXACT,
+    classification,
+    float64,
+    personal,
+    quadratic_model,
+    quadratics,
+    train,
+)
 from fedtailor import models
 from fedtailor.algorithms import MOON, FedAvg
 from fedtailor.protocol import SGD, hyperparameters
@@ -21,7 +29,8 @@ def mlp():
 def test_without_the_contrast_it_is_fedavg():
     with float64():
         ours, expected = (
-            train(it, classification(), mlp(), 3).server.model for it in (MOON(sgd=TRAINED, mu=0), FedAvg(sgd=TRAINED))
+            train(it, classification(), mlp(), 3).server.model
+            for it in (MOON(sgd=TRAINED, mu=0), FedAvg(sgd=TRAINED))
         )
         np.testing.assert_array_equal(ours, expected)
 
@@ -35,7 +44,8 @@ def by_hand(model, x, y, received, previous, mu, tau):
     def loss(theta):
         z = model.features(theta, x)
         near, far = (
-            jnp.exp((normed(z) * normed(model.features(other, x))).sum(1) / tau) for other in (received, previous)
+            jnp.exp((normed(z) * normed(model.features(other, x))).sum(1) / tau)
+            for other in (received, previous)
         )
         losses = model.losses(model.logits(model.params(theta), x), y)
         return (losses - mu * jnp.log(near / (near + far))).mean()
@@ -48,7 +58,9 @@ def by_hand(model, x, y, received, previous, mu, tau):
 
 @hyperparameters
 class Forgetful(MOON):
-    """The model trained last is not kept: the contrast is to the initial one for ever."""
+    """The model trained last is not kept: the contrast is to the initial one for
+    ever.
+    """
 
     def client(self, state, inbox, local):
         return state, super().client(state, inbox, local)[1]
@@ -56,7 +68,9 @@ class Forgetful(MOON):
 
 @hyperparameters
 class Aliased(MOON):
-    """The model trained last is overwritten by the one received, as where both are one object."""
+    """The model trained last is overwritten by the one received, as where both are one
+    object.
+    """
 
     def client(self, state, inbox, local):
         return {"previous": inbox["model"][0]}, super().client(state, inbox, local)[1]
@@ -74,13 +88,23 @@ def test_rounds_are_those_of_the_papers_loss_and_the_model_trained_last_is_kept(
 
 def check_rounds(kind):
     with float64():
-        federation, model = classification(clients=2, sizes=[12, 20]), models.mlp(5).bind((4,), 3, dtype="float64")
+        federation, model = (
+            classification(clients=2, sizes=[12, 20]),
+            models.mlp(5).bind((4,), 3, dtype="float64"),
+        )
         training = train(kind(sgd=FULL, mu=2.0, tau=0.3), federation, model, 3)
         theta = training.initial(0) + 0
         previous = [theta, theta]
         for _ in range(3):
             previous = [
-                by_hand(model, *map(jnp.asarray, federation.client(i).train), theta, previous[i], 2.0, 0.3)
+                by_hand(
+                    model,
+                    *map(jnp.asarray, federation.client(i).train),
+                    theta,
+                    previous[i],
+                    2.0,
+                    0.3,
+                )
                 for i in range(2)
             ]
             theta = (12 * previous[0] + 20 * previous[1]) / 32
@@ -93,7 +117,8 @@ def check_rounds(kind):
 def test_the_first_round_is_fedavg_as_both_models_are_one():
     with float64():
         ours, expected = (
-            train(it, classification(), mlp(), 1).server.model for it in (MOON(sgd=FULL), FedAvg(sgd=FULL))
+            train(it, classification(), mlp(), 1).server.model
+            for it in (MOON(sgd=FULL), FedAvg(sgd=FULL))
         )
         np.testing.assert_allclose(ours, expected, **EXACT)
 

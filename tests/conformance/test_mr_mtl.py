@@ -38,7 +38,9 @@ def test_three_rounds_by_hand(weights):
     p = SIZES[:, None] / SIZES.sum() if weights == "samples" else np.full((4, 1), 0.25)
     with float64():
         method = MRMTL(sgd=PLAIN, lam=LAM, weights=weights)
-        training = train(method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 3)
+        training = train(
+            method, quadratics(a, A, SIZES), quadratic_model(2, shifted), 3
+        )
         mean = np.asarray(training.initial(0))
         v = np.tile(mean, (4, 1))
         for _ in range(3):
@@ -51,17 +53,27 @@ def test_three_rounds_by_hand(weights):
 
 def test_fixed_point_of_solved_problems():
     with float64():
-        training = train(solved(LAM), quadratics(a, 1.0, SIZES), quadratic_model(2, shifted), 60)
+        training = train(
+            solved(LAM), quadratics(a, 1.0, SIZES), quadratic_model(2, shifted), 60
+        )
         np.testing.assert_allclose(training.server.model[0], a.mean(axis=0), **EXACT)
-        np.testing.assert_allclose(personal(training), (a + LAM * a.mean(axis=0)) / (1 + LAM), **EXACT)
+        np.testing.assert_allclose(
+            personal(training), (a + LAM * a.mean(axis=0)) / (1 + LAM), **EXACT
+        )
 
 
 def test_a_strong_pull_makes_all_models_the_mean():
-    """The mean does not move while the pull holds it: 1e12 rounds would bring it to the mean of the targets."""
+    """The mean does not move while the pull holds it: 1e12 rounds would bring it to the
+    mean of the targets.
+    """
     with float64():
-        training = train(solved(1e12), quadratics(a, 1.0, SIZES), quadratic_model(2, shifted), 3)
+        training = train(
+            solved(1e12), quadratics(a, 1.0, SIZES), quadratic_model(2, shifted), 3
+        )
         found = personal(training)
-        np.testing.assert_allclose(found, np.broadcast_to(training.server.model, found.shape), **EXACT)
+        np.testing.assert_allclose(
+            found, np.broadcast_to(training.server.model, found.shape), **EXACT
+        )
 
 
 def test_without_a_pull_clients_train_alone():
@@ -76,13 +88,21 @@ def test_without_a_pull_clients_train_alone():
 def test_absent_clients_keep_their_models():
     with float64():
         federation = quadratics(a[:, :1], A[:, :1], SIZES)
-        training = train(MRMTL(sgd=PLAIN), federation, quadratic_model(1), 0, participation=Participation(count=2))
+        training = train(
+            MRMTL(sgd=PLAIN),
+            federation,
+            quadratic_model(1),
+            0,
+            participation=Participation(count=2),
+        )
         assert_absent_keep_their_state(training)
 
 
 def test_newcomers_train_once_from_the_mean():
     with float64():
-        federation = quadratics(a[:, :1], A[:, :1], SIZES, unseen=[False, False, True, False])
+        federation = quadratics(
+            a[:, :1], A[:, :1], SIZES, unseen=[False, False, True, False]
+        )
         training = train(MRMTL(sgd=PLAIN, lam=LAM), federation, quadratic_model(1), 4)
         mean = float(training.server.model[0, 0])
         optimum = (A[2, 0] * a[2, 0] + LAM * mean) / (A[2, 0] + LAM)
@@ -93,5 +113,7 @@ def test_newcomers_train_once_from_the_mean():
 def test_errors():
     with pytest.raises(ValueError, match=r"lam is -1\.0; it must be 0 or more"):
         MRMTL(lam=-1)
-    with pytest.raises(ValueError, match=r"the learning rate 0\.01 times lam 200\.0 is 2; from 2 on"):
+    with pytest.raises(
+        ValueError, match=r"the learning rate 0\.01 times lam 200\.0 is 2; from 2 on"
+    ):
         MRMTL(lam=200)

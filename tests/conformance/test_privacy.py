@@ -1,4 +1,6 @@
-"""Which methods may train privately, and which may have noise on their updates: traced, not trained."""
+"""Which methods may train privately, and which may have noise on their updates: traced,
+not trained.
+"""
 
 from dataclasses import fields, replace
 
@@ -15,15 +17,55 @@ from fedtailor.testing import classification
 from fedtailor.training.privacy import needs_only_mean
 
 AVERAGING = {
-    "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedper", "fedprox",
-    "fedrep", "fedrod", "fedyogi", "finetune", "knn-per", "lg-fedavg", "mapper", "moon", "mr-mtl", "per-fedavg",
-}  # fmt: skip
+    "apfl",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedala",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fedrod",
+    "fedyogi",
+    "finetune",
+    "knn-per",
+    "lg-fedavg",
+    "mapper",
+    "moon",
+    "mr-mtl",
+    "per-fedavg",
+}
 """Whose server makes nothing but a mean of models."""
 ONLY_TRAIN = {
-    "cfl", "ditto", "fedadagrad", "fedadam", "fedamp", "fedavg", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper",
-    "fedprox", "fedrep", "fedyogi", "finetune", "knn-per", "l2gd", "lg-fedavg", "local", "mr-mtl", "oracle", "pfedhn",
-    "scaffold", "self-fl",
-}  # fmt: skip
+    "cfl",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedamp",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "feddyn",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fedyogi",
+    "finetune",
+    "knn-per",
+    "l2gd",
+    "lg-fedavg",
+    "local",
+    "mr-mtl",
+    "oracle",
+    "pfedhn",
+    "scaffold",
+    "self-fl",
+}
 """Whose clients look at their examples in `LocalTrainer.sgd` only."""
 PROBING = {"feddbe", "pacfl", "ucfl", "ucfl-parallel"}
 HANDING_OUT_EXAMPLES = {"dapper"}
@@ -35,10 +77,19 @@ def first_messages(algorithm, **options):
     clients = classification(12, sizes=[12] * 12, groups=np.arange(12) % 2)
     training = simulate(algorithm, clients, mlp(5), **options)
     exchange, theta = next(training.next_round()), training.initial(0)
-    state = training.algorithm.init_state(theta, training.model), init_pipeline(training.uplink, theta)
+    state = (
+        training.algorithm.init_state(theta, training.model),
+        init_pipeline(training.uplink, theta),
+    )
     state = () if exchange.task == "probe" else state
     return set(
-        answer_shapes(exchange, training.algorithm, state, training.model, training.executor.devices.pool)["update"]
+        answer_shapes(
+            exchange,
+            training.algorithm,
+            state,
+            training.model,
+            training.executor.devices.pool,
+        )["update"]
     )
 
 
@@ -52,9 +103,14 @@ def allowed(algorithm, **options):
 
 def private(algorithm):
     """The method with private steps wherever it trains."""
-    trained = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    trained = {
+        field.name: getattr(algorithm, field.name) for field in fields(algorithm)
+    }
     private = {"dp_noise": 1.0, "dp_norm": 1.0, "batch_size": 8}
-    return replace(algorithm, **{k: replace(v, **private) for k, v in trained.items() if isinstance(v, SGD)})
+    return replace(
+        algorithm,
+        **{k: replace(v, **private) for k, v in trained.items() if isinstance(v, SGD)},
+    )
 
 
 @pytest.mark.parametrize("name", sorted(Algorithm.registry))

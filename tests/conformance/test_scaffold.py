@@ -39,7 +39,9 @@ def scalars(unseen=None):
 
 @hyperparameters
 class EverybodyTrains(SCAFFOLD):
-    """Also clients that do not report train, as they do in a deployment whose answers come too late."""
+    """Also clients that do not report train, as they do in a deployment whose answers
+    come too late.
+    """
 
     participants = "all"
 
@@ -49,7 +51,10 @@ def test_the_first_round_is_uniform_fedavg(option):
     with float64():  # not to the last bit: the correction by 0 - 0 is compiled in
         corrected, plain = (
             train(algorithm, classification(), softmax_model(), 1).server.model
-            for algorithm in (SCAFFOLD(sgd=RAGGED, option=option), FedAvg(sgd=RAGGED, weights="uniform"))
+            for algorithm in (
+                SCAFFOLD(sgd=RAGGED, option=option),
+                FedAvg(sgd=RAGGED, weights="uniform"),
+            )
         )
         np.testing.assert_allclose(corrected, plain, **EXACT)
 
@@ -60,9 +65,12 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls(weights, report
     share = SIZES / SIZES.sum() if weights == "samples" else np.full(4, 0.25)
     with float64():
         training = train(
-            SCAFFOLD(sgd=RAGGED, weights=weights), scalars(), quadratic_model(1), 0,
+            SCAFFOLD(sgd=RAGGED, weights=weights),
+            scalars(),
+            quadratic_model(1),
+            0,
             participation=Participation(count=reporters),
-        )  # fmt: skip
+        )
         for _ in range(4):
             training.advance()
             own = by_place(training, training.executor.client_states["control"])
@@ -75,13 +83,19 @@ def test_one_step_on_all_samples_is_gradient_descent_on_the_mean(option):
     with float64():
         federation, model = classification(), softmax_model()
         x, y = jnp.asarray(federation.x), jnp.asarray(federation.y)
-        training = train(SCAFFOLD(sgd=FULL, option=option, server_lr=0.5), federation, model, 3)
+        training = train(
+            SCAFFOLD(sgd=FULL, option=option, server_lr=0.5), federation, model, 3
+        )
         theta = training.initial(0)
         loss = jax.jit(
             lambda theta: (
                 sum(
-                    model.losses(model.logits(model.params(theta), x[rows]), y[rows]).mean()
-                    for rows in np.split(federation.train.rows, federation.train.offsets[1:-1])
+                    model.losses(
+                        model.logits(model.params(theta), x[rows]), y[rows]
+                    ).mean()
+                    for rows in np.split(
+                        federation.train.rows, federation.train.offsets[1:-1]
+                    )
                 )
                 / 5
             )
@@ -95,7 +109,13 @@ def test_a_decaying_rate_does_not_bend_the_controls():
     decaying = replace(FULL, lr_decay=0.3)
     with float64():
         first, second = (
-            train(SCAFFOLD(sgd=decaying, option=option), classification(), softmax_model(), 3) for option in ("I", "II")
+            train(
+                SCAFFOLD(sgd=decaying, option=option),
+                classification(),
+                softmax_model(),
+                3,
+            )
+            for option in ("I", "II")
         )
         np.testing.assert_allclose(first.server.model, second.server.model, **EXACT)
         np.testing.assert_allclose(first.server.control, second.server.control, **EXACT)
@@ -111,14 +131,25 @@ def test_identical_clients_are_fedavg():
         np.testing.assert_allclose(corrected, plain, **EXACT)
 
 
-@pytest.mark.parametrize(("option", "weights"), [("I", "uniform"), ("II", "uniform"), ("II", "samples")])
-@pytest.mark.parametrize("sgd", [RAGGED, SGD(lr=0.1, steps=5, batch_size=8)], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("option", "weights"), [("I", "uniform"), ("II", "uniform"), ("II", "samples")]
+)
+@pytest.mark.parametrize(
+    "sgd", [RAGGED, SGD(lr=0.1, steps=5, batch_size=8)], ids=["epochs", "steps"]
+)
 def test_the_fixed_point_is_the_minimum_of_the_mean_loss(sgd, option, weights):
-    """Whatever the number of steps, which differs from client to client where they count epochs."""
+    """Whatever the number of steps, which differs from client to client where they
+    count epochs.
+    """
     c = A * (SIZES[:, None] if weights == "samples" else 1)
     with float64():
         federation = quadratics(a, A, SIZES)
-        training = train(SCAFFOLD(sgd=sgd, option=option, weights=weights), federation, quadratic_model(2), 150)
+        training = train(
+            SCAFFOLD(sgd=sgd, option=option, weights=weights),
+            federation,
+            quadratic_model(2),
+            150,
+        )
         expected = (c * a).sum(axis=0) / c.sum(axis=0)
         np.testing.assert_allclose(training.server.model[0], expected, **EXACT)
         own = by_place(training, training.executor.client_states["control"])
@@ -128,7 +159,9 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_loss(sgd, option, weights):
 def test_the_server_learning_rate_is_a_step_towards_the_average():
     with float64():
         whole, half = (
-            train(SCAFFOLD(sgd=RAGGED, server_lr=lr), scalars(), quadratic_model(1), 1).server.model
+            train(
+                SCAFFOLD(sgd=RAGGED, server_lr=lr), scalars(), quadratic_model(1), 1
+            ).server.model
             for lr in (1.0, 0.5)
         )
         np.testing.assert_allclose(half, whole / 2, **EXACT)  # from 0
@@ -137,7 +170,13 @@ def test_the_server_learning_rate_is_a_step_towards_the_average():
 def test_absent_clients_keep_their_controls():
     with float64():
         for kind in (SCAFFOLD, EverybodyTrains):
-            training = train(kind(sgd=RAGGED), scalars(), quadratic_model(1), 0, participation=Participation(count=2))
+            training = train(
+                kind(sgd=RAGGED),
+                scalars(),
+                quadratic_model(1),
+                0,
+                participation=Participation(count=2),
+            )
             assert_absent_keep_their_state(training)
 
 
@@ -150,24 +189,42 @@ def test_a_round_without_reporters_changes_nothing():
         downlink = training.algorithm.broadcast(training.server, cohort)
         after = training.algorithm.server(training.server, downlink, answers, cohort)
         for name in ("model", "control"):
-            np.testing.assert_array_equal(getattr(after, name), getattr(training.server, name))
+            np.testing.assert_array_equal(
+                getattr(after, name), getattr(training.server, name)
+            )
 
 
 def test_newcomers_and_deliveries_get_the_model_alone():
     with float64():
-        training = train(SCAFFOLD(sgd=RAGGED), scalars([False, True, False, False]), quadratic_model(1), 2)
+        training = train(
+            SCAFFOLD(sgd=RAGGED),
+            scalars([False, True, False, False]),
+            quadratic_model(1),
+            2,
+        )
         for unseen in (False, True):
             ledger = Ledger()
             service = training.serve(unseen=unseen, ledger=ledger)
-            assert [(e.kind, e.streams) for e in ledger.entries if e.direction == "down"] == [("model", 1)]
+            assert [
+                (e.kind, e.streams) for e in ledger.entries if e.direction == "down"
+            ] == [("model", 1)]
             found = training.predictors(service)
-            np.testing.assert_array_equal(found, np.broadcast_to(training.server.model, found.shape))
+            np.testing.assert_array_equal(
+                found, np.broadcast_to(training.server.model, found.shape)
+            )
 
 
-@pytest.mark.parametrize("sgd", [SGD(momentum=0.9), SGD(optimizer=optax.adam(0.1))], ids=["momentum", "optimizer"])
+@pytest.mark.parametrize(
+    "sgd",
+    [SGD(momentum=0.9), SGD(optimizer=optax.adam(0.1))],
+    ids=["momentum", "optimizer"],
+)
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_other_optimisers_are_refused(option, sgd):
-    with pytest.raises(ValueError, match=r"plain SGD only; train without momentum and without an optimizer"):
+    with pytest.raises(
+        ValueError,
+        match=r"plain SGD only; train without momentum and without an optimizer",
+    ):
         SCAFFOLD(sgd=sgd, option=option)
 
 

@@ -1,4 +1,6 @@
-"""Self-FL: its fixed point, number of steps, variances, weights, and what becomes of it without its components."""
+"""Self-FL: its fixed point, number of steps, variances, weights, and what becomes of it
+without its components.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,12 +35,22 @@ INTER = 0.5
 INTRA = np.array([0.2, 0.9, 0.4, 2.5])
 PRECISION = 1 / (INTER + INTRA)
 OTHERS = PRECISION.sum() - PRECISION
-HESSIANS = {"unit": np.ones(4), 0.5: np.full(4, 0.5), "fisher": 1 / (SIZES * INTRA), "literal": 1 / INTRA, "power": A}
+HESSIANS = {
+    "unit": np.ones(4),
+    0.5: np.full(4, 0.5),
+    "fisher": 1 / (SIZES * INTRA),
+    "literal": 1 / INTRA,
+    "power": A,
+}
 
 
 def known(federation, **fields):
-    """Self-FL with the variances of the clients of `federation` given (in the order of ids)."""
-    order = train(Local(), federation, quadratic_model(federation.y.shape[1] // 2), 0).executor.seen.listed
+    """Self-FL with the variances of the clients of `federation` given (in the order of
+    ids).
+    """
+    order = train(
+        Local(), federation, quadratic_model(federation.y.shape[1] // 2), 0
+    ).executor.seen.listed
     fields = {"sgd": PLAIN, "l_max": 200, "smoothing": 1.0, **fields}
     return SelfFL(inter_variance=INTER, intra_variances=INTRA[order], **fields)
 
@@ -47,7 +59,9 @@ def steps(curvature="unit", posterior="paper", l_max=200):
     """Eq. 8 in plain arithmetic."""
     others = OTHERS if posterior == "paper" else 1 / (INTER + 1 / OTHERS)
     rho = others / (1 / INTRA + others)
-    return np.clip(np.ceil(np.log(rho) / np.log(1 - LR * HESSIANS[curvature])), 1, l_max)
+    return np.clip(
+        np.ceil(np.log(rho) / np.log(1 - LR * HESSIANS[curvature])), 1, l_max
+    )
 
 
 def fixed_point(contraction, optima):
@@ -73,8 +87,17 @@ def test_the_number_of_steps_is_that_of_equation_8(curvature, posterior):
 def test_fixed_point(posterior):
     with float64():
         federation = quadratics(z, A, SIZES)
-        found = personal(train(known(federation, posterior=posterior), federation, quadratic_model(1), 150))[:, 0]
-    np.testing.assert_allclose(found, fixed_point((1 - LR * A) ** steps(posterior=posterior), z), **EXACT)
+        found = personal(
+            train(
+                known(federation, posterior=posterior),
+                federation,
+                quadratic_model(1),
+                150,
+            )
+        )[:, 0]
+    np.testing.assert_allclose(
+        found, fixed_point((1 - LR * A) ** steps(posterior=posterior), z), **EXACT
+    )
 
 
 def test_fixed_point_of_vectors():
@@ -89,7 +112,9 @@ def test_fixed_point_of_vectors():
 
 
 def equal_variances(steps, optima_first=False, rounds=200):
-    """Personal models where all variances are 0.8 and the rate makes l steps contract by exactly rho."""
+    """Personal models where all variances are 0.8 and the rate makes l steps contract
+    by exactly rho.
+    """
     a, M = 1 / (INTER + 0.8), 4
     rho = (M - 1) * a / (1 / 0.8 + (M - 1) * a)
     method = SelfFL(
@@ -99,7 +124,12 @@ def equal_variances(steps, optima_first=False, rounds=200):
         intra_variances=np.full(M, 0.8),
     )
     with float64():
-        run = train(method, quadratics(z, 1.0, SIZES), quadratic_model(1), 0 if optima_first else rounds)
+        run = train(
+            method,
+            quadratics(z, 1.0, SIZES),
+            quadratic_model(1),
+            0 if optima_first else rounds,
+        )
         if optima_first:
             run.server = run.server.replace(model=jnp.array([[z.mean()]]))
             rows = run.executor.client_states
@@ -111,11 +141,17 @@ def equal_variances(steps, optima_first=False, rounds=200):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_equal_variances_reach_their_fixed_point_and_the_optimum_of_equation_3_from_local_optima(steps):
+def test_equal_variances_reach_their_fixed_point_and_the_optimum_of_equation_3_from_local_optima(
+    steps,
+):
     found, rho = equal_variances(steps)
-    np.testing.assert_allclose(found, z.mean() + (1 - rho) / (1 + rho / 3) * (z - z.mean()), **EXACT)
+    np.testing.assert_allclose(
+        found, z.mean() + (1 - rho) / (1 + rho / 3) * (z - z.mean()), **EXACT
+    )
     found, rho = equal_variances(steps, optima_first=True)
-    np.testing.assert_allclose(found, z.mean() + (1 - rho * 4 / 3) * (z - z.mean()), **EXACT)
+    np.testing.assert_allclose(
+        found, z.mean() + (1 - rho * 4 / 3) * (z - z.mean()), **EXACT
+    )
 
 
 @pytest.mark.parametrize("participation", [Participation(), Participation(count=3)])
@@ -123,10 +159,15 @@ def test_variances_weights_and_smoothing_are_the_papers(participation):
     """Equations 13, 14, 11 and the moving average, from the models that travelled."""
     method = SelfFL(sgd=SGD(lr=0.2, batch_size=BATCH))
     with float64():
-        run = train(method, classification(), softmax_model(), 0, participation=participation)
+        run = train(
+            method, classification(), softmax_model(), 0, participation=participation
+        )
         sent, intra, inter = [[] for _ in range(5)], np.full(5, np.nan), 0.0
         for t in range(5):
-            report, before = participation.sample(run.population.ids, 0, t), np.asarray(run.server.model)[0]
+            report, before = (
+                participation.sample(run.population.ids, 0, t),
+                np.asarray(run.server.model)[0],
+            )
             run.advance()
             models = np.asarray(run.executor.client_states["model"])
             for client in np.flatnonzero(report):
@@ -136,11 +177,19 @@ def test_variances_weights_and_smoothing_are_the_papers(participation):
             inter = np.var(models[report], axis=0, ddof=1).mean()
             np.testing.assert_allclose(run.server.intra, intra, **EXACT)
             np.testing.assert_allclose(run.server.inter, inter, **EXACT)
-            variances = np.where(np.isnan(intra), 0 if np.isnan(intra).all() else np.nanmedian(intra), intra)
-            a = np.where(report, 1.0 if np.isnan(intra).all() else 1 / (inter + variances), 0)
+            variances = np.where(
+                np.isnan(intra),
+                0 if np.isnan(intra).all() else np.nanmedian(intra),
+                intra,
+            )
+            a = np.where(
+                report, 1.0 if np.isnan(intra).all() else 1 / (inter + variances), 0
+            )
             C = report.sum() / 5
             np.testing.assert_allclose(
-                np.asarray(run.server.model)[0], (1 - C) * before + C * a @ models / a.sum(), **EXACT
+                np.asarray(run.server.model)[0],
+                (1 - C) * before + C * a @ models / a.sum(),
+                **EXACT,
             )
 
 
@@ -153,17 +202,28 @@ def test_the_start_of_a_round_is_equation_10():
         before, theta = personal(run)[:, 0], np.asarray(run.server.model)[0, 0]
         run.algorithm = known(federation, sgd=still, dynamic_steps=False)
         run.advance()
-        np.testing.assert_allclose(personal(run)[:, 0], theta - PRECISION / OTHERS * (before - theta), **EXACT)
+        np.testing.assert_allclose(
+            personal(run)[:, 0], theta - PRECISION / OTHERS * (before - theta), **EXACT
+        )
 
 
 def test_without_its_components_it_is_fedavg_bit_for_bit():
     sgd = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=BATCH)
-    bare = {"sgd": sgd, "initialisation": False, "dynamic_steps": False, "smoothing": 1.0}
+    bare = {
+        "sgd": sgd,
+        "initialisation": False,
+        "dynamic_steps": False,
+        "smoothing": 1.0,
+    }
     with float64():
         federation, model = classification(), softmax_model()
         for weights in ("samples", "uniform"):
-            found = train(SelfFL(**bare, weights=weights), federation, model, 3).server.model
-            expected = train(FedAvg(sgd=sgd, weights=weights), federation, model, 3).server.model
+            found = train(
+                SelfFL(**bare, weights=weights), federation, model, 3
+            ).server.model
+            expected = train(
+                FedAvg(sgd=sgd, weights=weights), federation, model, 3
+            ).server.model
             np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
         equal = SelfFL(**bare, inter_variance=0.3, intra_variances=np.full(5, 0.7))
         found = train(equal, federation, model, 3).server.model
@@ -180,13 +240,17 @@ def test_gain_and_its_limits():
         apart = run.server.replace(inter=1e12)
         np.testing.assert_allclose(method.personalization_gain(apart), 1, atol=1e-10)
         exact = known(federation, posterior="exact").personalization_gain(run.server)
-        np.testing.assert_allclose(by_place(run, exact), 1 + INTRA / (INTER + 1 / OTHERS), **EXACT)
+        np.testing.assert_allclose(
+            by_place(run, exact), 1 + INTRA / (INTER + 1 / OTHERS), **EXACT
+        )
         fresh = train(SelfFL(), federation, quadratic_model(1), 1)
         assert np.isnan(fresh.algorithm.personalization_gain(fresh.server)).all()
         (diagnostic,) = method.diagnostics(run.server)
         assert diagnostic.name == "gain"
         np.testing.assert_array_equal(diagnostic.x, np.arange(4))
-        np.testing.assert_allclose(by_place(run, diagnostic.y), 1 + INTRA * OTHERS, **EXACT)
+        np.testing.assert_allclose(
+            by_place(run, diagnostic.y), 1 + INTRA * OTHERS, **EXACT
+        )
         (unknown,) = fresh.algorithm.diagnostics(fresh.server)
         assert len(unknown.x) == 0
 
@@ -205,7 +269,9 @@ def test_warm_rounds_are_fedavg_and_histories_start_after_them():
     with float64():
         federation, model = classification(), softmax_model()
         warm = train(SelfFL(sgd=sgd, warm=2), federation, model, 5)
-        then = train(Then(FedAvg(sgd=sgd), rounds=2, next=SelfFL(sgd=sgd)), federation, model, 5)
+        then = train(
+            Then(FedAvg(sgd=sgd), rounds=2, next=SelfFL(sgd=sgd)), federation, model, 5
+        )
         np.testing.assert_array_equal(personal(warm), personal(then))
         assert (np.asarray(warm.executor.client_states["moments"][0]) == 3).all()
 
@@ -214,9 +280,16 @@ def test_forgetting_follows_the_recent_models():
     with float64():
         federation, model = classification(), softmax_model()
         sgd = SGD(lr=0.2, batch_size=BATCH)
-        runs = [train(SelfFL(sgd=sgd, forget=forget), federation, model, 2) for forget in (0.0, 0.3)]
+        runs = [
+            train(SelfFL(sgd=sgd, forget=forget), federation, model, 2)
+            for forget in (0.0, 0.3)
+        ]
         for run in runs:  # from now on the models stand still
-            run.algorithm = SelfFL(sgd=SGD(lr=1e-9, steps=1), forget=run.algorithm.forget, initialisation=False)
+            run.algorithm = SelfFL(
+                sgd=SGD(lr=1e-9, steps=1),
+                forget=run.algorithm.forget,
+                initialisation=False,
+            )
             for _ in range(12):
                 run.advance()
         kept, forgot = (run.server.intra for run in runs)
@@ -225,16 +298,28 @@ def test_forgetting_follows_the_recent_models():
 
 def test_those_who_never_took_part_are_served_like_newcomers():
     with float64():
-        federation = classification(clients=6, unseen=[False, False, False, True, False, False])
+        federation = classification(
+            clients=6, unseen=[False, False, False, True, False, False]
+        )
         sgd = SGD(lr=0.1, batch_size=BATCH)
-        run = train(SelfFL(sgd=sgd), federation, softmax_model(), 3, participation=Participation(count=1))
+        run = train(
+            SelfFL(sgd=sgd),
+            federation,
+            softmax_model(),
+            3,
+            participation=Participation(count=1),
+        )
         found, theta = predictors(run)[0], np.asarray(run.server.model)[0]
         absent = ~run.server.took_part
         assert 0 < absent.sum() < 5
         own = np.asarray(run.executor.client_states["model"])
         for row, place in enumerate(run.executor.seen.listed):
             if absent[row]:
-                assert np.abs(found[place] - theta).max() > 1e-3 < np.abs(found[place] - own[row]).max()
+                assert (
+                    np.abs(found[place] - theta).max()
+                    > 1e-3
+                    < np.abs(found[place] - own[row]).max()
+                )
             else:
                 np.testing.assert_array_equal(found[place], own[row])
         assert np.abs(found[3] - theta).max() > 1e-3
@@ -244,7 +329,13 @@ def test_absent_clients_keep_model_and_history():
     with float64():
         method = SelfFL(sgd=SGD(lr=0.1, batch_size=BATCH))
         assert_absent_keep_their_state(
-            train(method, classification(), softmax_model(), 1, participation=Participation(count=2))
+            train(
+                method,
+                classification(),
+                softmax_model(),
+                1,
+                participation=Participation(count=2),
+            )
         )
 
 
@@ -252,7 +343,9 @@ def test_a_single_client_takes_all_steps_from_the_global_model():
     with float64():
         method = SelfFL(sgd=SGD(lr=LR, batch_size=BATCH), l_max=7)
         run = train(method, quadratics(z[3:], A[3:], SIZES[3:]), quadratic_model(1), 3)
-        np.testing.assert_allclose(personal(run), [[z[3] * (1 - (1 - LR * A[3]) ** 21)]], **EXACT)
+        np.testing.assert_allclose(
+            personal(run), [[z[3] * (1 - (1 - LR * A[3]) ** 21)]], **EXACT
+        )
 
 
 @pytest.mark.parametrize(
@@ -279,6 +372,8 @@ def test_variances_must_fit_the_clients_and_the_literal_rule_the_rate():
         federation = quadratics(z, A, SIZES)
         with pytest.raises(ValueError, match="4 numbers"):
             train(SelfFL(intra_variances=np.ones(3)), federation, quadratic_model(1), 0)
-        method = known(federation, curvature="literal", sgd=SGD(lr=0.3, batch_size=BATCH))
+        method = known(
+            federation, curvature="literal", sgd=SGD(lr=0.3, batch_size=BATCH)
+        )
         with pytest.raises(ValueError, match="no solution"):
             train(method, federation, quadratic_model(1), 1)

@@ -1,4 +1,6 @@
-"""The suite itself: it catches mutants, and the exemptions of the built-in methods are what they are."""
+"""The suite itself: it catches mutants, and the exemptions of the built-in methods are
+what they are.
+"""
 
 from typing import Any
 
@@ -6,9 +8,24 @@ import numpy as np
 import pytest
 
 from conformance.examples import EXAMPLES, OPT_OUTS
-from conformance.problems import EXACT, float64, personal, quadratic_model, quadratics, train
+from conformance.problems import (
+    EXACT,
+    float64,
+    personal,
+    quadratic_model,
+    quadratics,
+    train,
+)
 from fedtailor.algorithms import Ditto, FedAvg
-from fedtailor.protocol import SGD, Algorithm, ClientUpdate, Inbox, LocalTrainer, Predictor, hyperparameters
+from fedtailor.protocol import (
+    SGD,
+    Algorithm,
+    ClientUpdate,
+    Inbox,
+    LocalTrainer,
+    Predictor,
+    hyperparameters,
+)
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])
@@ -29,17 +46,29 @@ class WrongWeights(FedAvg):
 class OneStepTooMany(FedAvg):
     """An off-by-one in the local loop."""
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd, steps=local.steps(self.sgd) + 1)}
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
+        return state, {
+            "model": local.sgd(
+                inbox["model"][0], self.sgd, steps=local.steps(self.sgd) + 1
+            )
+        }
 
 
 @hyperparameters
 class WrongAnchor(Ditto):
-    """The personal model is pulled to what the client sends instead of to what it received."""
+    """The personal model is pulled to what the client sends instead of to what it
+    received.
+    """
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
         sent = local.sgd(inbox["model"][0], self.sgd)
-        return {"model": local.sgd(state["model"], self.sgd, pull=(self.lam, sent))}, {"model": sent}
+        return {"model": local.sgd(state["model"], self.sgd, pull=(self.lam, sent))}, {
+            "model": sent
+        }
 
 
 @hyperparameters
@@ -52,22 +81,34 @@ class Aliased(Ditto):
 
 def check_fedavg(algorithm: Algorithm) -> None:
     c = SIZES / SIZES.sum() * (1 - (1 - LR * A) ** STEPS)
-    found = personal(train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 120))[:, 0]
+    found = personal(
+        train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 120)
+    )[:, 0]
     np.testing.assert_allclose(found, (c * a).sum() / c.sum(), **EXACT)
 
 
 def check_ditto(algorithm: Algorithm) -> None:
     c = 1 - (1 - LR * A) ** STEPS
     w = (c * a).sum() / c.sum()
-    found = personal(train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 120))[:, 0]
+    found = personal(
+        train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 120)
+    )[:, 0]
     np.testing.assert_allclose(found, (A * a + LAM * w) / (A + LAM), **EXACT)
 
 
 @pytest.mark.parametrize(
     ("check", "right", "mutants"),
     [
-        (check_fedavg, FedAvg(sgd=PLAIN), [WrongWeights(sgd=PLAIN), OneStepTooMany(sgd=PLAIN)]),
-        (check_ditto, Ditto(sgd=PLAIN, lam=LAM), [WrongAnchor(sgd=PLAIN, lam=LAM), Aliased(sgd=PLAIN, lam=LAM)]),
+        (
+            check_fedavg,
+            FedAvg(sgd=PLAIN),
+            [WrongWeights(sgd=PLAIN), OneStepTooMany(sgd=PLAIN)],
+        ),
+        (
+            check_ditto,
+            Ditto(sgd=PLAIN, lam=LAM),
+            [WrongAnchor(sgd=PLAIN, lam=LAM), Aliased(sgd=PLAIN, lam=LAM)],
+        ),
     ],
     ids=["fedavg", "ditto"],
 )
@@ -80,10 +121,16 @@ def test_closed_forms_catch_mutants(check, right, mutants):
 
 
 def test_exemptions_have_reasons():
-    """Which ones there are stands in docs/conformance.md, which tests/test_docs.py compares with these."""
+    """Which ones there are stands in docs/conformance.md, which tests/test_docs.py
+    compares with these.
+    """
     assert all(len(reason) >= 5 for reason in OPT_OUTS.values())
 
 
 def test_every_method_is_run_with_settings_of_its_own():
-    builtin = {name for name, kind in Algorithm.registry.items() if kind.__module__.startswith("fedtailor.")}
+    builtin = {
+        name
+        for name, kind in Algorithm.registry.items()
+        if kind.__module__.startswith("fedtailor.")
+    }
     assert builtin - set(EXAMPLES) == {"afl"}  # whose defaults suit the suite

@@ -27,18 +27,29 @@ TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])
 SIZES = np.array([3, 8, 13, 18])
-W = np.array([[0.7, 0.1, 0.1, 0.1], [0.2, 0.5, 0.2, 0.1], [0.0, 0.3, 0.4, 0.3], [0.25, 0.25, 0.0, 0.5]])
+W = np.array(
+    [
+        [0.7, 0.1, 0.1, 0.1],
+        [0.2, 0.5, 0.2, 0.1],
+        [0.0, 0.3, 0.4, 0.3],
+        [0.25, 0.25, 0.0, 0.5],
+    ]
+)
 
 
 def in_id_order(training, rows):
-    """A matrix over the federation's clients, as `rows` wants it: sorted by client id."""
+    """A matrix over the federation's clients, as `rows` wants it: sorted by client
+    id.
+    """
     order = training.executor.seen.listed
     return rows[np.ix_(order, order)]
 
 
 def with_rows(kind, rows, federation, model, rounds=3, **fields):
     probe = train(Local(), federation, model, 0)
-    return train(kind(rows=in_id_order(probe, rows), **fields), federation, model, rounds)
+    return train(
+        kind(rows=in_id_order(probe, rows), **fields), federation, model, rounds
+    )
 
 
 def advance_with(training, report):
@@ -48,15 +59,21 @@ def advance_with(training, report):
 
 def test_fixed_point_of_user_centric_aggregation():
     with float64():
-        run = with_rows(UCFL, W, quadratics(a, A, SIZES), quadratic_model(1), 150, sgd=PLAIN)
+        run = with_rows(
+            UCFL, W, quadratics(a, A, SIZES), quadratic_model(1), 150, sgd=PLAIN
+        )
         found = personal(run)[:, 0]
     D = np.diag((1 - LR * A) ** STEPS)
-    np.testing.assert_allclose(found, np.linalg.solve(np.eye(4) - W @ D, W @ (np.eye(4) - D) @ a), **EXACT)
+    np.testing.assert_allclose(
+        found, np.linalg.solve(np.eye(4) - W @ D, W @ (np.eye(4) - D) @ a), **EXACT
+    )
 
 
 def test_fixed_point_of_the_parallel_variant():
     with float64():
-        run = with_rows(UCFLParallel, W, quadratics(a, A, SIZES), quadratic_model(1), 150, sgd=PLAIN)
+        run = with_rows(
+            UCFLParallel, W, quadratics(a, A, SIZES), quadratic_model(1), 150, sgd=PLAIN
+        )
         found = personal(run)[:, 0]
     M = 1 - (1 - LR * A) ** STEPS
     np.testing.assert_allclose(found, W @ (M * a) / (W @ M), **EXACT)
@@ -77,7 +94,9 @@ def test_identity_rows_are_local_training_bit_for_bit(kind):
     with float64():
         federation, model = classification(), softmax_model()
         run = with_rows(kind, np.eye(5), federation, model, sgd=TRAINED)
-        np.testing.assert_array_equal(personal(run), personal(train(Local(sgd=TRAINED), federation, model, 3)))
+        np.testing.assert_array_equal(
+            personal(run), personal(train(Local(sgd=TRAINED), federation, model, 3))
+        )
 
 
 def test_block_rows_are_oracle():
@@ -85,7 +104,9 @@ def test_block_rows_are_oracle():
         groups = np.array([0, 1, 0, 1, 1])
         federation, model = classification(groups=groups), softmax_model()
         block = (groups[:, None] == groups) * federation.train.sizes
-        run = with_rows(UCFL, block / block.sum(1, keepdims=True), federation, model, sgd=TRAINED)
+        run = with_rows(
+            UCFL, block / block.sum(1, keepdims=True), federation, model, sgd=TRAINED
+        )
         expected = personal(train(Oracle(sgd=TRAINED), federation, model, 3))
         np.testing.assert_allclose(personal(run), expected, **EXACT)
 
@@ -94,7 +115,10 @@ def test_parallel_is_sequential_in_the_first_round_only():
     with float64():
         federation, model = quadratics(a, A, SIZES), quadratic_model(1, shifted)
         one, two = (
-            [personal(with_rows(kind, W, federation, model, rounds, sgd=PLAIN)) for kind in (UCFL, UCFLParallel)]
+            [
+                personal(with_rows(kind, W, federation, model, rounds, sgd=PLAIN))
+                for kind in (UCFL, UCFLParallel)
+            ]
             for rounds in (1, 2)
         )
     np.testing.assert_allclose(one[0], one[1], **EXACT)
@@ -108,13 +132,17 @@ def test_as_many_streams_as_clients_are_one_for_each_and_one_stream_has_the_mean
         same = train(UCFL(sgd=TRAINED, streams=5), federation, model, 2)
         np.testing.assert_array_equal(personal(full), personal(same))
         one = train(UCFL(sgd=TRAINED, streams=1), federation, model, 2)
-        np.testing.assert_allclose(one.server.weights, full.server.rows.mean(0, keepdims=True), **EXACT)
+        np.testing.assert_allclose(
+            one.server.weights, full.server.rows.mean(0, keepdims=True), **EXACT
+        )
         two = train(UCFL(sgd=TRAINED, streams=2), federation, model, 2)
         np.testing.assert_allclose(two.server.weights.sum(1), 1, **EXACT)
 
 
 def test_the_probe_is_the_papers():
-    """g_i and sigma_i^2 against a direct computation on quadratics with sample-dependent gradients."""
+    """g_i and sigma_i^2 against a direct computation on quadratics with
+    sample-dependent gradients.
+    """
     rng = np.random.default_rng(0)
     with float64():
         federation = quadratics(a, A, SIZES)
@@ -126,14 +154,17 @@ def test_the_probe_is_the_papers():
         per_client = [gradients[federation.train[i]] for i in range(4)]
         found = by_place(run, run.server.gradients)[:, 0]
         np.testing.assert_allclose(found, [part.mean() for part in per_client], **EXACT)
-        # batches of one sample: the partition does not matter, and the mean square is the plain variance
+        # batches of one sample: the partition does not matter, and the mean square is
+        # the plain variance
         sigma2 = by_place(run, run.server.sigma2)
         np.testing.assert_allclose(sigma2, [part.var() for part in per_client], **EXACT)
 
 
 def test_a_single_batch_or_a_single_sample_does_not_end_in_nan():
     with float64():
-        run = train(UCFL(sgd=PLAIN), quadratics(a, A, [1, 2, 13, 1]), quadratic_model(1), 2)
+        run = train(
+            UCFL(sgd=PLAIN), quadratics(a, A, [1, 2, 13, 1]), quadratic_model(1), 2
+        )
         assert np.isfinite(run.server.rows).all()
         assert np.isfinite(personal(run)).all()
 
@@ -151,9 +182,14 @@ def test_a_newcomer_with_a_clients_data_gets_its_stream():
         y = federation.y.copy()
         mine = np.concatenate([federation.train[i] for i in (3, 4, 5)])
         y[mine] = (y[mine] + 1) % 3
-        twin = federation.train.take(np.array([0, 1, 2, 3, 4, 5, 1]))  # the newcomer's data are client 1's
+        twin = federation.train.take(
+            np.array([0, 1, 2, 3, 4, 5, 1])
+        )  # the newcomer's data are client 1's
         run = train(
-            UCFL(sgd=TRAINED, streams=2, sigma_batch=0.5), replace(federation, y=y, train=twin), softmax_model(), 2
+            UCFL(sgd=TRAINED, streams=2, sigma_batch=0.5),
+            replace(federation, y=y, train=twin),
+            softmax_model(),
+            2,
         )
         (found,) = predictors(run)
         np.testing.assert_array_equal(found[6], found[1])
@@ -163,9 +199,13 @@ def test_a_newcomer_with_a_clients_data_gets_its_stream():
 @pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
 def test_absent_clients_leave_streams_alone(kind):
     """Streams of whose weights a hundredth, or nothing, is on the reporters."""
-    rows = np.array([[0.5, 0.5, 0, 0], [0.3, 0.7, 0, 0], [0.01, 0, 0.49, 0.5], [0, 0, 0.2, 0.8]])
+    rows = np.array(
+        [[0.5, 0.5, 0, 0], [0.3, 0.7, 0, 0], [0.01, 0, 0.49, 0.5], [0, 0, 0.2, 0.8]]
+    )
     with float64():
-        training = with_rows(kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 1, sgd=PLAIN)
+        training = with_rows(
+            kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 1, sgd=PLAIN
+        )
         before = by_place(training, training.server.model)
         assert np.unique(before).size == 4
         advance_with(training, [1, 1, 0, 0])
@@ -174,15 +214,22 @@ def test_absent_clients_leave_streams_alone(kind):
         assert (after[:2] != before[:2]).all()
 
 
-# newcomers --------------------------------------------------------------------------------------------------------
+# newcomers
+# --------------------------------------------------------------------------------------
 
 
 NEWCOMER = 2
-EVERYBODY, SOME, OTHERS = np.array([1, 1, 1, 1]), np.array([1, 0, 1, 0]), np.array([0, 0, 1, 1])
+EVERYBODY, SOME, OTHERS = (
+    np.array([1, 1, 1, 1]),
+    np.array([1, 0, 1, 0]),
+    np.array([0, 0, 1, 1]),
+)
 
 
 def noisy_quadratics(unseen=None):
-    """Samples differ, so that sigma_i^2 is not 0; batches of all samples still give a closed form."""
+    """Samples differ, so that sigma_i^2 is not 0; batches of all samples still give a
+    closed form.
+    """
     noise = np.random.default_rng(0).normal(size=SIZES.sum())
     federation = quadratics([-1.0, -0.5, 0.0, 0.5], 1.0, SIZES, unseen=unseen)
     y = federation.y.copy()
@@ -191,12 +238,21 @@ def noisy_quadratics(unseen=None):
 
 
 def newcomers_model_by_hand(federation, reports, parallel):
-    """What `NEWCOMER` is served after rounds in which `reports` [t, 4] take part, from eq. 9, 8 and 12."""
+    """What `NEWCOMER` is served after rounds in which `reports` [t, 4] take part, from
+    eq. 9, 8 and 12.
+    """
     seen = np.arange(4) != NEWCOMER
     parts = [federation.y[federation.train[i], 1] for i in range(4)]
-    center, sigma2 = np.array([part.mean() for part in parts]), np.array([part.var() for part in parts])
+    center, sigma2 = (
+        np.array([part.mean() for part in parts]),
+        np.array([part.var() for part in parts]),
+    )
     # F_i(x) = (x - center_i)^2 / 2 + a constant: gradients -center_i at theta^0 = 0
-    weights = SIZES * np.exp(-np.square(center[:, None] - center) / (2 * sigma2[:, None])) * seen
+    weights = (
+        SIZES
+        * np.exp(-np.square(center[:, None] - center) / (2 * sigma2[:, None]))
+        * seen
+    )
     weights /= weights.sum(axis=1, keepdims=True)
     kept = (1 - LR) ** STEPS
     stream, last, useful = np.zeros(4), np.zeros(4), np.zeros(4, bool)
@@ -205,7 +261,9 @@ def newcomers_model_by_hand(federation, reports, parallel):
         rows = weights * report
         mass = rows.sum(axis=1)
         moved = mass >= 0.1 * SIZES[report].sum() / SIZES[seen].sum()
-        upload = center + kept * (stream[:, None] - center if parallel else (stream - center)[None])
+        upload = center + kept * (
+            stream[:, None] - center if parallel else (stream - center)[None]
+        )
         last[report] = upload[0][report]
         stream = np.where(moved, (rows * upload).sum(axis=1) / mass, stream)
         useful |= moved if parallel else report
@@ -215,10 +273,14 @@ def newcomers_model_by_hand(federation, reports, parallel):
 
 @pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
 @pytest.mark.parametrize(
-    "reports", [[EVERYBODY, EVERYBODY], [SOME], [SOME, OTHERS]], ids=["full", "sampled", "sampled twice"]
+    "reports",
+    [[EVERYBODY, EVERYBODY], [SOME], [SOME, OTHERS]],
+    ids=["full", "sampled", "sampled twice"],
 )
 def test_a_newcomers_own_mix_is_of_what_clients_sent(kind, reports):
-    """Of the last uploads (not of the streams), and of no client that has never sent one."""
+    """Of the last uploads (not of the streams), and of no client that has never sent
+    one.
+    """
     with float64():
         federation = noisy_quadratics(np.arange(4) == NEWCOMER)
         method = kind(sgd=SGD(lr=LR, steps=STEPS, batch_size=32), sigma_batch=1)
@@ -234,7 +296,9 @@ def test_before_anybody_sent_a_model_a_newcomer_gets_the_initial_one():
     with float64():
         federation = noisy_quadratics(np.arange(4) == NEWCOMER)
         for streams in (None, 1):
-            training = train(UCFL(streams=streams), federation, quadratic_model(1, shifted), 0)
+            training = train(
+                UCFL(streams=streams), federation, quadratic_model(1, shifted), 0
+            )
             found = training.predictors(training.serve(unseen=True))
             np.testing.assert_array_equal(found, training.initial(0)[None])
 
@@ -242,7 +306,9 @@ def test_before_anybody_sent_a_model_a_newcomer_gets_the_initial_one():
 @pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
 def test_a_newcomer_gets_the_nearest_stream_that_was_ever_mixed(kind):
     with float64():
-        federation = quadratics([-50.0, -50.0, 50.0, 50.0], 1.0, SIZES, unseen=[False, False, False, True])
+        federation = quadratics(
+            [-50.0, -50.0, 50.0, 50.0], 1.0, SIZES, unseen=[False, False, False, True]
+        )
         y = federation.y.copy()
         y[:, 1] += np.random.default_rng(0).normal(size=len(y))
         method = kind(sgd=PLAIN, streams=2, sigma_batch=1)
@@ -256,16 +322,41 @@ def test_a_newcomer_gets_the_nearest_stream_that_was_ever_mixed(kind):
 
 @pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
 def test_a_client_whose_stream_is_still_the_initial_model_is_served_as_a_newcomer(kind):
-    """With a stream for each, by its own row over what the others sent; else from the nearest stream."""
+    """With a stream for each, by its own row over what the others sent; else from the
+    nearest stream.
+    """
     own, sent = 0.98, a * (1 - (1 - LR * A) ** STEPS)  # the uploads, from theta^0 = 0
-    rows = np.array([[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0.01, own, 0.01], [0.015, 0.005, 0, own]])
+    rows = np.array(
+        [
+            [0.5, 0.5, 0, 0],
+            [0.5, 0.5, 0, 0],
+            [0, 0.01, own, 0.01],
+            [0.015, 0.005, 0, own],
+        ]
+    )
     with float64():
-        training = with_rows(kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 0, sgd=PLAIN)
+        training = with_rows(
+            kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 0, sgd=PLAIN
+        )
         advance_with(training, [1, 1, 0, 0])
         mean = sent[:2].mean()
-        late = [mean, mean] if kind is UCFLParallel else [sent[1], 0.75 * sent[0] + 0.25 * sent[1]]
-        np.testing.assert_allclose(personal(training)[:, 0], [mean, mean, *late], **EXACT)
-        shared = with_rows(kind, rows, quadratics(a, A, SIZES), quadratic_model(1), 0, sgd=PLAIN, streams=3)
+        late = (
+            [mean, mean]
+            if kind is UCFLParallel
+            else [sent[1], 0.75 * sent[0] + 0.25 * sent[1]]
+        )
+        np.testing.assert_allclose(
+            personal(training)[:, 0], [mean, mean, *late], **EXACT
+        )
+        shared = with_rows(
+            kind,
+            rows,
+            quadratics(a, A, SIZES),
+            quadratic_model(1),
+            0,
+            sgd=PLAIN,
+            streams=3,
+        )
         assert np.unique(shared.server.stream).size == 3
         advance_with(shared, [1, 1, 0, 0])
         np.testing.assert_allclose(personal(shared)[:, 0], np.full(4, mean), **EXACT)
@@ -274,30 +365,52 @@ def test_a_client_whose_stream_is_still_the_initial_model_is_served_as_a_newcome
 def test_with_rows_of_your_own_there_are_no_newcomers():
     rows, unseen = np.full((3, 3), 1 / 3), [False, False, True, False]
     with float64():
-        training = train(UCFL(rows=rows), quadratics(a, A, SIZES, unseen=unseen), quadratic_model(1), 1)
-        with pytest.raises(ValueError, match="clients that have no row: an unseen client"):
+        training = train(
+            UCFL(rows=rows),
+            quadratics(a, A, SIZES, unseen=unseen),
+            quadratic_model(1),
+            1,
+        )
+        with pytest.raises(
+            ValueError, match="clients that have no row: an unseen client"
+        ):
             training.serve(unseen=True)
 
 
-# the probe, the number of streams, reports ------------------------------------------------------------------------
+# the probe, the number of streams, reports
+# ------------------------------------------------------------------------
 
 
 def test_the_batches_of_sigma_are_drawn_at_random():
-    """Of samples -1, ..., -1, 1, ..., 1 the halves in the data's order have means -1 and 1; random ones, near 0."""
+    """Of samples -1, ..., -1, 1, ..., 1 the halves in the data's order have means -1
+    and 1; random ones, near 0.
+    """
     with float64():
         federation = quadratics([0.0, 0.0], 1.0, [100, 100])
         y = federation.y.copy()
         y[:, 1] = np.tile(np.repeat([-1.0, 1.0], 50), 2)
-        run = train(UCFL(sigma_batch=0.5), replace(federation, y=y), quadratic_model(1), 0)
+        run = train(
+            UCFL(sigma_batch=0.5), replace(federation, y=y), quadratic_model(1), 0
+        )
         assert (run.server.sigma2 < 0.3).all()
-        assert len(set(run.server.sigma2.tolist())) == 2  # and in another order on each client
+        assert (
+            len(set(run.server.sigma2.tolist())) == 2
+        )  # and in another order on each client
 
 
 def test_auto_gives_two_clients_one_stream():
     with float64():
         federation = quadratics([-50.0, 50.0], 1.0, [8, 13])
-        y = federation.y + np.random.default_rng(0).normal(size=federation.y.shape) * [0, 1]
-        run = train(UCFL(sgd=PLAIN, streams="auto"), replace(federation, y=y), quadratic_model(1), 0)
+        y = federation.y + np.random.default_rng(0).normal(size=federation.y.shape) * [
+            0,
+            1,
+        ]
+        run = train(
+            UCFL(sgd=PLAIN, streams="auto"),
+            replace(federation, y=y),
+            quadratic_model(1),
+            0,
+        )
         assert run.server.model.shape == (1, 1) and np.ptp(run.server.rows[:, 0]) > 0.5
 
 
@@ -307,7 +420,9 @@ def test_weights_and_silhouettes_are_drawn():
         run = train(UCFL(sgd=TRAINED, streams="auto"), classification(), model, 1)
         weights, line = run.algorithm.diagnostics(run.server)
         given = train(UCFL(sgd=TRAINED, streams=2), classification(), model, 1)
-        (alone,) = given.algorithm.diagnostics(given.server)  # whose number of streams was not chosen
+        (alone,) = given.algorithm.diagnostics(
+            given.server
+        )  # whose number of streams was not chosen
     assert (weights.name, line.name) == ("collaboration", "silhouette")
     np.testing.assert_allclose(weights.values.sum(axis=1), 1, **EXACT)
     np.testing.assert_array_equal(weights.values, alone.values)
@@ -316,7 +431,8 @@ def test_weights_and_silhouettes_are_drawn():
     assert line.chosen == best == len(run.server.model)
 
 
-# errors -----------------------------------------------------------------------------------------------------------
+# errors
+# --------------------------------------------------------------------------------------
 
 
 def test_impossible_requests_are_refused():
@@ -324,6 +440,11 @@ def test_impossible_requests_are_refused():
         for wrong in (dict(streams=6), dict(rows=np.ones((5, 5)))):
             with pytest.raises(ValueError, match=r"streams|rows"):
                 train(UCFL(**wrong), classification(), softmax_model(), 0)
-    for wrong in (dict(streams=0), dict(streams="many"), dict(kernel="eq1"), dict(sigma_batch=0.9)):
+    for wrong in (
+        dict(streams=0),
+        dict(streams="many"),
+        dict(kernel="eq1"),
+        dict(sigma_batch=0.9),
+    ):
         with pytest.raises(ValueError):
             UCFL(**wrong)

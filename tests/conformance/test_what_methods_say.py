@@ -1,4 +1,6 @@
-"""What the tables of methods say is what methods do: what travels, what is kept, what the server sees, validation."""
+"""What the tables of methods say is what methods do: what travels, what is kept, what
+the server sees, validation.
+"""
 
 import importlib
 from dataclasses import replace
@@ -29,7 +31,10 @@ mixing = importlib.import_module("fedtailor.aggregation.mix")
 @pytest.mark.parametrize("name", sorted(Algorithm.registry))
 def test_what_travels_is_kept_and_seen(name, monkeypatch):
     """One training for all facts, as each method is compiled for it."""
-    algorithm, about = replace(example(name), **CHANGES.get(name, {})), Algorithm.registry[name].about
+    algorithm, about = (
+        replace(example(name), **CHANGES.get(name, {})),
+        Algorithm.registry[name].about,
+    )
     with float64():
         training = train(algorithm, federation(), softmax_model(), 0)
         assert (about.keeps == "nothing") == (not training.keeps_states)
@@ -39,7 +44,9 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
             assert (about.sees == "sums, numbers") == (numbers and not vectors)
         for _ in range(2):
             training.advance()
-        frame = training.ledger.frame().filter((pl.col("phase") == "round") & (pl.col("round") == 1))
+        frame = training.ledger.frame().filter(
+            (pl.col("phase") == "round") & (pl.col("round") == 1)
+        )
         if about.sees == "nothing":
             assert frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum() == 0
         if name in TRAFFIC:
@@ -49,46 +56,78 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
 
 
 def test_only_methods_whose_rounds_differ_are_not_in_the_traffic_table():
-    assert set(Algorithm.registry) - set(TRAFFIC) == {"cgpfl-heur", "l2gd"}  # contexts are chosen, coins are thrown
+    assert set(Algorithm.registry) - set(TRAFFIC) == {
+        "cgpfl-heur",
+        "l2gd",
+    }  # contexts are chosen, coins are thrown
 
 
 def traffic(frame):
-    """(streams down, models a client receives, models it sends, scalars it receives, scalars it sends), by client."""
+    """(streams down, models a client receives, models it sends, scalars it receives,
+    scalars it sends), by client.
+    """
     models = frame.filter(pl.col("kind").is_in(list(MODEL_KINDS)))
-    down, up = (models.filter(pl.col("direction") == direction) for direction in ("down", "up"))
-    scalars = [frame.filter(pl.col("direction") == d)["scalars"].sum() / 4 for d in ("down", "up")]
-    return down["streams"].sum(), down["unicasts"].sum() / 4, up["unicasts"].sum() / 4, *scalars
+    down, up = (
+        models.filter(pl.col("direction") == direction) for direction in ("down", "up")
+    )
+    scalars = [
+        frame.filter(pl.col("direction") == d)["scalars"].sum() / 4
+        for d in ("down", "up")
+    ]
+    return (
+        down["streams"].sum(),
+        down["unicasts"].sum() / 4,
+        up["unicasts"].sum() / 4,
+        *scalars,
+    )
 
 
 def travelling(frame):
-    """`About.travels` of a round's ledger; controls and the like do not count as models."""
+    """`About.travels` of a round's ledger; controls and the like do not count as
+    models.
+    """
     down = frame.filter((pl.col("direction") == "down") & (pl.col("kind") == "model"))
     received, streams = down["unicasts"].sum() / 4, down["streams"].sum()
     if not received:
         return "nothing"
     if down["bytes_unicast"].sum() < received * 4 * 8 * softmax_model().size:
         return "a part"
-    return "several" if received > 1 else "one of several" if streams > 1 else "one model"
+    return (
+        "several" if received > 1 else "one of several" if streams > 1 else "one model"
+    )
 
 
 def seen_by_the_server(training, monkeypatch):
-    """Whether the server's state depends on clients' vectors, given their weighted sums, and on clients' numbers."""
+    """Whether the server's state depends on clients' vectors, given their weighted
+    sums, and on clients' numbers.
+    """
     algorithm, cohort = training.algorithm, training.round_cohort(np.ones(4, bool))
     vectors = numbers = False
     if algorithm.probes:
         start = training._server
         downlink = algorithm.probe_downlink(start, cohort)
-        answers = training.executor.exchange(Exchange("probe", algorithm, cohort, downlink))
+        answers = training.executor.exchange(
+            Exchange("probe", algorithm, cohort, downlink)
+        )
 
         def after_probe(answers):
             return algorithm.aggregate_probe(start, answers, cohort)
 
-        vectors, numbers = dependence(after_probe, answers, [cohort.sizes / cohort.sizes.sum()], monkeypatch)
+        vectors, numbers = dependence(
+            after_probe, answers, [cohort.sizes / cohort.sizes.sum()], monkeypatch
+        )
     server = training.server
     downlink = algorithm.broadcast(server, cohort)
-    answers = training.executor.exchange(Exchange("client", algorithm, cohort, downlink))
+    answers = training.executor.exchange(
+        Exchange("client", algorithm, cohort, downlink)
+    )
     cohort = Cohort(**{**vars(cohort), "reporting": answers.reporting})
-    found = dependence(lambda it: algorithm.server(server, downlink, it, cohort), answers, [], monkeypatch)
+    found = dependence(
+        lambda it: algorithm.server(server, downlink, it, cohort),
+        answers,
+        [],
+        monkeypatch,
+    )
     return vectors or found[0], numbers or found[1]
 
 
@@ -100,7 +139,9 @@ def differ(one, other):
 
 
 def dependence(serve, answers, weights, monkeypatch):
-    """Which of the answers change what `serve` makes of them, where sums by the weights that it mixes with stay."""
+    """Which of the answers change what `serve` makes of them, where sums by the weights
+    that it mixes with stay.
+    """
     mix, used = mixing._mix, list(weights)
 
     def recorded(theta, x, weights, **rest):
@@ -108,7 +149,9 @@ def dependence(serve, answers, weights, monkeypatch):
         return mix(theta, x, weights, **rest)
 
     def changed(ours):
-        pairs = zip(jax.tree.leaves(serve(ours)), jax.tree.leaves(expected), strict=True)
+        pairs = zip(
+            jax.tree.leaves(serve(ours)), jax.tree.leaves(expected), strict=True
+        )
         return any(differ(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
     def perturbed(changes):
@@ -128,8 +171,14 @@ def dependence(serve, answers, weights, monkeypatch):
     assert len(w) == 0 or np.abs(silent).max() > 0.1
 
     def of_vectors(sent):
-        noise = 30 * rng.normal(size=sent.shape)  # large enough for what is chosen by distances
-        return np.tensordot(silent, noise, 1).astype(sent.dtype) if sent.values.ndim > 1 else 0
+        noise = 30 * rng.normal(
+            size=sent.shape
+        )  # large enough for what is chosen by distances
+        return (
+            np.tensordot(silent, noise, 1).astype(sent.dtype)
+            if sent.values.ndim > 1
+            else 0
+        )
 
     def of_numbers(sent):
         return np.array([1, 0, 2, 0]).astype(sent.dtype) if sent.values.ndim == 1 else 0
@@ -138,7 +187,9 @@ def dependence(serve, answers, weights, monkeypatch):
 
 
 def asks_for_validation_data(training, monkeypatch):
-    """Whether a client's part of a round, or its personal model, reads the validation split (in tracing them)."""
+    """Whether a client's part of a round, or its personal model, reads the validation
+    split (in tracing them).
+    """
     asked, open_split = set(), DeviceTrainer._require_open
 
     def recorded(local, split):
@@ -149,12 +200,17 @@ def asks_for_validation_data(training, monkeypatch):
     algorithm, model = training.algorithm, training.model
     pool, _ = build_pool([training.executor.federation], model.dtype)
     cohort = training.round_cohort(np.ones(4, bool))
-    state = jax.tree.map(lambda rows: jnp.zeros(rows.shape[1:], rows.dtype), training.executor.client_states)
+    state = jax.tree.map(
+        lambda rows: jnp.zeros(rows.shape[1:], rows.dtype),
+        training.executor.client_states,
+    )
     for task, downlink in (
         ("client", algorithm.broadcast(training.server, cohort)),
         ("personal", algorithm.serve(training.server, cohort)),
     ):
         exchange = Exchange(task, algorithm, cohort, downlink)
-        answer_shapes(exchange, algorithm, (state, ()), model, jax.tree.map(jnp.asarray, pool))
+        answer_shapes(
+            exchange, algorithm, (state, ()), model, jax.tree.map(jnp.asarray, pool)
+        )
     monkeypatch.setattr(DeviceTrainer, "_require_open", open_split)
     return "val" in asked

@@ -11,22 +11,45 @@ def values(table, names=None):
     """A table [methods, seeds, clients] as lines."""
     method, seed, client = np.indices(table.shape)
     names = np.array(names or [f"m{k}" for k in range(len(table))])
-    frame = pl.DataFrame({"method": names[method.ravel()], "seed": seed.ravel(), "client": client.ravel(),
-                          "value": table.ravel()})  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "method": names[method.ravel()],
+            "seed": seed.ravel(),
+            "client": client.ravel(),
+            "value": table.ravel(),
+        }
+    )
     return frame.filter(pl.col("value").is_not_nan())
 
 
 def test_the_best_of_clearly_different_methods_wins():
     rng = np.random.default_rng(0)
     common = rng.normal(0, 1, (1, 1, 15))  # clients differ by far more than methods do
-    table = common + np.array([0.0, 0.3, 0.5])[:, None, None] + rng.normal(0, 0.05, (3, 4, 15))
-    found = best_method(values(table, ["local", "fedavg", "ucfl"]), higher_is_better=True)
+    table = (
+        common
+        + np.array([0.0, 0.3, 0.5])[:, None, None]
+        + rng.normal(0, 0.05, (3, 4, 15))
+    )
+    found = best_method(
+        values(table, ["local", "fedavg", "ucfl"]), higher_is_better=True
+    )
     assert found.winner == found.leader == "ucfl" and found.unbeaten == ("ucfl",)
-    assert list(found.means) == ["ucfl", "fedavg", "local"] and (found.clients, found.seeds) == (15, 4)
+    assert list(found.means) == ["ucfl", "fedavg", "local"] and (
+        found.clients,
+        found.seeds,
+    ) == (15, 4)
     np.testing.assert_allclose(found.means["local"], table[0].mean(), rtol=1e-12)
-    assert found.sentence() == "ucfl is better than every other method, over 15 clients and 4 seeds."
-    losses = best_method(values(table, ["local", "fedavg", "ucfl"]), higher_is_better=False)
-    assert [found.verdict("ucfl", "local"), found.verdict("local", "fedavg")] == ["better", "worse"]
+    assert (
+        found.sentence()
+        == "ucfl is better than every other method, over 15 clients and 4 seeds."
+    )
+    losses = best_method(
+        values(table, ["local", "fedavg", "ucfl"]), higher_is_better=False
+    )
+    assert [found.verdict("ucfl", "local"), found.verdict("local", "fedavg")] == [
+        "better",
+        "worse",
+    ]
     assert (
         losses.winner == "local"
         and losses.verdict("ucfl", "local") == "worse"
@@ -40,23 +63,39 @@ def test_two_equal_leaders_have_no_winner_but_leave_the_third_behind():
     table = np.array([0.5, 0.5, 0.0])[:, None, None] + rng.normal(0, 0.1, (3, 3, 20))
     found = best_method(values(table), higher_is_better=True)
     assert found.winner is None and set(found.unbeaten) == {"m0", "m1"}
-    assert (found.verdict("m0", "m1"), found.verdict("m2", "m1")) == ("cannot tell", "worse")
+    assert (found.verdict("m0", "m1"), found.verdict("m2", "m1")) == (
+        "cannot tell",
+        "worse",
+    )
     assert found.sentence().startswith("No single winner, over 20 clients and 3 seeds")
 
 
-@pytest.mark.parametrize(("seeds", "clients", "luck"), [(1, 10, 0.0), (3, 10, 0.5), (4, 40, 0.2)])
-def test_without_a_difference_an_order_is_named_in_one_case_of_twenty(seeds, clients, luck):
+@pytest.mark.parametrize(
+    ("seeds", "clients", "luck"), [(1, 10, 0.0), (3, 10, 0.5), (4, 40, 0.2)]
+)
+def test_without_a_difference_an_order_is_named_in_one_case_of_twenty(
+    seeds, clients, luck
+):
     rng, repetitions, wrong = np.random.default_rng(7), 200, 0
     for _ in range(repetitions):
-        table = rng.normal(0, 1, clients) + rng.normal(0, luck, (4, seeds, 1)) + rng.normal(0, 1, (4, seeds, clients))
+        table = (
+            rng.normal(0, 1, clients)
+            + rng.normal(0, luck, (4, seeds, 1))
+            + rng.normal(0, 1, (4, seeds, clients))
+        )
         found = best_method(values(table), higher_is_better=True)
         wrong += len(found.unbeaten) < 4
-        assert (len(found.unbeaten) < 4) == (not found.sentence().startswith(NO_DIFFERENCE.capitalize()))
+        assert (len(found.unbeaten) < 4) == (
+            not found.sentence().startswith(NO_DIFFERENCE.capitalize())
+        )
     assert wrong / repetitions <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repetitions)
 
 
 def test_missing_values_pair_what_is_there():
-    table = np.random.default_rng(2).normal(0, 0.1, (3, 2, 8)) + np.array([0.0, 1.0, 2.0])[:, None, None]
+    table = (
+        np.random.default_rng(2).normal(0, 0.1, (3, 2, 8))
+        + np.array([0.0, 1.0, 2.0])[:, None, None]
+    )
     table[1, 0] = np.nan
     found = best_method(values(table), higher_is_better=True)
     assert found.winner is None or found.winner == "m2"
@@ -67,27 +106,62 @@ def test_missing_values_pair_what_is_there():
 def test_who_was_left_out_early_is_compared_as_all_were_then_and_leads_nobody():
     rng = np.random.default_rng(3)
     early = rng.normal(0, 0.01, (3, 1, 12)) + np.array([0.5, 0.4, 0.3])[:, None, None]
-    late = rng.normal(0, 0.01, (2, 1, 12)) + np.array([0.9, 0.2])[:, None, None]  # the second one has fallen back
-    frame = pl.concat([values(early).with_columns(round=pl.lit(3)), values(late).with_columns(round=pl.lit(8))])
+    late = (
+        rng.normal(0, 0.01, (2, 1, 12)) + np.array([0.9, 0.2])[:, None, None]
+    )  # the second one has fallen back
+    frame = pl.concat(
+        [
+            values(early).with_columns(round=pl.lit(3)),
+            values(late).with_columns(round=pl.lit(8)),
+        ]
+    )
     found = best_method(frame, higher_is_better=True, left_out=["m2"])
-    assert found.winner == "m0" and len(found.pairs) == 3 and list(found.means) == ["m0", "m1", "m2"]
+    assert (
+        found.winner == "m0"
+        and len(found.pairs) == 3
+        and list(found.means) == ["m0", "m1", "m2"]
+    )
     gained = {
-        (one, other): gain for one, other, gain in found.pairs.select("method", "other", "difference").iter_rows()
+        (one, other): gain
+        for one, other, gain in found.pairs.select(
+            "method", "other", "difference"
+        ).iter_rows()
     }
-    np.testing.assert_allclose(gained["m0", "m1"], (late[0] - late[1]).mean(), rtol=1e-12)
-    np.testing.assert_allclose(gained["m0", "m2"], (early[0] - early[2]).mean(), rtol=1e-12)
-    np.testing.assert_allclose(gained["m1", "m2"], (early[1] - early[2]).mean(), rtol=1e-12)  # not of 0.2 and 0.3
+    np.testing.assert_allclose(
+        gained["m0", "m1"], (late[0] - late[1]).mean(), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        gained["m0", "m2"], (early[0] - early[2]).mean(), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        gained["m1", "m2"], (early[1] - early[2]).mean(), rtol=1e-12
+    )  # not of 0.2 and 0.3
     # where it was not shown to be worse then, nobody has won
-    frame = frame.with_columns(value=pl.when(pl.col("method") == "m2").then(0.5).otherwise(pl.col("value")))
+    frame = frame.with_columns(
+        value=pl.when(pl.col("method") == "m2").then(0.5).otherwise(pl.col("value"))
+    )
     found = best_method(frame, higher_is_better=True, left_out=["m2"])
-    assert found.winner is None and found.leader == "m0" and set(found.unbeaten) == {"m0", "m2"}
-    with pytest.raises(ValueError, match="m0 and m2 were never measured after the same round"):
-        best_method(frame.filter((pl.col("round") == 8) | (pl.col("method") == "m2")), higher_is_better=True)
+    assert (
+        found.winner is None
+        and found.leader == "m0"
+        and set(found.unbeaten) == {"m0", "m2"}
+    )
+    with pytest.raises(
+        ValueError, match="m0 and m2 were never measured after the same round"
+    ):
+        best_method(
+            frame.filter((pl.col("round") == 8) | (pl.col("method") == "m2")),
+            higher_is_better=True,
+        )
 
 
 def test_one_seed_and_one_method_are_said():
-    one = best_method(values(np.random.default_rng(0).normal(size=(2, 1, 5))), higher_is_better=True)
-    assert "over 5 clients and 1 seed, too few to speak of other seeds" in one.sentence()
+    one = best_method(
+        values(np.random.default_rng(0).normal(size=(2, 1, 5))), higher_is_better=True
+    )
+    assert (
+        "over 5 clients and 1 seed, too few to speak of other seeds" in one.sentence()
+    )
     single = best_method(values(np.ones((1, 2, 3))), higher_is_better=True)
     assert single.winner is None and single.leader == "m0"
 

@@ -1,4 +1,6 @@
-"""One trained run on a table and one on arrays, opened by the tests of this folder (which do not change them)."""
+"""One trained run on a table and one on arrays, opened by the tests of this folder
+(which do not change them).
+"""
 
 import shutil
 
@@ -14,9 +16,15 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     table = ft.tables.from_table(write_table(folder / "table.csv"), seed=1, **OPTIONS)
     run = ft.run(
-        ft.Ditto(sgd=ft.SGD(lr=0.5, epochs=2)), table, ft.models.logistic(), 4, seed=3, keep_rows=True,
-        metrics=("roc_auc",), directory=folder / "run",
-    )  # fmt: skip
+        ft.Ditto(sgd=ft.SGD(lr=0.5, epochs=2)),
+        table,
+        ft.models.logistic(),
+        4,
+        seed=3,
+        keep_rows=True,
+        metrics=("roc_auc",),
+        directory=folder / "run",
+    )
     return run, folder / "run"
 
 
@@ -29,10 +37,16 @@ def moved(trained, tmp_path):
 
 @pytest.fixture(scope="session")
 def of_arrays(tmp_path_factory):
-    """(the run, its directory): a mixture for each client, from a scenario without a table."""
+    """(the run, its directory): a mixture for each client, from a scenario without a
+    table.
+    """
     folder = tmp_path_factory.mktemp("arrays")
     run = ft.run(
-        ft.FedEM(sgd=ft.SGD(lr=0.1, epochs=1)), blobs(seed=2), BLOBS.model, 1, directory=folder / "run",
+        ft.FedEM(sgd=ft.SGD(lr=0.1, epochs=1)),
+        blobs(seed=2),
+        BLOBS.model,
+        1,
+        directory=folder / "run",
         origin=BLOBS.origin(2),
-    )  # fmt: skip
+    )
     return run, folder / "run"

@@ -19,7 +19,10 @@ def test_a_card_says_how_the_model_came_about(trained):
     assert "drawn by class, seed 1: test 0.3 and val 0.2 of each client's rows" in card
     assert "| mass | (number - " in card
     assert "and an input says so |" in card
-    assert "| town | one input for each of Oslo, Rome | is refused: training had none |" in card
+    assert (
+        "| town | one input for each of Oslo, Rome | is refused: training had none |"
+        in card
+    )
     assert "Target: verdict (classification; classes ill, well)." in card
     assert "- sgd.lr: 0.5" in card
     size = 4 * run.model.size
@@ -34,7 +37,8 @@ def test_measurements_have_their_intervals(trained):
     bounds = binomtest(int(correct.sum()), len(correct)).proportion_ci(0.95, "wilson")
     row = re.search(r"\| accuracy, % \| (.*?) \| (.*?) to (.*?) \|", card)
     assert [float(value) for value in row.groups()] == [
-        round(100 * value, 1) for value in (float(correct.mean()), bounds.low, bounds.high)
+        round(100 * value, 1)
+        for value in (float(correct.mean()), bounds.low, bounds.high)
     ]
     assert re.search(r"\| ROC AUC, %? ?\| ", card) or "AUC" in card
 

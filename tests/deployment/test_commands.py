@@ -1,4 +1,6 @@
-"""The commands around a run: what they print, and that what is wrong is one line with exit code 2."""
+"""The commands around a run: what they print, and that what is wrong is one line with
+exit code 2.
+"""
 
 import json
 import shutil
@@ -31,9 +33,17 @@ def test_models_are_listed(trained, call):
     code, shown, _ = call("models", path, "--json", "--client", NAMES[1])
     (entry,) = json.loads(shown)
     client = run.federation.client(NAMES[1])
-    assert (entry["client"], entry["model"], entry["unseen"]) == (NAMES[1], "vector", False)
+    assert (entry["client"], entry["model"], entry["unseen"]) == (
+        NAMES[1],
+        "vector",
+        False,
+    )
     assert entry["test"] == len(client.test.x)
-    tested = (pl.col("client") == NAMES[1]) & (pl.col("metric") == "roc_auc") & (pl.col("split") == "test")
+    tested = (
+        (pl.col("client") == NAMES[1])
+        & (pl.col("metric") == "roc_auc")
+        & (pl.col("split") == "test")
+    )
     last = run.frame().filter(tested).tail(1)
     assert entry["metric"] == "roc_auc"
     assert entry["on_test"] == last["value"][0]
@@ -42,19 +52,47 @@ def test_models_are_listed(trained, call):
     assert "has no model of a client 'Ada'; its clients are" in error
 
 
-def test_the_models_of_a_comparison_are_ranked_on_validation_data(trained, tmp_path, call):
+def test_the_models_of_a_comparison_are_ranked_on_validation_data(
+    trained, tmp_path, call
+):
     results = tmp_path / "results"
     (results / "mine").mkdir(parents=True)
     cells = []
     for seed in (0, 1):
         shutil.copytree(trained[1], results / f"runs/blobs/ditto-{seed}")
-        cells.append({"scenario": "a", "algorithm": "Ditto", "seed": seed, "run": f"runs/blobs/ditto-{seed}"})
+        cells.append(
+            {
+                "scenario": "a",
+                "algorithm": "Ditto",
+                "seed": seed,
+                "run": f"runs/blobs/ditto-{seed}",
+            }
+        )
     index = {
-        "name": "mine", "size": "full", "title": "t", "source": "", "note": "", "seeds": [0, 1], "metrics": ["mean"],
-        "figures": [], "algorithms": ["Ditto"], "runs": 2, "cells": cells, "seconds": 1.0, "machine": "",
+        "name": "mine",
+        "size": "full",
+        "title": "t",
+        "source": "",
+        "note": "",
+        "seeds": [0, 1],
+        "metrics": ["mean"],
+        "figures": [],
+        "algorithms": ["Ditto"],
+        "runs": 2,
+        "cells": cells,
+        "seconds": 1.0,
+        "machine": "",
         "versions": {},
-        "scenarios": {"a": {"use": "x", "arguments": {}, "model": "", "rounds": 2, "participation": 1.0}},
-    }  # fmt: skip
+        "scenarios": {
+            "a": {
+                "use": "x",
+                "arguments": {},
+                "model": "",
+                "rounds": 2,
+                "participation": 1.0,
+            }
+        },
+    }
     (results / "mine" / "experiment.json").write_text(json.dumps(index))
     for path in (results, results / "mine"):
         code, shown, _ = call("models", path, "--json")
@@ -70,25 +108,38 @@ def test_the_models_of_a_comparison_are_ranked_on_validation_data(trained, tmp_p
 
 def test_rows_are_predicted_into_a_file(trained, tmp_path, call):
     rows = write_table(tmp_path / "rows.csv", rows=5, seed=9)
-    code, _, error = call("predict", trained[1], rows, "--client", NAMES[0], "--out", tmp_path / "out.csv")
+    code, _, error = call(
+        "predict", trained[1], rows, "--client", NAMES[0], "--out", tmp_path / "out.csv"
+    )
     assert (code, error) == (0, "")
     code, shown, _ = call("predict", trained[1], rows, "--client", NAMES[0])
     assert shown == (tmp_path / "out.csv").read_text()
     assert pl.read_csv(tmp_path / "out.csv")["prediction"].is_in(["ill", "well"]).all()
     rows.write_text(rows.read_text().replace("Oslo", ""))
-    code, _, error = call("predict", trained[1], rows, "--client", NAMES[0], "--out", tmp_path / "no.csv")
+    code, _, error = call(
+        "predict", trained[1], rows, "--client", NAMES[0], "--out", tmp_path / "no.csv"
+    )
     assert code == 2
     assert error.count("\n") == 1
     assert "--missing impute" in error
     assert not (tmp_path / "no.csv").exists()
-    assert call("predict", trained[1], rows, "--client", NAMES[0], "--missing", "impute")[0] == 0
-    code, _, error = call("predict", trained[1], tmp_path / "none.csv", "--client", NAMES[0])
+    assert (
+        call("predict", trained[1], rows, "--client", NAMES[0], "--missing", "impute")[
+            0
+        ]
+        == 0
+    )
+    code, _, error = call(
+        "predict", trained[1], tmp_path / "none.csv", "--client", NAMES[0]
+    )
     assert code == 2
     assert "there is no file" in error
 
 
 def test_models_are_exported_with_cards(trained, tmp_path, call):
-    code, _, error = call("export", trained[1], "--out", tmp_path / "new", "--clients", NAMES[0], NAMES[2])
+    code, _, error = call(
+        "export", trained[1], "--out", tmp_path / "new", "--clients", NAMES[0], NAMES[2]
+    )
     assert (code, error) == (0, "")
     assert sorted(ft.load_models(tmp_path / "new")) == sorted([NAMES[0], NAMES[2]])
     cards = sorted(path.name for path in (tmp_path / "new" / "cards").iterdir())
@@ -105,16 +156,36 @@ def test_models_are_exported_with_cards(trained, tmp_path, call):
 
 def test_a_newcomer_is_enrolled_and_served(trained, tmp_path, call):
     rows = write_table(tmp_path / "rows.csv", rows=30, seed=9)
-    code, _, error = call("enroll", trained[1], "--data", rows, "--client", "Sofja", "--out", tmp_path / "sofja")
+    code, _, error = call(
+        "enroll",
+        trained[1],
+        "--data",
+        rows,
+        "--client",
+        "Sofja",
+        "--out",
+        tmp_path / "sofja",
+    )
     assert (code, error) == (0, "")
     code, shown, _ = call("predict", tmp_path / "sofja", rows)
     assert (code, len(shown.splitlines())) == (0, 31)
     run = ft.open(trained[1])
     x, y = run.preprocessing.transform_labelled(pl.read_csv(rows))
     expected = run.enroll(x, y, name="Sofja").predict(x)
-    assert [line.split(",")[1] for line in shown.splitlines()[1:]] == run.preprocessing.decode(expected).tolist()
+    assert [
+        line.split(",")[1] for line in shown.splitlines()[1:]
+    ] == run.preprocessing.decode(expected).tolist()
     for name, problem in ((NAMES[0], "took part in"), ("Sofja", "is not empty")):
-        code, _, error = call("enroll", trained[1], "--data", rows, "--client", name, "--out", tmp_path / "sofja")
+        code, _, error = call(
+            "enroll",
+            trained[1],
+            "--data",
+            rows,
+            "--client",
+            name,
+            "--out",
+            tmp_path / "sofja",
+        )
         assert code == 2
         assert problem in error or "is not empty" in error
 

@@ -1,4 +1,6 @@
-"""After forgetting, no file of the new run holds the client's name, rows or states: searched for here in other ways."""
+"""After forgetting, no file of the new run holds the client's name, rows or states:
+searched for here in other ways.
+"""
 
 import json
 import shutil
@@ -26,11 +28,20 @@ def without(trained, tmp_path_factory):
 
 def test_nothing_of_the_client_is_left(without):
     run, _, path = without
-    lines = [line for line in (run.path.parent / "table.csv").read_text().splitlines() if FORGOTTEN in line]
+    lines = [
+        line
+        for line in (run.path.parent / "table.csv").read_text().splitlines()
+        if FORGOTTEN in line
+    ]
     place = run.federation.names.index(FORGOTTEN)
-    rows = np.concatenate([getattr(run.federation, split)[place] for split in ("train", "val", "test")])
+    rows = np.concatenate(
+        [getattr(run.federation, split)[place] for split in ("train", "val", "test")]
+    )
     mine = run.executor.seen.names.index(FORGOTTEN)
-    states = [np.asarray(leaf)[mine].tobytes() for leaf in jax.tree.leaves(run.executor.states.rows)]
+    states = [
+        np.asarray(leaf)[mine].tobytes()
+        for leaf in jax.tree.leaves(run.executor.states.rows)
+    ]
     states = [state for state in states if len(state) >= 8]
     secrets = {
         "name": [FORGOTTEN.encode(), FORGOTTEN.encode("utf-16-le"), b"Lovelace"],
@@ -39,8 +50,11 @@ def test_nothing_of_the_client_is_left(without):
         "states": [*states, run.personal(FORGOTTEN).theta.tobytes()],
     }
     assert {what: len(found) for what, found in secrets.items()} == {
-        "name": 3, "lines": 30, "examples": 30, "states": len(states) + 1,
-    }  # fmt: skip
+        "name": 3,
+        "lines": 30,
+        "examples": 30,
+        "states": len(states) + 1,
+    }
     assert states
     files = [file for file in path.rglob("*") if file.is_file()]
     assert len(files) > 8
@@ -51,7 +65,9 @@ def test_nothing_of_the_client_is_left(without):
         if file.suffix == ".parquet":
             cells = pl.read_parquet(file)
             assert "Lovelace" not in str(cells.to_dicts())
-            assert "row" not in cells.columns or not set(cells["row"]) & set(run.federation.rows[rows].tolist())
+            assert "row" not in cells.columns or not set(cells["row"]) & set(
+                run.federation.rows[rows].tolist()
+            )
     whole = (run.path / "checkpoint.safetensors").read_bytes()
     assert all(state in whole for state in states)  # the search finds what is there
 
@@ -63,11 +79,15 @@ def test_the_others_are_trained_as_before(without):
     assert new.federation.unseen.tolist() == [True, False]
     again = ft.open(path)
     assert list(again.names) == kept
-    assert again.federation.notes is not None  # the table is found again, and is the same
+    assert (
+        again.federation.notes is not None
+    )  # the table is found again, and is the same
     assert again.stored.rows is not None
     ages = [column for column in again.preprocessing.columns if column.name == "age"]
     before = [column for column in run.preprocessing.columns if column.name == "age"]
-    assert ages[0].mean != before[0].mean  # also the preprocessing was learned without it
+    assert (
+        ages[0].mean != before[0].mean
+    )  # also the preprocessing was learned without it
     assert [one.whole for one in check(path)] == [True]
 
 
@@ -77,24 +97,34 @@ def test_the_proof_says_what_was_searched(without):
     assert proof["searched for"]["numbers of rows"] == 30
     for what in ("its examples", "its state", "its model", "its lines in the table"):
         assert proof["searched for"][f"pieces of {what}"] > 0
-    assert {"checkpoint.safetensors", "models.safetensors", "manifest.toml"} <= set(proof["files"])
+    assert {"checkpoint.safetensors", "models.safetensors", "manifest.toml"} <= set(
+        proof["files"]
+    )
 
 
 def test_what_is_left_is_found(without, trained, tmp_path):
     """Each kind of trace, put back, is named."""
     run, _, path = without
     for file, what in {
-        "checkpoint.safetensors": "its state", "models.safetensors": "its model", "models.json": "its name",
-        "metrics.parquet": "its name", "rows.parquet": "numbers of its rows", "clients.parquet": "its name",
-    }.items():  # fmt: skip
+        "checkpoint.safetensors": "its state",
+        "models.safetensors": "its model",
+        "models.json": "its name",
+        "metrics.parquet": "its name",
+        "rows.parquet": "numbers of its rows",
+        "clients.parquet": "its name",
+    }.items():
         copy = shutil.copytree(path, tmp_path / file)
         (copy / "forgotten.json").unlink()
         shutil.copy(run.path / file, copy / file)
-        with pytest.raises(ValueError, match=f"still holds something of the client .*{file}: .*{what}"):
+        with pytest.raises(
+            ValueError, match=f"still holds something of the client .*{file}: .*{what}"
+        ):
             prove(run, FORGOTTEN, copy)
         assert not (copy / "forgotten.json").exists()
     place = run.federation.names.index(FORGOTTEN)
-    (copy / "notes.bin").write_bytes(b"odd" + run.federation.x[run.federation.test[place]].tobytes())
+    (copy / "notes.bin").write_bytes(
+        b"odd" + run.federation.x[run.federation.test[place]].tobytes()
+    )
     with pytest.raises(ValueError, match=r"notes\.bin: its examples"):
         prove(run, FORGOTTEN, copy)
     (copy / "notes.bin").write_bytes((run.path.parent / "table.csv").read_bytes()[:200])

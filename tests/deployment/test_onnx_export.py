@@ -25,53 +25,86 @@ MODELS = {
 
 
 def ran(proto, x):
-    """Output name -> values, by onnxruntime, or where that is not installed by the reference of the format."""
+    """Output name -> values, by onnxruntime, or where that is not installed by the
+    reference of the format.
+    """
     names = [output.name for output in proto.graph.output]
     try:
         import onnxruntime
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        return dict(zip(names, ReferenceEvaluator(proto).run(None, {"x": x}), strict=True))
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        return dict(
+            zip(names, ReferenceEvaluator(proto).run(None, {"x": x}), strict=True)
+        )
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return dict(zip(names, session.run(names, {"x": x}), strict=True))
 
 
 def theta_of(model, seed=0):
-    """Parameters of which none is a starting value, such as the zeros and ones of normalisation."""
+    """Parameters of which none is a starting value, such as the zeros and ones of
+    normalisation.
+    """
     theta = np.asarray(model.init(jax.random.key(seed)))
-    return theta + 0.01 * np.random.default_rng(seed).uniform(size=len(theta)).astype(np.float32)
+    return theta + 0.01 * np.random.default_rng(seed).uniform(size=len(theta)).astype(
+        np.float32
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_are_equal(name):
     architecture, shape = MODELS[name]
-    model, x = architecture.bind(shape, 4), np.random.default_rng(1).normal(size=(5, *shape)).astype(np.float32)
+    model, x = (
+        architecture.bind(shape, 4),
+        np.random.default_rng(1).normal(size=(5, *shape)).astype(np.float32),
+    )
     personal = PersonalModel("Ada", theta_of(model), model, 0.3, 2.0)
     found, expected = ran(onnx_model(personal), x), personal.outputs(x)
     assert expected.std() > 0.01
     np.testing.assert_allclose(found["outputs"], expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found["probabilities"], personal.probabilities(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found["probabilities"], personal.probabilities(x), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("logits", [False, True])
 def test_mixtures_are_equal(logits):
-    model, x = ft.models.mlp(3).bind((4,), 3), np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    model, x = (
+        ft.models.mlp(3).bind((4,), 3),
+        np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32),
+    )
     models = np.stack([theta_of(model, seed) for seed in range(3)])
-    personal = PersonalModel("Ada", Mixture(np.array([0.2, 0.0, 0.8], np.float32), models, logits), model)
+    personal = PersonalModel(
+        "Ada", Mixture(np.array([0.2, 0.0, 0.8], np.float32), models, logits), model
+    )
     found = ran(onnx_model(personal), x)
-    np.testing.assert_allclose(found["outputs"], personal.outputs(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found["outputs"], personal.outputs(x), rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_allclose(found["probabilities"].sum(axis=1), 1, rtol=1e-5)
 
 
 def test_a_tables_models_take_their_preprocessing_along(trained, tmp_path):
     personal = list(trained[0].personal_models().values())
     files = export_onnx(personal, tmp_path / "new")
-    assert [file.name for file in files] == ["000-Ada-Lovelace.onnx", "001-Emmy-Noether.onnx", "002-Grace-Hopper.onnx"]
+    assert [file.name for file in files] == [
+        "000-Ada-Lovelace.onnx",
+        "001-Emmy-Noether.onnx",
+        "002-Grace-Hopper.onnx",
+    ]
     unit = ft.tables.Preprocessing.load(tmp_path / "new" / "preprocessing.json")
-    x = unit.transform([{"age": 44.0, "mass": None, "town": "Rome"}, {"age": 61.5, "mass": 70.0, "town": "Oslo"}])
+    x = unit.transform(
+        [
+            {"age": 44.0, "mass": None, "town": "Rome"},
+            {"age": 61.5, "mass": 70.0, "town": "Oslo"},
+        ]
+    )
     proto = onnx.load(files[1])
-    np.testing.assert_allclose(ran(proto, x)["outputs"], personal[1].outputs(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        ran(proto, x)["outputs"], personal[1].outputs(x), rtol=1e-5, atol=1e-5
+    )
     said = {entry.key: entry.value for entry in proto.metadata_props}
     assert said["client"] == personal[1].name
     assert said["classes"] == '["ill", "well"]'
@@ -84,24 +117,47 @@ def test_a_tables_models_take_their_preprocessing_along(trained, tmp_path):
 
 
 def test_a_regressions_target_is_in_its_own_unit():
-    frame = {"site": list("ab") * 20, "age": [20.0 + n for n in range(40)], "y": [100.0 + 3 * n for n in range(40)]}
-    table = ft.tables.from_table(ft.tables.table.pl.DataFrame(frame), client="site", target="y", task="regression")
+    frame = {
+        "site": list("ab") * 20,
+        "age": [20.0 + n for n in range(40)],
+        "y": [100.0 + 3 * n for n in range(40)],
+    }
+    table = ft.tables.from_table(
+        ft.tables.table.pl.DataFrame(frame),
+        client="site",
+        target="y",
+        task="regression",
+    )
     model = ft.models.logistic().bind(table.input_shape, 1, loss=squared_error)
-    personal = PersonalModel("a", theta_of(model), model, preprocessing=table.preprocessing)
+    personal = PersonalModel(
+        "a", theta_of(model), model, preprocessing=table.preprocessing
+    )
     rows = [{"age": 33.0}, {"age": 60.0}]
     found = ran(onnx_model(personal), table.preprocessing.transform(rows))
-    np.testing.assert_allclose(found["target"][:, 0], personal.predict_rows(rows), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["target"][:, 0], personal.predict_rows(rows), rtol=1e-5
+    )
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path):
     model = ft.models.lstm(5).bind((3,), 2)
-    with pytest.raises(ValueError, match="models of SequenceLSTM cannot be exported to ONNX"):
+    with pytest.raises(
+        ValueError, match="models of SequenceLSTM cannot be exported to ONNX"
+    ):
         export_onnx([PersonalModel("Ada", theta_of(model), model)], tmp_path / "new")
     model = ft.models.mlp(4).bind((3,), 2)
     array, theta = np.zeros(1, np.float32), theta_of(model)
     neighbors = NearestNeighbors(
-        theta, np.zeros((1, 4), np.float32), array.astype(int), array > -1, array[0], array[0], 1
+        theta,
+        np.zeros((1, 4), np.float32),
+        array.astype(int),
+        array > -1,
+        array[0],
+        array[0],
+        1,
     )
-    with pytest.raises(ValueError, match="client 'Ada' predicts with its own examples, too"):
+    with pytest.raises(
+        ValueError, match="client 'Ada' predicts with its own examples, too"
+    ):
         export_onnx([PersonalModel("Ada", neighbors, model)], tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,6 @@
-"""A run directory gives the run back that wrote it, and finds its data again or says why not."""
+"""A run directory gives the run back that wrote it, and finds its data again or says
+why not.
+"""
 
 import dataclasses
 
@@ -7,7 +9,11 @@ import pytest
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
-from fedtailor.deployment.settings import rebuilt_algorithm, rebuilt_model, rebuilt_pipeline
+from fedtailor.deployment.settings import (
+    rebuilt_algorithm,
+    rebuilt_model,
+    rebuilt_pipeline,
+)
 from fedtailor.experiments import scenarios
 from fedtailor.models import Classification, logistic
 from fedtailor.pipelines import Cast, Clip
@@ -35,7 +41,11 @@ def test_what_is_opened_is_what_was_trained(trained):
         equal(again.personal(name).theta, run.personal(name).theta)
     row = {"age": 61.0, "mass": None, "town": "Oslo"}
     rows = [{**row, "age": age} for age in (20.0, 90.0)]
-    assert again.predict(NAMES[0], rows).tolist() == run.predict(NAMES[0], rows).tolist() == ["well", "ill"]
+    assert (
+        again.predict(NAMES[0], rows).tolist()
+        == run.predict(NAMES[0], rows).tolist()
+        == ["well", "ill"]
+    )
     with pytest.raises(ValueError, match=r"no client of .* called 'Ada'"):
         again.personal("Ada")
 
@@ -59,12 +69,18 @@ def test_a_table_that_is_gone_moved_or_changed_is_one_line(moved, tmp_path):
     table = moved.parent / "table.csv"
     elsewhere = table.rename(tmp_path / "elsewhere.csv")
     alone = ft.open(moved)
-    assert alone.predict(NAMES[0], [{"age": 61.0, "mass": 70.0, "town": "Oslo"}]).shape == (1,)
-    with pytest.raises(ValueError, match=r"is not at .*table\.csv; say where it is with --table"):
+    assert alone.predict(
+        NAMES[0], [{"age": 61.0, "mass": 70.0, "town": "Oslo"}]
+    ).shape == (1,)
+    with pytest.raises(
+        ValueError, match=r"is not at .*table\.csv; say where it is with --table"
+    ):
         _ = alone.federation
     assert len(ft.open(moved, table=elsewhere).federation) == 3
     table.write_text(elsewhere.read_text().replace("Oslo", "Bonn", 1))
-    with pytest.raises(ValueError, match=r"is not the table that .* was trained on .its digest differs"):
+    with pytest.raises(
+        ValueError, match=r"is not the table that .* was trained on .its digest differs"
+    ):
         _ = ft.open(moved).federation
 
 
@@ -74,8 +90,12 @@ def test_a_scenario_is_built_again_and_must_be_the_same(of_arrays, monkeypatch):
     again = ft.open(path)
     equal(again.personal(0).predictor.models, run.personal(0).predictor.models)
     assert again.row_outcomes().equals(run.row_outcomes())
-    monkeypatch.setitem(scenarios.SCENARIOS, "blobs", dataclasses.replace(BLOBS, build=other_blobs))
-    with pytest.raises(ValueError, match=r"the data are not those that .* was trained on"):
+    monkeypatch.setitem(
+        scenarios.SCENARIOS, "blobs", dataclasses.replace(BLOBS, build=other_blobs)
+    )
+    with pytest.raises(
+        ValueError, match=r"the data are not those that .* was trained on"
+    ):
         _ = ft.open(path).federation
     with pytest.raises(ValueError, match="the data are not those"):
         _ = ft.open(path, federation=other_blobs(2)).federation
@@ -87,7 +107,10 @@ def other_blobs(seed, *, clients: int = 3, missing: str | None = None):
 
 
 def test_every_method_is_read_back_from_a_manifest():
-    changed = [ft.Ditto(lam=0.3, sgd=ft.SGD(lr=0.25, steps=3)), ft.Then(ft.FedAvg(), rounds=2, next=ft.SelfFL())]
+    changed = [
+        ft.Ditto(lam=0.3, sgd=ft.SGD(lr=0.25, steps=3)),
+        ft.Then(ft.FedAvg(), rounds=2, next=ft.SelfFL()),
+    ]
     for given in [*(kind() for kind in Algorithm.registry.values()), *changed]:
         found = rebuilt_algorithm(settings(given))
         assert type(found) is type(given)
@@ -96,13 +119,20 @@ def test_every_method_is_read_back_from_a_manifest():
 
 def test_pipelines_and_models_are_read_back():
     found = rebuilt_pipeline([settings(Clip(0.5)), settings(Cast("float16"))], "uplink")
-    assert [settings(one) for one in found] == [settings(Clip(0.5)), settings(Cast("float16"))]
+    assert [settings(one) for one in found] == [
+        settings(Clip(0.5)),
+        settings(Cast("float16")),
+    ]
     model = ft.models.lenet5("max", norm="group").bind((16, 16), 3)
     assert rebuilt_model(settings(model)) == model
     own = logistic().bind((2,), 2, loss=Classification(own_loss))
-    with pytest.raises(ValueError, match="model is one that only your code knows; pass model="):
+    with pytest.raises(
+        ValueError, match="model is one that only your code knows; pass model="
+    ):
         rebuilt_model(settings(own))
-    with pytest.raises(ValueError, match="method 'fedsomething' is not one that is installed"):
+    with pytest.raises(
+        ValueError, match="method 'fedsomething' is not one that is installed"
+    ):
         rebuilt_algorithm({"name": "fedsomething"})
 
 
@@ -117,5 +147,7 @@ def test_what_is_no_finished_run_is_one_line(tmp_path, moved):
         ft.open(tmp_path)
     (tmp_path / "results" / "mine").mkdir(parents=True)
     (tmp_path / "results" / "mine" / "experiment.json").write_text("{}")
-    with pytest.raises(ValueError, match="is a comparison of several runs; name one of them"):
+    with pytest.raises(
+        ValueError, match="is a comparison of several runs; name one of them"
+    ):
         ft.open(tmp_path / "results")

@@ -1,4 +1,6 @@
-"""A file of raw rows goes in, labels or targets in their own unit come out; nothing is guessed."""
+"""A file of raw rows goes in, labels or targets in their own unit come out; nothing is
+guessed.
+"""
 
 import numpy as np
 import polars as pl
@@ -23,11 +25,15 @@ def table(tmp_path):
 def test_columns_are_found_by_name_and_labels_are_the_users(models, table):
     frame = pl.read_csv(table)
     found = predictions(models, table, NAMES[1], probabilities=True)
-    expected = models[NAMES[1]].probabilities(models[NAMES[1]].preprocessing.transform(frame))
+    expected = models[NAMES[1]].probabilities(
+        models[NAMES[1]].preprocessing.transform(frame)
+    )
     assert found.columns == ["row", "prediction", "probability", "p(ill)", "p(well)"]
     assert found["row"].to_list() == list(range(1, 13))
     np.testing.assert_allclose(found["p(ill)"], expected[:, 0])
-    assert found["prediction"].to_list() == ["ill" if share > 0.5 else "well" for share in expected[:, 0]]
+    assert found["prediction"].to_list() == [
+        "ill" if share > 0.5 else "well" for share in expected[:, 0]
+    ]
     np.testing.assert_allclose(found["probability"], expected.max(axis=1))
     shuffled = table.with_name("shuffled.csv")
     frame.select("town", "mass", "age").write_csv(shuffled)
@@ -54,7 +60,14 @@ def test_each_row_has_its_own_clients_model(models, table):
         ("age", "wage", "no column 'age' for the model's inputs"),
         ("site,", "site,shoe,", "more|cells|shoe"),
         ("Oslo", "Paris", "column 'town' is 'Paris' in"),
-        ("Oslo", "", "column 'town' is missing in .* rows, first in row 2, and in training it never was"),
+        (
+            "Oslo",
+            "",
+            (
+                "column 'town' is missing in .* rows, first in row 2, and in training"
+                " it never was"
+            ),
+        ),
         ("Oslo", "?", "column 'town' is missing in"),
     ],
 )
@@ -66,7 +79,9 @@ def test_rows_unlike_those_of_training_are_refused(models, table, old, new, prob
 
 def test_what_is_asked_for_is_imputed(models, table):
     plain = predictions(models, table, NAMES[0], probabilities=True)
-    table.write_text(table.read_text().replace("Rome", "?"))  # Oslo is the most frequent one
+    table.write_text(
+        table.read_text().replace("Rome", "?")
+    )  # Oslo is the most frequent one
     imputed = predictions(models, table, NAMES[0], missing="impute", probabilities=True)
     as_oslo = table.with_name("oslo.csv")
     as_oslo.write_text(table.read_text().replace("?", "Oslo"))
@@ -75,20 +90,32 @@ def test_what_is_asked_for_is_imputed(models, table):
 
 
 def test_models_of_arrays_take_numbers_in_order(of_arrays, tmp_path):
-    models, x = models_at(of_arrays[1]), np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    models, x = (
+        models_at(of_arrays[1]),
+        np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32),
+    )
     name = next(iter(models))
     np.save(tmp_path / "rows.npy", x)
     pl.DataFrame(x, schema=list("abcd")).write_csv(tmp_path / "rows.csv")
     expected = models[name].predict(x).tolist()
     for file in ("rows.npy", "rows.csv"):
-        assert predictions(models, tmp_path / file, name)["prediction"].to_list() == expected
-    with pytest.raises(ValueError, match="name the client whose model predicts with --client"):
+        assert (
+            predictions(models, tmp_path / file, name)["prediction"].to_list()
+            == expected
+        )
+    with pytest.raises(
+        ValueError, match="name the client whose model predicts with --client"
+    ):
         predictions(models, tmp_path / "rows.npy", None)
-    pl.DataFrame(x, schema=list("abcd")).with_columns(b=None).write_csv(tmp_path / "gap.csv")
+    pl.DataFrame(x, schema=list("abcd")).with_columns(b=None).write_csv(
+        tmp_path / "gap.csv"
+    )
     with pytest.raises(ValueError, match="the input is nan in row 0, column 1"):
         predictions(models, tmp_path / "gap.csv", name)
     pl.DataFrame(x[:, :3], schema=list("abc")).write_csv(tmp_path / "narrow.csv")
-    with pytest.raises(ValueError, match=r"has 3 columns; these models .* take 4 numbers a row"):
+    with pytest.raises(
+        ValueError, match=r"has 3 columns; these models .* take 4 numbers a row"
+    ):
         predictions(models, tmp_path / "narrow.csv", name)
     (tmp_path / "rows.npy").write_bytes(b"no array")
     with pytest.raises(ValueError, match="holds no array"):
@@ -97,13 +124,23 @@ def test_models_of_arrays_take_numbers_in_order(of_arrays, tmp_path):
 
 def test_a_newcomers_rows_are_encoded_with_their_targets(trained):
     unit = ft.open(trained[1]).preprocessing
-    rows = [{"age": 40.0, "mass": None, "town": "Rome", "verdict": verdict} for verdict in ("well", "ill", "well")]
+    rows = [
+        {"age": 40.0, "mass": None, "town": "Rome", "verdict": verdict}
+        for verdict in ("well", "ill", "well")
+    ]
     x, y = unit.transform_labelled(rows)
     np.testing.assert_array_equal(x, unit.transform(rows))
     assert unit.decode(y).tolist() == ["well", "ill", "well"]
-    with pytest.raises(ValueError, match="target column 'verdict' is 'sick' in row 2; training had no such class"):
+    with pytest.raises(
+        ValueError,
+        match="target column 'verdict' is 'sick' in row 2; training had no such class",
+    ):
         unit.transform_labelled([rows[0], {**rows[0], "verdict": "sick"}])
     with pytest.raises(ValueError, match="target column 'verdict' is missing in row 1"):
         unit.transform_labelled({**rows[0], "verdict": None})
-    with pytest.raises(ValueError, match="the rows have no column 'verdict', which is the target"):
-        unit.transform_labelled({key: value for key, value in rows[0].items() if key != "verdict"})
+    with pytest.raises(
+        ValueError, match="the rows have no column 'verdict', which is the target"
+    ):
+        unit.transform_labelled(
+            {key: value for key, value in rows[0].items() if key != "verdict"}
+        )

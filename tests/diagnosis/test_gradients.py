@@ -1,4 +1,6 @@
-"""Gradients of clients: variances from batches, tests of homogeneity, groups, and the kernel's exponents."""
+"""Gradients of clients: variances from batches, tests of homogeneity, groups, and the
+kernel's exponents.
+"""
 
 from itertools import combinations, product
 
@@ -16,7 +18,9 @@ def trace(samples):
 @pytest.mark.parametrize(("n", "batch"), [(6, 2), (6, 3), (7, 3)])
 def test_batches_tell_the_trace_exactly(n, batch):
     samples = np.random.default_rng(n).normal(size=(n, 3))
-    every = [samples[list(chosen)].mean(axis=0) for chosen in combinations(range(n), batch)]
+    every = [
+        samples[list(chosen)].mean(axis=0) for chosen in combinations(range(n), batch)
+    ]
     sigma2 = np.square(np.array(every) - samples.mean(axis=0)).sum(axis=1).mean()
     found = gradient_traces(np.array([sigma2]), np.array([batch]), np.array([n]))
     np.testing.assert_allclose(found, trace(samples), rtol=1e-10)
@@ -24,22 +28,30 @@ def test_batches_tell_the_trace_exactly(n, batch):
 
 
 def test_the_distance_has_no_bias():
-    # All pairs of samples of size 2 (with replacement) from two small populations, each equally likely.
+    # All pairs of samples of size 2 (with replacement) from two small populations, each
+    # equally likely.
     rng = np.random.default_rng(0)
     populations = rng.normal(size=(2, 3, 2)) + np.array([0.0, 0.5])[:, None, None]
     draws = [populations[0][list(i)] for i in product(range(3), repeat=2)]
     others = [populations[1][list(j)] for j in product(range(3), repeat=2)]
     total = 0.0
     for one, other in product(draws, others):
-        gradients, traces = np.array([one.mean(axis=0), other.mean(axis=0)]), np.array([trace(one), trace(other)])
+        gradients, traces = (
+            np.array([one.mean(axis=0), other.mean(axis=0)]),
+            np.array([trace(one), trace(other)]),
+        )
         total += homogeneity(gradients, traces, np.array([2, 2])).distance[0, 1]
     true = np.square(populations[0].mean(axis=0) - populations[1].mean(axis=0)).sum()
     np.testing.assert_allclose(total / 81, true, rtol=1e-10)
 
 
 def population(rng, means, sizes, dimension, spread):
-    """Mean gradients of clients whose samples' gradients are normal with covariance diag(spread)."""
-    noise = rng.normal(size=(len(sizes), dimension)) * np.sqrt(spread / np.asarray(sizes)[:, None])
+    """Mean gradients of clients whose samples' gradients are normal with covariance
+    diag(spread).
+    """
+    noise = rng.normal(size=(len(sizes), dimension)) * np.sqrt(
+        spread / np.asarray(sizes)[:, None]
+    )
     return means + noise
 
 
@@ -56,8 +68,12 @@ def test_equal_clients_have_ratio_one_and_are_told_apart_by_chance_only(rank, no
         rejected.append((found.p[above] < 0.05).mean())
         any_rejected.append((found.p_holm < 0.05).any())
     assert abs(np.mean(ratios) - 1) < 0.03
-    assert np.mean(rejected) <= 0.06 and np.mean(any_rejected) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 150)
-    assert rank == 1 or np.mean(rejected) > 0.03  # with the right rank the test is as sharp as it says
+    assert np.mean(rejected) <= 0.06 and np.mean(any_rejected) <= 0.05 + 3 * np.sqrt(
+        0.05 * 0.95 / 150
+    )
+    assert (
+        rank == 1 or np.mean(rejected) > 0.03
+    )  # with the right rank the test is as sharp as it says
 
 
 def test_one_direction_is_the_worst_case_that_rank_one_allows_for():
@@ -71,9 +87,13 @@ def test_one_direction_is_the_worst_case_that_rank_one_allows_for():
 def test_groups_are_found_and_numbered_by_their_first_member():
     rng, sizes = np.random.default_rng(3), np.full(9, 400)
     centres = np.array([[0.0, 0], [3, 0], [0, 3]])[[0, 1, 0, 2, 1, 0, 2, 2, 1]]
-    found = homogeneity(population(rng, centres, sizes, 2, np.ones(2)), np.full(9, 2.0), sizes)
+    found = homogeneity(
+        population(rng, centres, sizes, 2, np.ones(2)), np.full(9, 2.0), sizes
+    )
     np.testing.assert_array_equal(found.groups(), [0, 1, 0, 2, 1, 0, 2, 2, 1])
-    alike = homogeneity(population(rng, 0.0, sizes, 2, np.ones(2)), np.full(9, 2.0), sizes)
+    alike = homogeneity(
+        population(rng, 0.0, sizes, 2, np.ones(2)), np.full(9, 2.0), sizes
+    )
     np.testing.assert_array_equal(alike.groups(), np.zeros(9))
     for group in np.unique(found.groups()):
         inside = found.groups() == group
@@ -83,7 +103,9 @@ def test_groups_are_found_and_numbered_by_their_first_member():
 def test_clients_without_variance_and_unknown_traces():
     gradients = np.array([[0.0], [0.0], [1.0]])
     found = homogeneity(gradients, np.zeros(3), np.array([5, 5, 5]))
-    np.testing.assert_array_equal(found.ratio, [[1, 1, np.inf], [1, 1, np.inf], [np.inf, np.inf, 1]])
+    np.testing.assert_array_equal(
+        found.ratio, [[1, 1, np.inf], [1, 1, np.inf], [np.inf, np.inf, 1]]
+    )
     np.testing.assert_array_equal(found.groups(), [0, 0, 1])
     filled = homogeneity(gradients, np.array([2.0, np.nan, 4.0]), np.array([1, 2, 4]))
     np.testing.assert_allclose(filled.expected[0, 1], 2 + 3 / 2, rtol=1e-12)
@@ -97,15 +119,24 @@ def test_clients_without_variance_and_unknown_traces():
 
 
 def test_the_kernel_s_exponent_between_equal_clients_is_as_expected():
-    rng, sizes, batches, d = np.random.default_rng(4), np.array([30, 60, 60]), np.array([10, 20, 10]), 400
+    rng, sizes, batches, d = (
+        np.random.default_rng(4),
+        np.array([30, 60, 60]),
+        np.array([10, 20, 10]),
+        400,
+    )
     expected, total = expected_exponent(sizes, batches), np.zeros((3, 3))
-    np.testing.assert_allclose(expected[0, 1], (1 / 30 + 1 / 60) / (2 * (1 / 10 - 1 / 30)), rtol=1e-12)
+    np.testing.assert_allclose(
+        expected[0, 1], (1 / 30 + 1 / 60) / (2 * (1 / 10 - 1 / 30)), rtol=1e-12
+    )
     for _ in range(60):
         samples = [rng.normal(size=(n, d)) for n in sizes]
         gradients = np.array([s.mean(axis=0) for s in samples])
         sigma2 = np.array(
             [
-                np.square(s.reshape(n // k, k, d).mean(axis=1) - s.mean(axis=0)).sum(axis=1).mean()
+                np.square(s.reshape(n // k, k, d).mean(axis=1) - s.mean(axis=0))
+                .sum(axis=1)
+                .mean()
                 for s, n, k in zip(samples, sizes, batches, strict=True)
             ]
         )

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from fedtailor.diagnosis import Evidence, diagnose, recommend, starting_point, starting_strength, streams_of
+from fedtailor.diagnosis import (
+    Evidence,
+    diagnose,
+    recommend,
+    starting_point,
+    starting_strength,
+    streams_of,
+)
 
 SIZE = 4_000
 
@@ -18,7 +25,9 @@ def population(rng, centres, n=200, deviation=1.0):
         sigma2.append(np.square(parts - gradients[-1]).sum(axis=1).mean())
     names = [f"c{i}" for i in range(len(centres))]
     sizes = np.full(len(centres), n)
-    return diagnose(Evidence(names, sizes, np.array(gradients), np.array(sigma2), sizes // 2))
+    return diagnose(
+        Evidence(names, sizes, np.array(gradients), np.array(sigma2), sizes // 2)
+    )
 
 
 def methods(race):
@@ -29,8 +38,13 @@ def test_one_population_gets_one_model():
     found = population(np.random.default_rng(0), np.zeros((6, 200)))
     race = recommend(found, SIZE)
     assert methods(race) == ["fedavg", "ditto", "local"] and race.doubt == ""
-    assert streams_of(found) is None and race.entries[0].because == "no pair of clients is told apart"
-    assert [(entry.bytes_down, entry.bytes_up) for entry in race.entries] == [(SIZE, 6 * SIZE)] * 2 + [(0, 0)]
+    assert (
+        streams_of(found) is None
+        and race.entries[0].because == "no pair of clients is told apart"
+    )
+    assert [(entry.bytes_down, entry.bytes_up) for entry in race.entries] == [
+        (SIZE, 6 * SIZE)
+    ] * 2 + [(0, 0)]
 
 
 def test_groups_get_a_model_each():
@@ -38,9 +52,15 @@ def test_groups_get_a_model_each():
     race = recommend(population(np.random.default_rng(1), centres), SIZE)
     assert methods(race) == ["ucfl", "ifca", "local"] and race.doubt == ""
     ucfl, ifca, local = race.entries
-    assert ucfl.settings == {"streams": 3} and ifca.settings == {"clusters": 3, "start": "farthest"}
+    assert ucfl.settings == {"streams": 3} and ifca.settings == {
+        "clusters": 3,
+        "start": "farthest",
+    }
     assert (ucfl.bytes_down, ucfl.bytes_down_unicast) == (3 * SIZE, 9 * SIZE)
-    assert (ifca.bytes_down, ifca.bytes_down_unicast) == (3 * SIZE, 27 * SIZE)  # everybody looks at all three
+    assert (ifca.bytes_down, ifca.bytes_down_unicast) == (
+        3 * SIZE,
+        27 * SIZE,
+    )  # everybody looks at all three
     assert (local.bytes_down, local.bytes_up) == (0, 0)
     assert race.sentence == "Train ucfl, ifca, local and let validation data choose."
 
@@ -49,13 +69,19 @@ def test_clients_that_have_nothing_in_common_are_no_groups():
     found = population(np.random.default_rng(2), 4 * np.eye(10)[:6])
     assert len(np.unique(found.groups)) == 6 and streams_of(found) is None
     race = recommend(found, SIZE)
-    assert methods(race) == ["fedavg", "ditto", "local"] and race.entries[0].because == "one model for all"
+    assert (
+        methods(race) == ["fedavg", "ditto", "local"]
+        and race.entries[0].because == "one model for all"
+    )
     assert race.doubt == ""
 
 
 def test_too_few_samples_are_said_to_be_too_few():
-    # twice as far apart as sampling explains, everywhere: too little for a test that knows no covariance
-    centres = np.eye(200)[:6]  # traces are 200, and so is n: expected distances are 2, and these 2 more
+    # twice as far apart as sampling explains, everywhere: too little for a test that
+    # knows no covariance
+    centres = np.eye(200)[
+        :6
+    ]  # traces are 200, and so is n: expected distances are 2, and these 2 more
     race = recommend(population(np.random.default_rng(3), centres), SIZE)
     assert race.doubt.startswith("These samples cannot tell whether clients differ")
     assert methods(race) == ["fedavg", "ditto", "local"]
@@ -63,7 +89,10 @@ def test_too_few_samples_are_said_to_be_too_few():
 
 def test_the_pull_grows_with_the_noise_within_what_is_usual():
     rng = np.random.default_rng(4)
-    own = [starting_strength(population(rng, rng.normal(size=(8, 200)), deviation=s)) for s in (0.1, 20, 1e4)]
+    own = [
+        starting_strength(population(rng, rng.normal(size=(8, 200)), deviation=s))
+        for s in (0.1, 20, 1e4)
+    ]
     assert own[0] == 0.1 and 0.1 < own[1] < 2 and own[2] == 2
 
 
@@ -75,5 +104,7 @@ def test_without_groups_the_clustering_methods_start_from_their_own_choice():
 
 def test_an_unknown_method_has_no_starting_point():
     found = population(np.random.default_rng(5), np.zeros((3, 10)))
-    with pytest.raises(ValueError, match="nothing is known about 'afl'; the methods are local, fedavg"):
+    with pytest.raises(
+        ValueError, match="nothing is known about 'afl'; the methods are local, fedavg"
+    ):
         starting_point("afl", found)

@@ -15,7 +15,9 @@ from fedtailor.protocol import SGD
 
 
 class Planned:
-    """`map_clients`, whose programs are said to need 1,000 bytes for every client at once."""
+    """`map_clients`, whose programs are said to need 1,000 bytes for every client at
+    once.
+    """
 
     def __init__(self, run):
         self.run = run
@@ -24,17 +26,28 @@ class Planned:
         return self.run(*arguments)
 
     def lower(self, *arguments):
-        needed = SimpleNamespace(temp_size_in_bytes=600 * arguments[5], output_size_in_bytes=200 * arguments[5])
-        return SimpleNamespace(compile=lambda: SimpleNamespace(memory_analysis=lambda: needed))
+        needed = SimpleNamespace(
+            temp_size_in_bytes=600 * arguments[5],
+            output_size_in_bytes=200 * arguments[5],
+        )
+        return SimpleNamespace(
+            compile=lambda: SimpleNamespace(memory_analysis=lambda: needed)
+        )
 
 
-@pytest.mark.parametrize(("free", "planned", "chunk"), [(2**40, False, 12), (1, False, 1), (6000, True, 4)])
+@pytest.mark.parametrize(
+    ("free", "planned", "chunk"), [(2**40, False, 12), (1, False, 1), (6000, True, 4)]
+)
 def test_as_many_clients_as_the_free_memory_holds(monkeypatch, free, planned, chunk):
     """Of 5.4 clients that 90 % of 6,000 bytes hold, 4: three equal chunks."""
     monkeypatch.setattr(devices, "free_memory", lambda _: free)
     if planned:
         monkeypatch.setattr(devices, "map_clients", Planned(devices.map_clients))
-    ditto, model, clients = Ditto(sgd=TRAINED), softmax_model("float32"), classification(clients=12)
+    ditto, model, clients = (
+        Ditto(sgd=TRAINED),
+        softmax_model("float32"),
+        classification(clients=12),
+    )
     training = train(ditto, clients, model, 2, devices=1)
     assert list(training.executor.devices.chunks.values()) == [chunk]
     expected = train(ditto, clients, model, 2, devices=1, chunk=1)
@@ -42,7 +55,12 @@ def test_as_many_clients_as_the_free_memory_holds(monkeypatch, free, planned, ch
 
 
 def test_a_cpu_trains_one_client_at_a_time():
-    assert train(Ditto(sgd=TRAINED), classification(), softmax_model("float32"), 1).executor.devices.chunks == {}
+    assert (
+        train(
+            Ditto(sgd=TRAINED), classification(), softmax_model("float32"), 1
+        ).executor.devices.chunks
+        == {}
+    )
 
 
 def test_examples_lie_where_cpu_devices_share_them():

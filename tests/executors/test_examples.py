@@ -7,7 +7,9 @@ import numpy as np
 from conformance.problems import quadratics
 from fedtailor.executors.examples import examples_of
 
-FEDERATION = quadratics([0.0, 1.0, 2.0, 3.0], sizes=[3, 8, 13, 18], unseen=[False, True, False, False])
+FEDERATION = quadratics(
+    [0.0, 1.0, 2.0, 3.0], sizes=[3, 8, 13, 18], unseen=[False, True, False, False]
+)
 SEEN = np.array([3, 0, 2])  # in an order of its own, as a population sorted by id
 DRAW = examples_of(FEDERATION, SEEN)
 
@@ -25,7 +27,9 @@ def test_every_example_of_some_clients_can_be_drawn():
     _, y = numbered(np.random.default_rng(0), 2_000, np.array([2]))
     np.testing.assert_array_equal(np.unique(y[:, 0]), rows)
     _, y = numbered(np.random.default_rng(0), 2_000, np.array([0, 2]))
-    np.testing.assert_array_equal(np.unique(y[:, 0]), np.concatenate([rows, FEDERATION.train[3]]))
+    np.testing.assert_array_equal(
+        np.unique(y[:, 0]), np.concatenate([rows, FEDERATION.train[3]])
+    )
 
 
 def _numbered():

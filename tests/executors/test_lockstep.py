@@ -1,4 +1,6 @@
-"""Trainings whose exchanges are one: each ends as if it had been alone, whatever the others do."""
+"""Trainings whose exchanges are one: each ends as if it had been alone, whatever the
+others do.
+"""
 
 import threading
 from dataclasses import replace
@@ -22,7 +24,9 @@ METHODS = {
     "states and sampling": Ditto(sgd=TRAINED, lam=0.5),
     "probes and streams": UCFL(sgd=TRAINED, streams=2),
     "controls": SCAFFOLD(sgd=PLAIN),
-    "streams that differ in number": CFL(sgd=TRAINED, eps1=100.0, eps2=0.0, first_split=0),
+    "streams that differ in number": CFL(
+        sgd=TRAINED, eps1=100.0, eps2=0.0, first_split=0
+    ),
 }
 
 
@@ -36,13 +40,17 @@ def exchanges(algorithm, executor, seed, rounds=3):
     """A run as exchanges; returns the training."""
     everyone = algorithm.about.name == "cfl"
     participation = Participation() if everyone else Participation(count=3)
-    training = Training(algorithm, executor, executor.model, seed=seed, participation=participation)
+    training = Training(
+        algorithm, executor, executor.model, seed=seed, participation=participation
+    )
     yield from train_until(training, rounds)
     return training
 
 
 def trained(algorithm, seed, rounds=3, **settings):
-    executor = DeviceExecutor(federation(seed), softmax_model("float32"), Settings(**settings))
+    executor = DeviceExecutor(
+        federation(seed), softmax_model("float32"), Settings(**settings)
+    )
     return drive(exchanges(algorithm, executor, seed, rounds), executor)
 
 
@@ -53,7 +61,10 @@ def group_of(seeds, **settings):
 
 
 def group_over(federations, **settings):
-    models, directories = [softmax_model("float32")] * len(federations), [None] * len(federations)
+    models, directories = (
+        [softmax_model("float32")] * len(federations),
+        [None] * len(federations),
+    )
     return LockstepGroup(federations, models, Settings(**settings), directories)
 
 
@@ -65,12 +76,21 @@ def together(algorithms, seeds, rounds=None, **settings):
 
 
 def measured(training):
-    found = [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, training.executor.client_states))]
+    found = [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves((training.server, training.executor.client_states))
+    ]
     frame = training.metrics.frame(training.client_names)
-    return found, predictors(training), frame.sort("round", "client", "split", "metric")["value"].to_numpy()
+    return (
+        found,
+        predictors(training),
+        frame.sort("round", "client", "split", "metric")["value"].to_numpy(),
+    )
 
 
-def assert_measured(training, expected, same=np.testing.assert_array_equal, **tolerance):
+def assert_measured(
+    training, expected, same=np.testing.assert_array_equal, **tolerance
+):
     for found, wanted in zip(measured(training), expected, strict=True):
         for one, other in zip(found, wanted, strict=True):
             same(one, other, **tolerance)
@@ -97,7 +117,8 @@ def test_trainings_end_as_if_each_were_alone(name, programs):
     alone = [measured(training) for training in alone]
     programs.clear()
     joint = together([METHODS[name]] * len(SEEDS), SEEDS)
-    # whom nobody sampled yet differs from seed to seed, and so does what evaluations need; clusters, too
+    # whom nobody sampled yet differs from seed to seed, and so does what evaluations
+    # need; clusters, too
     whole = name == "probes and streams"
     assert each == len(programs) if whole else each <= len(programs) < len(SEEDS) * each
     for training, expected in zip(joint, alone, strict=True):
@@ -115,9 +136,17 @@ def test_lanes_of_one_chunk_come_from_several_trainings(programs):
 
 def test_other_methods_other_rates_and_other_lengths_may_meet():
     slower = FedAvg(sgd=replace(TRAINED, lr=0.05))
-    algorithms = [METHODS["states and sampling"], METHODS["controls"], FedAvg(sgd=TRAINED), slower]
+    algorithms = [
+        METHODS["states and sampling"],
+        METHODS["controls"],
+        FedAvg(sgd=TRAINED),
+        slower,
+    ]
     rounds = [3, 2, 1, 3]
-    alone = [measured(trained(algorithm, 3, number)) for algorithm, number in zip(algorithms, rounds, strict=True)]
+    alone = [
+        measured(trained(algorithm, 3, number))
+        for algorithm, number in zip(algorithms, rounds, strict=True)
+    ]
     joint = together(algorithms, [3] * 4, rounds)
     for training, expected in zip(joint, alone, strict=True):
         assert_measured(training, expected)
@@ -135,7 +164,9 @@ def test_a_training_that_diverges_leaves_the_others_alone():
 
     group = group_of([3, 3])
     members = zip((wild, good), group.executors, strict=True)
-    error, training = group.drive([attempt(algorithm, it, 3) for algorithm, it in members], threading.Event())
+    error, training = group.drive(
+        [attempt(algorithm, it, 3) for algorithm, it in members], threading.Event()
+    )
     assert isinstance(error, Diverged)
     assert_measured(training, expected)
 
@@ -156,7 +187,10 @@ def test_an_error_asks_the_others_to_save_and_end():
             raise
 
     group, algorithm = group_of([3, 4]), FedAvg(sgd=PLAIN)
-    runs = [saving(algorithm, group.executors[0], 3), failing(algorithm, group.executors[1], 4)]
+    runs = [
+        saving(algorithm, group.executors[0], 3),
+        failing(algorithm, group.executors[1], 4),
+    ]
     with pytest.raises(ValueError, match="the disk is full"):
         group.drive(runs, stopped)
     assert len(saved) == 1 and saved[0] < 50
@@ -176,7 +210,10 @@ def test_an_interrupt_reaches_whoever_drives_and_closes_all():
             closed.append(True)
 
     group, algorithm = group_of([3, 4]), FedAvg(sgd=PLAIN)
-    runs = [patient(algorithm, group.executors[0], 3), interrupted(algorithm, group.executors[1], 4)]
+    runs = [
+        patient(algorithm, group.executors[0], 3),
+        interrupted(algorithm, group.executors[1], 4),
+    ]
     with pytest.raises(KeyboardInterrupt):
         group.drive(runs, threading.Event())
     assert closed == [True]
@@ -197,7 +234,10 @@ def test_an_error_in_an_exchange_reaches_everybody(monkeypatch):
             raise
 
     group = group_of(SEEDS)
-    runs = [attempt(METHODS["states and sampling"], it, seed) for it, seed in zip(group.executors, SEEDS, strict=True)]
+    runs = [
+        attempt(METHODS["states and sampling"], it, seed)
+        for it, seed in zip(group.executors, SEEDS, strict=True)
+    ]
     with pytest.raises(MemoryError, match="no room"):
         group.drive(runs, threading.Event())
     assert len(reached) == len(SEEDS)
@@ -213,7 +253,10 @@ def test_runs_share_the_time_of_those_that_have_not_ended():
             yield from training.next_round()
             seen.append(executor.concurrency)
 
-    group.drive([counting(group.executors[0], 3), counting(group.executors[1], 1)], threading.Event())
+    group.drive(
+        [counting(group.executors[0], 3), counting(group.executors[1], 1)],
+        threading.Event(),
+    )
     assert seen[:2] == [2, 2] and seen[-1] == 1
 
 
@@ -221,7 +264,8 @@ def test_runs_share_the_time_of_those_that_have_not_ended():
 def test_federations_of_other_forms_may_meet(debug):
     fedavg = FedAvg(sgd=SGD(lr=0.1, batch_size=128))
     shifted = replace(federation(3), x=federation(3).x + 1, shift=1.0)
-    # Batches of all that a client has have other room there, and so another order of their sums.
+    # Batches of all that a client has have other room there, and so another order of
+    # their sums.
     larger = classification(sizes=[11, 17, 23, 29, 70])
     federations = [federation(3), shifted, larger]
 
@@ -235,7 +279,9 @@ def test_federations_of_other_forms_may_meet(debug):
         executor = DeviceExecutor(it, softmax_model("float32"))
         alone.append(measured(drive(start(executor), executor)))
     group = group_over(federations, debug=debug)
-    joint = group.drive([start(executor) for executor in group.executors], threading.Event())
+    joint = group.drive(
+        [start(executor) for executor in group.executors], threading.Event()
+    )
     tolerance = {"same": np.testing.assert_allclose, **ROUNDED} if debug else {}
     for training, expected in zip(joint, alone, strict=True):
         assert_measured(training, expected, **tolerance)

@@ -1,4 +1,6 @@
-"""Two processes that train one federation together, over loopback, give what one process with two devices gives."""
+"""Two processes that train one federation together, over loopback, give what one
+process with two devices gives.
+"""
 
 import os
 import socket
@@ -42,7 +44,10 @@ def start(directory, rounds, resume=False):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.config.jax_cpu_collectives_implementation != "gloo", reason="this JAX has no gloo collectives")
+@pytest.mark.skipif(
+    jax.config.jax_cpu_collectives_implementation != "gloo",
+    reason="this JAX has no gloo collectives",
+)
 def test_two_processes_give_what_one_gives(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -50,7 +55,15 @@ def test_two_processes_give_what_one_gives(tmp_path):
     paths = [str(tests), str(tests.parent / "src")]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(number), str(tmp_path / "two"), *paths],
+            [
+                sys.executable,
+                "-c",
+                PROGRAM,
+                address,
+                str(number),
+                str(tmp_path / "two"),
+                *paths,
+            ],
             env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -65,4 +78,6 @@ def test_two_processes_give_what_one_gives(tmp_path):
     assert [process.returncode for process in processes] == [0, 0], errors
     start(tmp_path / "one", 3)
     for file in (METRICS, LEDGER):
-        assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+        assert (tmp_path / "two" / file).read_bytes() == (
+            tmp_path / "one" / file
+        ).read_bytes()

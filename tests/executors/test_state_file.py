@@ -1,4 +1,6 @@
-"""States in a file: the same numbers, only what was written takes room, and failures of the disk are one line."""
+"""States in a file: the same numbers, only what was written takes room, and failures of
+the disk are one line.
+"""
 
 from pathlib import Path
 
@@ -32,7 +34,9 @@ def start(algorithm, directory=None, **settings):
 
 
 def after(training, rounds):
-    """What a training has measured and predicts with after so many rounds, evaluated after each."""
+    """What a training has measured and predicts with after so many rounds, evaluated
+    after each.
+    """
     while training.round < rounds:
         training.advance()
         training.evaluate()
@@ -45,12 +49,18 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: algorithm.about.name)
+@pytest.mark.parametrize(
+    "algorithm", METHODS, ids=lambda algorithm: algorithm.about.name
+)
 def test_where_states_are_changes_no_bit(algorithm, tmp_path, monkeypatch):
     in_memory = after(start(algorithm), 4)
-    monkeypatch.setattr(state_file, "AT_ONCE", 200)  # an evaluation takes the clients part by part
+    monkeypatch.setattr(
+        state_file, "AT_ONCE", 200
+    )  # an evaluation takes the clients part by part
     filed = start(algorithm, tmp_path, state_limit=0)
-    assert isinstance(filed.executor.states, FileStates) and filed.executor.states.at_once in (2, 3)
+    assert isinstance(
+        filed.executor.states, FileStates
+    ) and filed.executor.states.at_once in (2, 3)
     after(filed, 2)
     save_tree(tmp_path / "checkpoint", filed.snapshot())
     filed.executor.saved()
@@ -105,7 +115,9 @@ def test_what_the_last_two_checkpoints_name_is_not_overwritten(tmp_path):
         for wanted, saved in checkpoints[-2:]:
             resumed = FileStates({"model": jnp.zeros(3)}, 4, tmp_path / "states")
             resumed.restore(saved)
-            np.testing.assert_array_equal(resumed.rows["model"][:, 0], [wanted, wanted, wanted, 0])
+            np.testing.assert_array_equal(
+                resumed.rows["model"][:, 0], [wanted, wanted, wanted, 0]
+            )
         np.testing.assert_array_equal(states.rows["model"][:, 0], [value, 20, 20, 0])
         sizes.append((tmp_path / "states").stat().st_size)
     assert sizes[-1] == sizes[2]  # three places a client are all there ever are
@@ -113,7 +125,9 @@ def test_what_the_last_two_checkpoints_name_is_not_overwritten(tmp_path):
 
 def test_clients_that_never_took_part_need_no_room(tmp_path):
     clients, size = 100_000, 25_000
-    states = FileStates({"model": jnp.arange(size, dtype=jnp.float32)}, clients, tmp_path / "states")
+    states = FileStates(
+        {"model": jnp.arange(size, dtype=jnp.float32)}, clients, tmp_path / "states"
+    )
     touched = np.array([5, 77_777])
     states.write(touched, {"model": jnp.ones((2, size))})
     assert (tmp_path / "states").stat().st_blocks * 512 < 3 * 4 * size
@@ -123,12 +137,16 @@ def test_clients_that_never_took_part_need_no_room(tmp_path):
 
 def test_a_directory_that_does_not_exist_is_one_line(tmp_path):
     training = start(METHODS[0], state_limit=0, state_dir=tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"cannot keep the states of 4 clients in .*nowhere: No such") as caught:
+    with pytest.raises(
+        ValueError, match=r"cannot keep the states of 4 clients in .*nowhere: No such"
+    ) as caught:
         training.advance()
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="this system has no full device"
+)
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "states-0.bin").symlink_to("/dev/full")
     with pytest.raises(ValueError, match="No space left on device; make room"):
@@ -147,6 +165,8 @@ def test_a_damaged_file_is_noticed(tmp_path, damage):
         content[20] ^= 1
         path.write_bytes(content if damage == "bit" else content[:-1])
     resumed = FileStates({"model": jnp.zeros(3)}, 4, path)
-    with pytest.raises(ValueError, match=r"are damaged; start the run again|No such file"):
+    with pytest.raises(
+        ValueError, match=r"are damaged; start the run again|No such file"
+    ):
         resumed.restore(saved)
         resumed.read(np.arange(4), 4)

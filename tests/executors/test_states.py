@@ -1,4 +1,6 @@
-"""Client states: every store gives back what was written, and a training goes on from a snapshot without a probe."""
+"""Client states: every store gives back what was written, and a training goes on from a
+snapshot without a probe.
+"""
 
 from functools import partial
 
@@ -21,12 +23,17 @@ STATE = {"model": jnp.arange(3.0), "count": jnp.int32(7)}
 
 
 @pytest.mark.parametrize(
-    "store", [HostStates, DeviceStates, partial(FileStates, path=None)], ids=["host", "device", "file"]
+    "store",
+    [HostStates, DeviceStates, partial(FileStates, path=None)],
+    ids=["host", "device", "file"],
 )
 def test_states_keep_what_was_written(store):
     states, expected = (
         store(STATE, 5),
-        {"model": np.tile(np.arange(3, dtype=np.float32), (5, 1)), "count": np.full(5, 7)},
+        {
+            "model": np.tile(np.arange(3, dtype=np.float32), (5, 1)),
+            "count": np.full(5, 7),
+        },
     )
     index = np.array([3, 1])  # the third row is padding
     rows = {
@@ -52,11 +59,21 @@ def test_states_keep_what_was_written(store):
 @pytest.mark.parametrize("canonical", [False, True])
 def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
     """As on accelerators."""
-    federation, model = classification(unseen=[False, False, True, False, False]), softmax_model("float32")
+    federation, model = (
+        classification(unseen=[False, False, True, False, False]),
+        softmax_model("float32"),
+    )
 
     def trained():
         participation = Participation(fraction=0.5)
-        training = train(Ditto(sgd=TRAINED), federation, model, 3, participation=participation, canonical=canonical)
+        training = train(
+            Ditto(sgd=TRAINED),
+            federation,
+            model,
+            3,
+            participation=participation,
+            canonical=canonical,
+        )
         return predictors(training)
 
     expected = trained()
@@ -66,10 +83,18 @@ def test_states_on_the_device_change_no_bit(monkeypatch, canonical):
 
 
 def test_a_restored_training_makes_no_probe(monkeypatch):
-    federation, model, algorithm = classification(), softmax_model("float32"), UCFL(sgd=TRAINED)
+    federation, model, algorithm = (
+        classification(),
+        softmax_model("float32"),
+        UCFL(sgd=TRAINED),
+    )
     training = train(algorithm, federation, model, 1)
     tasks, answer = [], DeviceExecutor.exchange
-    monkeypatch.setattr(DeviceExecutor, "exchange", lambda self, it: tasks.append(it.task) or answer(self, it))
+    monkeypatch.setattr(
+        DeviceExecutor,
+        "exchange",
+        lambda self, it: tasks.append(it.task) or answer(self, it),
+    )
     restored = simulate(algorithm, federation, model)
     restored.restore(training.snapshot())
     for each in (training, restored):

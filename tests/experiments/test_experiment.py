@@ -53,10 +53,21 @@ def test_a_file_becomes_rows_columns_and_candidates(write):
     experiment = load(write(FILE))
     assert experiment.rows == ["FedAvg", "Hyp, clusters 1", "Hyp, clusters 2"]
     fedavg, one, two = experiment.entries
-    assert [candidate.algorithm.sgd.lr for candidate in fedavg.candidates] == [0.01, 0.1]
-    assert {candidate.algorithm.sgd.batch_size for candidate in fedavg.candidates} == {8}
-    assert [candidate.parameters for candidate in fedavg.candidates] == [{"sgd.lr": 0.01}, {"sgd.lr": 0.1}]
-    assert (one.candidates[0].algorithm.clusters, two.candidates[0].algorithm.clusters) == (1, 2)
+    assert [candidate.algorithm.sgd.lr for candidate in fedavg.candidates] == [
+        0.01,
+        0.1,
+    ]
+    assert {candidate.algorithm.sgd.batch_size for candidate in fedavg.candidates} == {
+        8
+    }
+    assert [candidate.parameters for candidate in fedavg.candidates] == [
+        {"sgd.lr": 0.01},
+        {"sgd.lr": 0.1},
+    ]
+    assert (
+        one.candidates[0].algorithm.clusters,
+        two.candidates[0].algorithm.clusters,
+    ) == (1, 2)
     assert one.candidates[0].algorithm.sgd.lr == 0.05
     assert one.candidates[0].algorithm.start == "farthest"  # as the scenario recommends
     assert experiment.runs == 2 * 3 + 1
@@ -74,13 +85,23 @@ grid.part = ["head", "not layers.1"]
 [algorithms.Hyp]"""
     _, fedper, fedrep, *_ = load(write(FILE.replace("[algorithms.Hyp]", rows))).entries
     assert [candidate.algorithm.part for candidate in fedper.candidates] == ["last2"]
-    assert [candidate.algorithm.part for candidate in fedrep.candidates] == ["head", "not layers.1"]
+    assert [candidate.algorithm.part for candidate in fedrep.candidates] == [
+        "head",
+        "not layers.1",
+    ]
 
 
 def test_the_quick_size_is_laid_over_the_published_one(write):
     experiment = load(write(FILE), quick=True)
-    assert (experiment.name, experiment.size, experiment.rows) == ("e-quick", "quick", ["FedAvg"])
-    assert experiment.columns[0].arguments["clients"] == 10 and experiment.columns[0].arguments["val"] == 0.2
+    assert (experiment.name, experiment.size, experiment.rows) == (
+        "e-quick",
+        "quick",
+        ["FedAvg"],
+    )
+    assert (
+        experiment.columns[0].arguments["clients"] == 10
+        and experiment.columns[0].arguments["val"] == 0.2
+    )
     with pytest.raises(ValueError, match="no quick size"):
         load(write(FILE[: FILE.index("[quick]")]), quick=True)
 
@@ -88,7 +109,11 @@ def test_the_quick_size_is_laid_over_the_published_one(write):
 def test_a_file_may_build_on_another(write):
     write(FILE)
     experiment = load(
-        write('base = "e.toml"\nmetrics = ["worst"]\n[algorithms.Hyp]\nstart = "random"\nwarm = 2\n', "f.toml")
+        write(
+            'base = "e.toml"\nmetrics = ["worst"]\n[algorithms.Hyp]\nstart ='
+            ' "random"\nwarm = 2\n',
+            "f.toml",
+        )
     )
     assert experiment.file.metrics == ["worst"] and experiment.file.seeds == [0, 1]
     assert experiment.entries[1].candidates[0].algorithm.warm == 2
@@ -98,46 +123,126 @@ def test_a_file_may_build_on_another(write):
 
 
 def test_tables_are_laid_over_tables():
-    assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}}) == {"a": {"b": 4, "c": 2}, "d": 3}
+    assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}}) == {
+        "a": {"b": 4, "c": 2},
+        "d": 3,
+    }
     assert overlay({"a": {"b": 1}, "d": True}, {"a": False, "d": False}) == {"d": False}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [
-        ("seeds = [0, 1]", "seed = [0]", 2, "no key 'seed'; did you mean 'seeds'.*choose one of title"),
-        ("seeds = [0, 1]", "seeds = [0, 0]", 2, r"seeds: every seed may stand there once, not \[0, 0\]"),
-        ("seeds = [0, 1]", "seeds = [4294967296]", 2, "seeds.*less than 4294967296, not 4294967296"),
-        ("seeds = [0, 1]", "seeds = [-1]", 2, "seeds.*greater than or equal to 0, not -1"),
-        ("rounds = 3", "participation = nan", 3, "participation: input should be greater than 0, not nan"),
-        ("rounds = 3", "participation = 2.5", 8, "participation is 2.5; it must be a share"),
-        ("{batch_size = 8}", '{optimizer = "adam"}', 14, "optimizer is 'adam'; it must be an optax"),
-        ("rounds = 3", "rounds = 0", 3, "rounds: input should be greater than or equal to 1, not 0"),
+        (
+            "seeds = [0, 1]",
+            "seed = [0]",
+            2,
+            "no key 'seed'; did you mean 'seeds'.*choose one of title",
+        ),
+        (
+            "seeds = [0, 1]",
+            "seeds = [0, 0]",
+            2,
+            r"seeds: every seed may stand there once, not \[0, 0\]",
+        ),
+        (
+            "seeds = [0, 1]",
+            "seeds = [4294967296]",
+            2,
+            "seeds.*less than 4294967296, not 4294967296",
+        ),
+        (
+            "seeds = [0, 1]",
+            "seeds = [-1]",
+            2,
+            "seeds.*greater than or equal to 0, not -1",
+        ),
+        (
+            "rounds = 3",
+            "participation = nan",
+            3,
+            "participation: input should be greater than 0, not nan",
+        ),
+        (
+            "rounds = 3",
+            "participation = 2.5",
+            8,
+            "participation is 2.5; it must be a share",
+        ),
+        (
+            "{batch_size = 8}",
+            '{optimizer = "adam"}',
+            14,
+            "optimizer is 'adam'; it must be an optax",
+        ),
+        (
+            "rounds = 3",
+            "rounds = 0",
+            3,
+            "rounds: input should be greater than or equal to 1, not 0",
+        ),
         ("rounds = 3", 'rounds = "3"', 3, "rounds: .*integer.*not '3'"),
         ("lr = 0.05", "lr = -1.0", 6, "lr is -1.0; it must be above 0"),
-        ("lr = 0.05", "rate = 0.05", 6, "no hyper-parameter 'rate'; choose one of lr, momentum"),
-        ('"digits-rotated"', '"digits-turned"', 9, "no scenario 'digits-turned'; did you mean 'digits-rotated'"),
-        ("val = 0.2", 'val = "a fifth"', 10, "val is 'a fifth'; it must be a valid number"),
-        ("val = 0.2", "vol = 0.2", 10, "no argument of digits-rotated 'vol'; did you mean 'val'"),
+        (
+            "lr = 0.05",
+            "rate = 0.05",
+            6,
+            "no hyper-parameter 'rate'; choose one of lr, momentum",
+        ),
+        (
+            '"digits-rotated"',
+            '"digits-turned"',
+            9,
+            "no scenario 'digits-turned'; did you mean 'digits-rotated'",
+        ),
+        (
+            "val = 0.2",
+            'val = "a fifth"',
+            10,
+            "val is 'a fifth'; it must be a valid number",
+        ),
+        (
+            "val = 0.2",
+            "vol = 0.2",
+            10,
+            "no argument of digits-rotated 'vol'; did you mean 'val'",
+        ),
         ("val = 0.2", "", 8, "FedAvg has a grid.*validation data.*val = 0.1"),
         ('"fedavg"', '"fedavgg"', 13, "no algorithm 'fedavgg'; did you mean 'fedavg"),
         ("{batch_size = 8}", "{epochs = 0}", 14, "epochs is 0; it must be 1 or more"),
         ("{batch_size = 8}", "{steps = 0}", 14, "steps is 0; it must be 1 or more"),
         ("lr = 0.05", "lr = inf", 6, "lr is inf; it must be a finite number"),
-        ("{batch_size = 8}", "{batch_size = 8.5}", 14, "batch_size is 8.5; input should be a valid integer"),
-        ("{batch_size = 8}", "{batch = 8}", 14, "no hyper-parameter 'batch'; did you mean 'batch_size'"),
+        (
+            "{batch_size = 8}",
+            "{batch_size = 8.5}",
+            14,
+            "batch_size is 8.5; input should be a valid integer",
+        ),
+        (
+            "{batch_size = 8}",
+            "{batch = 8}",
+            14,
+            "no hyper-parameter 'batch'; did you mean 'batch_size'",
+        ),
         ("[0.01, 0.1]", "0.1", 15, "lr is 0.1; it must be a list of values"),
         ("[1, 2]", "[0, 2]", 19, "clusters is 0"),
-        ('vary.clusters = [1, 2]', 'only = ["turned"]', 19, "no scenario in this experiment 'turned'"),
+        (
+            "vary.clusters = [1, 2]",
+            'only = ["turned"]',
+            19,
+            "no scenario in this experiment 'turned'",
+        ),
         ("published.mean", "published.maen", 21, "published.maen"),
         ("FedAvg = ", "FedProx = ", 22, "no row in this experiment 'FedProx'"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_with_its_place(write, old, new, line, message):
     assert FILE.count(old) >= 1
     with pytest.raises(ValueError, match=message) as error:
         load(write(FILE.replace(old, new, 1)))
-    assert str(error.value).startswith(f"e.toml, line {line}: ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"e.toml, line {line}: ") and "\n" not in str(
+        error.value
+    )
 
 
 def test_a_mistake_in_the_quick_size_or_in_the_base_is_found_there(write):
@@ -163,10 +268,14 @@ def test_files_that_are_none(write, tmp_path):
 def test_none_can_be_said(write):
     text = (
         FILE
-        + '[algorithms.UCFL]\nuse = "ucfl"\nstreams = "none"\n[algorithms.Ditto]\nuse = "ditto"\nsgd.steps = "none"\n'
+        + '[algorithms.UCFL]\nuse = "ucfl"\nstreams = "none"\n[algorithms.Ditto]\nuse ='
+        ' "ditto"\nsgd.steps = "none"\n'
     )
     ucfl, ditto = load(write(text)).entries[-2:]
-    assert ucfl.candidates[0].algorithm.streams is None and ditto.candidates[0].algorithm.sgd.steps is None
+    assert (
+        ucfl.candidates[0].algorithm.streams is None
+        and ditto.candidates[0].algorithm.sgd.steps is None
+    )
 
 
 def test_lines_of_settings():
@@ -179,9 +288,13 @@ def test_lines_of_settings():
 def test_a_model_can_be_chosen(write):
     text = FILE.replace("val = 0.2", 'val = 0.2\nmodel = {use = "mlp", hidden = 7}')
     assert load(write(text)).columns[0].scenario.model.hidden == (7,)
-    with pytest.raises(ValueError, match=r"line 11: there is no model 'mpl'; did you mean 'mlp'"):
+    with pytest.raises(
+        ValueError, match=r"line 11: there is no model 'mpl'; did you mean 'mlp'"
+    ):
         load(write(text.replace('"mlp"', '"mpl"')))
-    with pytest.raises(ValueError, match=r"line 11: there is no argument of mlp 'width'"):
+    with pytest.raises(
+        ValueError, match=r"line 11: there is no argument of mlp 'width'"
+    ):
         load(write(text.replace("hidden", "width")))
 
 
@@ -193,11 +306,16 @@ def test_a_grid_of_millions_of_combinations_is_refused_before_they_are_made(writ
     values = [number / 1000 for number in range(400)]
     names = ("lr", "momentum", "weight_decay")
     grid = "\n".join(f"grid.sgd.{name} = {values}" for name in names)
-    with pytest.raises(ValueError, match="grid has 64,000,000 combinations; at most 10,000 are possible"):
+    with pytest.raises(
+        ValueError,
+        match="grid has 64,000,000 combinations; at most 10,000 are possible",
+    ):
         load(write(FILE.replace("grid.sgd.lr = [0.01, 0.1]", grid)))
 
 
-def test_a_scenario_of_another_package_is_found_by_its_entry_point(tmp_path, monkeypatch):
+def test_a_scenario_of_another_package_is_found_by_its_entry_point(
+    tmp_path, monkeypatch
+):
     (tmp_path / "outside_scenario.py").write_text(
         "from dataclasses import replace\n"
         "from fedtailor.experiments.scenarios import SCENARIOS\n"
@@ -210,9 +328,11 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(tmp_path, mon
         return [EntryPoint(name, "outside_scenario:THEIRS", group)] if theirs else []
 
     monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
-    (tmp_path / "e.toml").write_text('title = "theirs"\n[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n')
+    (tmp_path / "e.toml").write_text(
+        'title = "theirs"\n[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n'
+    )
     try:
-        (entry, *_) = load(tmp_path / "e.toml").entries
+        entry, *_ = load(tmp_path / "e.toml").entries
         assert entry.column.scenario.name == "theirs"
     finally:
         SCENARIOS.pop("theirs", None)

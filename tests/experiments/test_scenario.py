@@ -1,4 +1,6 @@
-"""`Scenario`: its parameters, other sizes, and what is wrong with a size in one line."""
+"""`Scenario`: its parameters, other sizes, and what is wrong with a size in one
+line.
+"""
 
 from typing import Literal
 
@@ -25,7 +27,13 @@ def build(
     assert split in ("even", "odd") and not shuffled and points is None
     assert features is None or isinstance(features, tuple)
     owners = np.repeat(np.arange(clients), 8)
-    return from_arrays(rng.normal(size=(len(owners), 3)), np.arange(len(owners)) % 2, owners, test=test, seed=seed)
+    return from_arrays(
+        rng.normal(size=(len(owners), 3)),
+        np.arange(len(owners)) % 2,
+        owners,
+        test=test,
+        seed=seed,
+    )
 
 
 SCENARIO = Scenario("toy", "a toy", build, logistic(), 3)
@@ -33,15 +41,25 @@ SCENARIO = Scenario("toy", "a toy", build, logistic(), 3)
 
 def test_parameters_are_the_builders_keywords():
     assert SCENARIO.parameters == {
-        "clients": 4, "test": 0.5, "split": "even", "features": None, "points": None, "shuffled": False
-    }  # fmt: skip
+        "clients": 4,
+        "test": 0.5,
+        "split": "even",
+        "features": None,
+        "points": None,
+        "shuffled": False,
+    }
     assert (SCENARIO.participation, SCENARIO.source, SCENARIO.data) == (1.0, "", "")
 
 
 def test_a_sized_scenario_builds_with_its_own_defaults():
     sized = SCENARIO.sized(clients=6, split="odd").sized(test=0.25, features=["a", "b"])
-    assert sized.parameters == {**SCENARIO.parameters, "clients": 6, "split": "odd", "test": 0.25,
-                                "features": ("a", "b")}  # fmt: skip
+    assert sized.parameters == {
+        **SCENARIO.parameters,
+        "clients": 6,
+        "split": "odd",
+        "test": 0.25,
+        "features": ("a", "b"),
+    }
     federation = sized.build(3)
     assert len(federation) == 6 and set(federation.test.sizes) == {2}
     np.testing.assert_array_equal(federation.x, build(3, clients=6).x)
@@ -51,13 +69,21 @@ def test_a_sized_scenario_builds_with_its_own_defaults():
 
 def test_whole_numbers_serve_as_floats_and_none_where_it_is_meant():
     found = SCENARIO.sized(test=0, points=None, features=None).parameters
-    assert found == {**SCENARIO.parameters, "test": 0.0} and isinstance(found["test"], float)
+    assert found == {**SCENARIO.parameters, "test": 0.0} and isinstance(
+        found["test"], float
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"client": 3}, "no parameter 'client'; its parameters are: clients, test, split, features, points, shuffled"),
+        (
+            {"client": 3},
+            (
+                "no parameter 'client'; its parameters are: clients, test, split,"
+                " features, points, shuffled"
+            ),
+        ),
         ({"clients": True}, "toy: clients is True; it must be a valid integer"),
         ({"clients": 2.0}, "clients is 2.0"),
         ({"clients": "3"}, "clients is '3'"),
@@ -78,5 +104,15 @@ def test_wrong_sizes_end_in_one_line(arguments, said):
 
 
 def test_methods_train_as_the_scenario_says():
-    scenario = Scenario("toy", "a toy", build, logistic(), 3, default=defaults_with(SGD(lr=0.3, epochs=7)))
-    assert (scenario.algorithm("fedavg").sgd.lr, scenario.algorithm("ucfl").sgd.epochs) == (0.3, 7)
+    scenario = Scenario(
+        "toy",
+        "a toy",
+        build,
+        logistic(),
+        3,
+        default=defaults_with(SGD(lr=0.3, epochs=7)),
+    )
+    assert (
+        scenario.algorithm("fedavg").sgd.lr,
+        scenario.algorithm("ucfl").sgd.epochs,
+    ) == (0.3, 7)

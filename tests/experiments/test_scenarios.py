@@ -1,4 +1,6 @@
-"""The digits scenarios: groups are found, orderings hold, every method learns on them."""
+"""The digits scenarios: groups are found, orderings hold, every method learns on
+them.
+"""
 
 import numpy as np
 import pytest
@@ -28,27 +30,46 @@ def test_auto_finds_the_four_groups(name, seed):
     scenario = find(name)
     algorithm, federation = scenario.algorithm("ucfl"), scenario.build(seed)
     assert isinstance(algorithm, UCFL) and algorithm.streams == "auto"
-    server = simulate(algorithm, federation, scenario.model.bind(federation.input_shape, 10), seed=seed).server
+    server = simulate(
+        algorithm,
+        federation,
+        scenario.model.bind(federation.input_shape, 10),
+        seed=seed,
+    ).server
     groups = federation.groups[np.argsort(federation.ids)]
-    assert len(set(zip(server.stream, groups, strict=True))) == 4 == server.stream.max() + 1
+    assert (
+        len(set(zip(server.stream, groups, strict=True)))
+        == 4
+        == server.stream.max() + 1
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits-rotated", "digits-permuted"])
 def test_orderings_over_three_seeds(name):
-    """Means over seeds 0-2 after half the rounds: Oracle > UCFL > FedAvg, and Local > FedAvg under permuted labels."""
+    """Means over seeds 0-2 after half the rounds: Oracle > UCFL > FedAvg, and Local >
+    FedAvg under permuted labels.
+    """
     scenario = find(name)
     rounds = scenario.rounds // 2
 
     def mean(method):
         runs = [
-            run(scenario.algorithm(method), scenario.build(seed), scenario.model, rounds, seed=seed,
-                evaluate_every=rounds)
+            run(
+                scenario.algorithm(method),
+                scenario.build(seed),
+                scenario.model,
+                rounds,
+                seed=seed,
+                evaluate_every=rounds,
+            )
             for seed in range(3)
-        ]  # fmt: skip
+        ]
         return np.mean([result.summary().mean for result in runs])
 
-    local, fedavg, ucfl, oracle = (mean(method) for method in ("local", "fedavg", "ucfl", "oracle"))
+    local, fedavg, ucfl, oracle = (
+        mean(method) for method in ("local", "fedavg", "ucfl", "oracle")
+    )
     assert oracle > ucfl > fedavg
     if name == "digits-permuted":
         assert local > fedavg
@@ -59,7 +80,13 @@ def test_orderings_over_three_seeds(name):
 def test_every_method_learns_the_rotated_digits(name):
     """In twelve rounds: CFL splits from the eleventh on."""
     scenario = find("digits-rotated")
-    result = run(scenario.algorithm(name), scenario.build(0), scenario.model, 12, evaluate_every=12)
+    result = run(
+        scenario.algorithm(name),
+        scenario.build(0),
+        scenario.model,
+        12,
+        evaluate_every=12,
+    )
     assert result.summary().mean > 5 * CHANCE
 
 
@@ -73,5 +100,7 @@ def test_methods_that_look_at_parts_learn_with_batch_normalisation(name):
     assert result.summary().mean > 5 * CHANCE
     if name == "fedbn":
         norm = model.bind(federation.input_shape, 10).part("norm")
-        found = np.stack([norm.take(one.theta) for one in result.personal_models().values()])
+        found = np.stack(
+            [norm.take(one.theta) for one in result.personal_models().values()]
+        )
         assert len(np.unique(found, axis=0)) == len(found)

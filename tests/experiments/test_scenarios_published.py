@@ -1,7 +1,8 @@
-"""The papers' scenarios have the clients, sizes, classes and groups that the papers print.
+"""The papers' scenarios have the clients, sizes, classes and groups that the papers
+print.
 
-Each is built from generated data of the published number of examples and, where they are at hand, from the public
-files.
+Each is built from generated data of the published number of examples and, where they
+are at hand, from the public files.
 """
 
 import os
@@ -20,9 +21,13 @@ SPLITS = ("train", "val", "test")
 
 
 def generated(name, n, classes, tests=0, x=(1,), owners=None, dtype=np.uint8):
-    """A data set of `n` random examples, the last `tests` of which (or, of owned ones, every tenth) are for testing."""
+    """A data set of `n` random examples, the last `tests` of which (or, of owned ones,
+    every tenth) are for testing.
+    """
     rng = np.random.default_rng(len(name))
-    test = np.arange(n) >= n - tests if owners is None or tests else np.arange(n) % 10 == 0
+    test = (
+        np.arange(n) >= n - tests if owners is None or tests else np.arange(n) % 10 == 0
+    )
     inputs = rng.integers(0, 256, (n, *x)).astype(dtype)
     return Dataset(inputs, rng.integers(0, classes, n), classes, name, test, owners)
 
@@ -30,7 +35,13 @@ def generated(name, n, classes, tests=0, x=(1,), owners=None, dtype=np.uint8):
 def mnist_writers():
     """539 writers of the training set, 297 others of the test set."""
     owners = np.concatenate([np.arange(60_000) % 539, 539 + np.arange(10_000) % 297])
-    return generated("MNIST writers", 70_000, 10, 10_000, owners=np.array([f"writer-{i:04d}" for i in owners]))
+    return generated(
+        "MNIST writers",
+        70_000,
+        10,
+        10_000,
+        owners=np.array([f"writer-{i:04d}" for i in owners]),
+    )
 
 
 def femnist():
@@ -41,7 +52,12 @@ def femnist():
 
 def sent140(features="words", **options):
     x, dtype = ((25,), np.int32) if features == "tokens" else ((4,), np.uint8)
-    owners = np.array([f"user-{i:04d}" for i in np.concatenate([np.arange(1000) % 900, np.arange(4000) % 800])])
+    owners = np.array(
+        [
+            f"user-{i:04d}"
+            for i in np.concatenate([np.arange(1000) % 900, np.arange(4000) % 800])
+        ]
+    )
     return generated("Sent140", 5000, 2, x=x, dtype=dtype, owners=owners)
 
 
@@ -59,9 +75,13 @@ READERS = {"CIFAR-10": "cifar10", "MNIST": "mnist", "Fashion-MNIST": "fashion_mn
 
 @pytest.fixture(params=["generated", "public"])
 def build(request, monkeypatch):
-    """(name, seed, sizes) -> the federation of a scenario, from generated data or from the public files."""
+    """(name, seed, sizes) -> the federation of a scenario, from generated data or from
+    the public files.
+    """
     monkeypatch.setenv("FEDTAILOR_DATA", str(HOME))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(Path(__file__).parents[2] / ".cache"))  # decoded files, from test to test
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(Path(__file__).parents[2] / ".cache")
+    )  # decoded files, from test to test
     monkeypatch.setattr("fedtailor.federation.datasets.store.download", _offline)
     if request.param == "generated":
         for reader, generate in GENERATED.items():
@@ -69,7 +89,9 @@ def build(request, monkeypatch):
 
     def built(name, seed=0, **sizes):
         scenario = find(name)
-        if request.param == "generated" and isinstance(scenario.build, partial):  # it holds its reader
+        if request.param == "generated" and isinstance(
+            scenario.build, partial
+        ):  # it holds its reader
             read = getattr(datasets, READERS[scenario.data])
             whole = "cgpfl" not in name or scenario.data == "CIFAR-10"
             chosen = read if whole else lambda: read().take(np.arange(60_000))
@@ -93,11 +115,17 @@ def sizes_of(federation):
 
 def labels_of(federation, client):
     """The classes that a client holds, in any split."""
-    return {int(label) for split in SPLITS for label in federation.y[getattr(federation, split)[client]]}
+    return {
+        int(label)
+        for split in SPLITS
+        for label in federation.y[getattr(federation, split)[client]]
+    }
 
 
 def leaks(federation):
-    """Whether an example that anybody tests on is one that somebody trains or validates on."""
+    """Whether an example that anybody tests on is one that somebody trains or validates
+    on.
+    """
     seen = np.concatenate([federation.train.rows, federation.val.rows])
     return bool(np.isin(federation.test.rows, seen).any())
 
@@ -125,26 +153,42 @@ def share(federation, split):
         ("fedrep-cifar", 100, 60_000, 1 / 6, 2),
     ],
 )
-def test_clients_sizes_and_classes_are_as_published(build, name, clients, examples, test, classes):
+def test_clients_sizes_and_classes_are_as_published(
+    build, name, clients, examples, test, classes
+):
     federation = build(name)
     assert len(federation) == clients == SCENARIOS[name].parameters["clients"]
     assert examples is None or sizes_of(federation).sum() == examples
     assert test is None or share(federation, "test") == pytest.approx(test, abs=0.01)
-    assert classes is None or {len(labels_of(federation, client)) for client in range(clients)} == {classes}
-    assert federation.test.sizes.min() >= 1 and not federation.unseen.any() and not leaks(federation)
+    assert classes is None or {
+        len(labels_of(federation, client)) for client in range(clients)
+    } == {classes}
+    assert (
+        federation.test.sizes.min() >= 1
+        and not federation.unseen.any()
+        and not leaks(federation)
+    )
     assert not federation.val.sizes.any()
 
 
 def test_the_user_centric_groups_see_turned_characters(build):
     federation = build("emnist-rotated")
-    assert len(federation) == 100 and sizes_of(federation).sum() == 100_000 and not leaks(federation)
+    assert (
+        len(federation) == 100
+        and sizes_of(federation).sum() == 100_000
+        and not leaks(federation)
+    )
     assert np.bincount(federation.groups).tolist() == [25] * 4
     assert share(federation, "test") == pytest.approx(0.2, abs=0.01)
     sizes = {"clients": 8, "points": 800, "alpha": 8.0}
-    turned, upright = (build(name, **sizes) for name in ("emnist-rotated", "emnist-label-shift"))
+    turned, upright = (
+        build(name, **sizes) for name in ("emnist-rotated", "emnist-label-shift")
+    )
     for client in range(8):
         seen, were = turned.client(client).test, upright.client(client).test
-        np.testing.assert_array_equal(seen.x, np.rot90(were.x, turned.groups[client], axes=(1, 2)))
+        np.testing.assert_array_equal(
+            seen.x, np.rot90(were.x, turned.groups[client], axes=(1, 2))
+        )
         np.testing.assert_array_equal(seen.y, were.y)
 
 
@@ -161,33 +205,53 @@ def test_the_user_centric_groups_name_the_same_test_images_differently(build):
         pairs = np.unique(np.stack([first.test.y, tested.y]), axis=1)
         assert pairs.shape == (2, 10), "a permutation of the classes"
         names.setdefault(tuple(pairs[1]), []).append(federation.groups[client])
-    assert sorted(names.values()) == [[group] * 5 for group in range(4)], "one for each group"
+    assert sorted(names.values()) == [[group] * 5 for group in range(4)], (
+        "one for each group"
+    )
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_quarter_of_the_characters_writers_are_unseen(build, shuffled):
     federation = build("emnist-writers", shuffled=shuffled)
-    assert (len(federation), federation.unseen.sum()) == (289, 75) and not leaks(federation)
+    assert (len(federation), federation.unseen.sum()) == (289, 75) and not leaks(
+        federation
+    )
     assert min(getattr(federation, split).sizes.min() for split in SPLITS) >= 1
     last = sorted(federation.names)[-75:]
-    assert (set(last) == {federation.names[i] for i in np.flatnonzero(federation.unseen)}) is not shuffled
+    assert (
+        set(last) == {federation.names[i] for i in np.flatnonzero(federation.unseen)}
+    ) is not shuffled
     students = np.array(["f2100" <= name[:5] < "f2600" for name in federation.names])
     assert federation.unseen[students].any() == shuffled
 
 
 def test_the_writers_of_mnists_test_set_are_unseen(build):
     federation, shuffled = build("mnist-writers"), build("mnist-writers", shuffled=True)
-    assert (len(federation), federation.unseen.sum(), shuffled.unseen.sum()) == (836, 297, 217)
-    assert sizes_of(federation)[federation.unseen].sum() == 10_000 and not leaks(federation)
+    assert (len(federation), federation.unseen.sum(), shuffled.unseen.sum()) == (
+        836,
+        297,
+        217,
+    )
+    assert sizes_of(federation)[federation.unseen].sum() == 10_000 and not leaks(
+        federation
+    )
     assert min(getattr(federation, split).sizes.min() for split in SPLITS) >= 1
 
 
 def test_chains_of_classes(build):
-    """FedProx's and pFedMe's clients hold consecutive classes; no letter is held twice."""
-    for name, classes in (("mnist-two-digits", 2), ("femnist-letters", 5), ("pfedme-mnist", 2)):
+    """FedProx's and pFedMe's clients hold consecutive classes; no letter is held
+    twice.
+    """
+    for name, classes in (
+        ("mnist-two-digits", 2),
+        ("femnist-letters", 5),
+        ("pfedme-mnist", 2),
+    ):
         federation = build(name)
         for client in (0, 9, 17):
-            assert labels_of(federation, client) == {(client + step) % 10 for step in range(classes)}
+            assert labels_of(federation, client) == {
+                (client + step) % 10 for step in range(classes)
+            }
         rows = np.concatenate([federation.train.rows, federation.test.rows])
         assert len(np.unique(rows)) == len(rows)
         assert sizes_of(federation).max() > 5 * sizes_of(federation).min()
@@ -195,33 +259,58 @@ def test_chains_of_classes(build):
 
 def test_uniform_wishes_are_scaled_down_to_what_there_is(build):
     full, small = build("cgpfl-cifar"), build("cgpfl-cifar", low=200, high=1000)
-    assert 0.97 * 60_000 < sizes_of(full).sum() <= 60_000 and sizes_of(full).max() < 5000
-    assert sizes_of(small).min() >= 197 and sizes_of(small).max() <= 1000, "small wishes are met"
+    assert (
+        0.97 * 60_000 < sizes_of(full).sum() <= 60_000 and sizes_of(full).max() < 5000
+    )
+    assert sizes_of(small).min() >= 197 and sizes_of(small).max() <= 1000, (
+        "small wishes are met"
+    )
     assert sizes_of(build("cgpfl-mnist")).sum() <= 60_000, "the training images alone"
 
 
 def test_pfllibs_splits(build):
     blocks, drawn = build("pfllib-mnist"), build("pfllib-mnist", split="dirichlet")
     held = [frozenset(labels_of(blocks, client)) for client in range(20)]
-    assert sorted(map(held.count, set(held))) == [4] * 5, "all classes in common, or none"
+    assert sorted(map(held.count, set(held))) == [4] * 5, (
+        "all classes in common, or none"
+    )
     assert sizes_of(drawn).sum() == 70_000 and drawn.test.sizes.min() >= 1
     assert sizes_of(drawn).min() >= 40
-    assert sizes_of(build("pfllib-mnist", split="dirichlet", points=400, alpha=0.5)).min() >= 10, "of few, half a share"
+    assert (
+        sizes_of(build("pfllib-mnist", split="dirichlet", points=400, alpha=0.5)).min()
+        >= 10
+    ), "of few, half a share"
     kinds = [len(labels_of(drawn, client)) for client in range(20)]
     assert len(set(kinds)) > 1 and min(kinds) < 5
 
 
 def test_the_tasks_without_files():
-    density, scalars, linear = find("density").build(0), find("gaussian").build(0), find("pfedme-synthetic").build(0)
+    density, scalars, linear = (
+        find("density").build(0),
+        find("gaussian").build(0),
+        find("pfedme-synthetic").build(0),
+    )
     assert (len(density), {*density.train.sizes}, density.classes) == (100, {100}, 100)
     assert np.bincount(density.groups).tolist() == [25] * 4
     assert {*find("density").sized(samples=10).build(0).train.sizes} == {10}
-    assert len(scalars) == 20 and scalars.train.sizes.min() >= 10 and scalars.train.sizes.max() <= 100
-    assert (len(linear), linear.x.shape[1], linear.classes) == (100, 60, 10) and sizes_of(linear).min() >= 250
+    assert (
+        len(scalars) == 20
+        and scalars.train.sizes.min() >= 10
+        and scalars.train.sizes.max() <= 100
+    )
+    assert (len(linear), linear.x.shape[1], linear.classes) == (
+        100,
+        60,
+        10,
+    ) and sizes_of(linear).min() >= 250
     assert share(linear, "test") == pytest.approx(0.1, abs=0.01)
     mixed = find("fedem-synthetic").sized(test=50).build(0)
-    assert (len(mixed), mixed.x.shape[1], mixed.classes) == (300, 150, 2) and {*mixed.test.sizes} == {50}
-    assert mixed.train.sizes.min() >= 50 and mixed.train.sizes.max() == 1000, "as the released code draws them"
+    assert (len(mixed), mixed.x.shape[1], mixed.classes) == (300, 150, 2) and {
+        *mixed.test.sizes
+    } == {50}
+    assert mixed.train.sizes.min() >= 50 and mixed.train.sizes.max() == 1000, (
+        "as the released code draws them"
+    )
     assert not any(map(leaks, (density, scalars, linear, mixed)))
 
 
@@ -230,16 +319,28 @@ SMALL = {"points": 800, "low": 20, "high": 60, "val": 0.2}
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "table"])
 def test_every_scenario_can_be_small_and_repeats_by_its_seed(build, name):
-    sizes = {key: value for key, value in SMALL.items() if key in SCENARIOS[name].parameters} | {"clients": 8}
+    sizes = {
+        key: value for key, value in SMALL.items() if key in SCENARIOS[name].parameters
+    } | {"clients": 8}
     first, again, other = (build(name, seed, **sizes) for seed in (0, 0, 1))
     assert len(first) == 8 and first.val.sizes.max() >= 1 and not leaks(first)
     for split in SPLITS:
-        np.testing.assert_array_equal(getattr(first, split).rows, getattr(again, split).rows)
+        np.testing.assert_array_equal(
+            getattr(first, split).rows, getattr(again, split).rows
+        )
     np.testing.assert_array_equal(first.y, again.y)
     whole = build(name, 0, **{**sizes, "val": 0.0})
-    np.testing.assert_array_equal(first.y[first.test.rows], whole.y[whole.test.rows], "val is none of the test's")
-    trained = [np.sort(federation.y[federation.train.rows].ravel()) for federation in (first, other)]
-    same = all(np.array_equal(getattr(first, split).rows, getattr(other, split).rows) for split in SPLITS)
+    np.testing.assert_array_equal(
+        first.y[first.test.rows], whole.y[whole.test.rows], "val is none of the test's"
+    )
+    trained = [
+        np.sort(federation.y[federation.train.rows].ravel())
+        for federation in (first, other)
+    ]
+    same = all(
+        np.array_equal(getattr(first, split).rows, getattr(other, split).rows)
+        for split in SPLITS
+    )
     assert not (same and np.array_equal(*trained)), "another seed is another federation"
 
 
@@ -265,12 +366,26 @@ def test_sizes_that_cannot_be_met_end_in_one_line(build, name, sizes, said):
 
 
 def test_who_reports_is_as_published():
-    shares = {name: scenario.participation for name, scenario in SCENARIOS.items() if scenario.participation != 1}
+    shares = {
+        name: scenario.participation
+        for name, scenario in SCENARIOS.items()
+        if scenario.participation != 1
+    }
     seen = {"emnist-writers": 214, "mnist-writers": 539}
-    assert {name: int(shares.pop(name) * clients) for name, clients in seen.items()} == dict.fromkeys(seen, 20)
+    assert {
+        name: int(shares.pop(name) * clients) for name, clients in seen.items()
+    } == dict.fromkeys(seen, 20)
     assert shares == {
         **dict.fromkeys(
-            ("mnist-two-digits", "femnist-letters", "sent140", "sent140-words", "pfedme-synthetic", "fedrep-cifar"), 0.1
+            (
+                "mnist-two-digits",
+                "femnist-letters",
+                "sent140",
+                "sent140-words",
+                "pfedme-synthetic",
+                "fedrep-cifar",
+            ),
+            0.1,
         ),
         **dict.fromkeys(("cifar-three-classes", "pfedme-mnist"), 0.25),
     }

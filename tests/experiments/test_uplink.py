@@ -1,4 +1,6 @@
-"""Transforms of updates as files and the command line write them, and the epsilon that is shown."""
+"""Transforms of updates as files and the command line write them, and the epsilon that
+is shown.
+"""
 
 import json
 from types import SimpleNamespace
@@ -31,9 +33,20 @@ use = "fedavg"
 
 
 def test_texts_name_the_first_setting_or_any():
-    found = uplink_of_texts(["clip:0.5", "gaussian-noise:2,norm=0.1,by=server,quantile=0.5", "top-k:0.1,feedback=false",
-                             "cast:float16"])  # fmt: skip
-    wanted = (Clip(0.5), GaussianNoise(2, norm=0.1, quantile=0.5), TopK(0.1, feedback=False), Cast("float16"))
+    found = uplink_of_texts(
+        [
+            "clip:0.5",
+            "gaussian-noise:2,norm=0.1,by=server,quantile=0.5",
+            "top-k:0.1,feedback=false",
+            "cast:float16",
+        ]
+    )
+    wanted = (
+        Clip(0.5),
+        GaussianNoise(2, norm=0.1, quantile=0.5),
+        TopK(0.1, feedback=False),
+        Cast("float16"),
+    )
     assert settings(found) == settings(wanted)
     assert uplink_of_texts([]) == ()
 
@@ -41,11 +54,16 @@ def test_texts_name_the_first_setting_or_any():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clp", "there is no uplink transform 'clp'; did you mean 'clip'?"), ("clip:x", "clip: norm is 'x'"),
-        ("clip:nrom=1", "clip: there is no hyper-parameter 'nrom'; did you mean 'norm'?"),
-        ("gaussian-noise:1,2", "write '2' as name=value"), ("clip:-1", "clip: norm is -1.0; it must be above 0"),
+        ("clp", "there is no uplink transform 'clp'; did you mean 'clip'?"),
+        ("clip:x", "clip: norm is 'x'"),
+        (
+            "clip:nrom=1",
+            "clip: there is no hyper-parameter 'nrom'; did you mean 'norm'?",
+        ),
+        ("gaussian-noise:1,2", "write '2' as name=value"),
+        ("clip:-1", "clip: norm is -1.0; it must be above 0"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_on_the_command_line_are_one_line(text, message):
     with pytest.raises(ValueError, match=message) as refused:
         uplink_of_texts([text])
@@ -55,17 +73,37 @@ def test_mistakes_on_the_command_line_are_one_line(text, message):
 def test_experiments_have_an_uplink_for_all_and_for_one(tmp_path):
     (tmp_path / "e.toml").write_text(FILE)
     noisy, plain = load(tmp_path / "e.toml").entries
-    assert [type(it) for it in noisy.uplink] == [GaussianNoise, TopK] and noisy.uplink[0].multiplier == 2
+    assert [type(it) for it in noisy.uplink] == [GaussianNoise, TopK] and noisy.uplink[
+        0
+    ].multiplier == 2
     assert [type(it) for it in plain.uplink] == [Quantize]
     assert noisy.column.participation == Participation(0.5, sampling="poisson")
     (tmp_path / "e.toml").write_text(FILE.replace("multiplier", "multiplyer"))
-    with pytest.raises(ValueError, match=r"e.toml, line 10: gaussian-noise: there is no hyper-parameter 'multiplyer'"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"e.toml, line 10: gaussian-noise: there is no hyper-parameter 'multiplyer'"
+        ),
+    ):
         load(tmp_path / "e.toml")
 
 
 def test_a_run_shows_its_epsilon(capsys):
-    arguments = ["run", "fedavg", "digits-rotated", "--clients", "8", "--rounds", "2", "--weights", "uniform",
-                 "--uplink", "gaussian-noise:3,delta=0.01", "quantize", "--json"]  # fmt: skip
+    arguments = [
+        "run",
+        "fedavg",
+        "digits-rotated",
+        "--clients",
+        "8",
+        "--rounds",
+        "2",
+        "--weights",
+        "uniform",
+        "--uplink",
+        "gaussian-noise:3,delta=0.01",
+        "quantize",
+        "--json",
+    ]
     assert main([*arguments, "--participation", "0.5", "--sampling", "poisson"]) == 0
     shown = capsys.readouterr()
     epsilon = json.loads(shown.out)["client_epsilon"]
@@ -76,10 +114,20 @@ def test_a_run_shows_its_epsilon(capsys):
 
 def test_reports_say_what_was_given_away():
     def run(*epsilons):
-        rows = [(round, "all", "client_epsilon", value) for round, value in enumerate(epsilons)]
-        frame = pl.DataFrame([*rows, (len(epsilons) - 1, "test", "loss", 9.0)], orient="row",
-                             schema=["round", "split", "metric", "value"])  # fmt: skip
+        rows = [
+            (round, "all", "client_epsilon", value)
+            for round, value in enumerate(epsilons)
+        ]
+        frame = pl.DataFrame(
+            [*rows, (len(epsilons) - 1, "test", "loss", 9.0)],
+            orient="row",
+            schema=["round", "split", "metric", "value"],
+        )
         return SimpleNamespace(metrics=frame)
 
-    experiment = SimpleNamespace(runs={"digits": {"Noisy": [run(1.0, 1.5), run(1.0, 1.25)], "Plain": [run()]}})
-    assert _privacy(experiment) == ["Privacy of Noisy on digits: at most client epsilon 1.50"]
+    experiment = SimpleNamespace(
+        runs={"digits": {"Noisy": [run(1.0, 1.5), run(1.0, 1.25)], "Plain": [run()]}}
+    )
+    assert _privacy(experiment) == [
+        "Privacy of Noisy on digits: at most client epsilon 1.50"
+    ]

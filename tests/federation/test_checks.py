@@ -38,7 +38,9 @@ def test_numbers_are_finite():
     check_finite(0.5, "alpha")
     check_integer(3, "clients", 1)
     for value in (np.nan, np.inf, "1", None, True):
-        with pytest.raises(ValueError, match=r"alpha is .*; it must be a finite number"):
+        with pytest.raises(
+            ValueError, match=r"alpha is .*; it must be a finite number"
+        ):
             check_finite(value, "alpha")
     with pytest.raises(ValueError, match="clients is 0; it must be 1 or more"):
         check_integer(0, "clients", 1)
@@ -47,7 +49,10 @@ def test_numbers_are_finite():
 def test_sizes_beyond_the_machine_are_refused_before_anything_is_allocated():
     check_memory(1000, 8, "this")
     for numbers in (10**15, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=r"a billion clients needs .* GiB of memory, and this machine has"):
+        with pytest.raises(
+            ValueError,
+            match=r"a billion clients needs .* GiB of memory, and this machine has",
+        ):
             check_memory(numbers, 8, "a billion clients")
 
 
@@ -60,8 +65,14 @@ def test_arrays_become_plain():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.ma.array([1, 2, 3], mask=[False, False, True]), "row 2 of x is masked; fill it in or drop"),
-        (np.ma.array([[1, 2], [3, 4]], mask=[[False, False], [True, False]]), "row 1 of x is masked"),
+        (
+            np.ma.array([1, 2, 3], mask=[False, False, True]),
+            "row 2 of x is masked; fill it in or drop",
+        ),
+        (
+            np.ma.array([[1, 2], [3, 4]], mask=[[False, False], [True, False]]),
+            "row 1 of x is masked",
+        ),
         ([[1, 2], [3]], "x is no array: its rows differ in length"),
     ],
 )
@@ -89,7 +100,10 @@ class NAType:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.array(["a", None], object), "row 1 has no client; fill it in or drop the row"),
+        (
+            np.array(["a", None], object),
+            "row 1 has no client; fill it in or drop the row",
+        ),
         (np.array(["a", float("nan")], object), "row 1 has no client"),
         (np.array(["a", np.float32("nan")], object), "row 1 has no client"),
         (np.array(["a", NAType()], object), "row 1 has no client"),

@@ -11,7 +11,9 @@ from fedtailor.protocol import client_ids
 
 
 def small(**changes) -> Federation:
-    """Three clients, the last one unseen; nine examples of two features and three classes."""
+    """Three clients, the last one unseen; nine examples of two features and three
+    classes.
+    """
     fields = {
         "x": np.arange(18, dtype=np.float32).reshape(9, 2),
         "y": np.array([0, 1, 2] * 3),
@@ -27,10 +29,18 @@ def small(**changes) -> Federation:
 
 def test_ragged_holds_the_rows_of_each_client():
     ragged = Ragged.of([[3, 1], [], [2]])
-    assert [part.tolist() for part in (ragged[0], ragged[1], ragged[-1])] == [[3, 1], [], [2]]
+    assert [part.tolist() for part in (ragged[0], ragged[1], ragged[-1])] == [
+        [3, 1],
+        [],
+        [2],
+    ]
     assert ragged.sizes.tolist() == [2, 0, 1] and len(ragged) == 3
     assert ragged.owners.tolist() == [0, 0, 2]
-    assert [part.tolist() for part in ragged.take(np.array([2, 0, 0]))] == [[2], [3, 1], [3, 1]]
+    assert [part.tolist() for part in ragged.take(np.array([2, 0, 0]))] == [
+        [2],
+        [3, 1],
+        [3, 1],
+    ]
     assert ragged.rows.dtype == np.int32 and ragged.offsets.dtype == np.int64
     assert len(Ragged.of([])) == 0 and Ragged.empty(2).sizes.tolist() == [0, 0]
 
@@ -54,23 +64,38 @@ def test_ragged_refuses_what_is_not_rows_of_clients(rows, offsets, message):
 
 
 def test_sizes_of_any_integer_type_are_summed_without_overflow():
-    assert Ragged.cut(np.arange(3), np.array([1, 2], np.uint64)).offsets.tolist() == [0, 1, 3]
+    assert Ragged.cut(np.arange(3), np.array([1, 2], np.uint64)).offsets.tolist() == [
+        0,
+        1,
+        3,
+    ]
     ragged = Ragged.cut(np.zeros(400, np.int32), np.full(2, 200, np.uint8))
     assert ragged.offsets.tolist() == [0, 200, 400]
 
 
 def test_more_rows_than_can_be_addressed_are_refused(monkeypatch):
     monkeypatch.setattr("fedtailor.federation.validation._MAX_INT32", 8)
-    with pytest.raises(ValueError, match=r"splits list 9 rows in sum, and at most 2\^31 - 1 can be addressed"):
+    with pytest.raises(
+        ValueError,
+        match=r"splits list 9 rows in sum, and at most 2\^31 - 1 can be addressed",
+    ):
         small()
 
 
 def test_a_federation_shows_its_clients():
     assert [client.name for client in small()] == ["ann", "bob", "cyd"]
     federation = small()
-    assert len(federation) == 3 and federation.seen.tolist() == [0, 1] and federation.input_shape == (2,)
+    assert (
+        len(federation) == 3
+        and federation.seen.tolist() == [0, 1]
+        and federation.input_shape == (2,)
+    )
     bob = federation.client("bob")
-    assert bob.name == federation.client(1).name == "bob" and bob.group is None and not bob.unseen
+    assert (
+        bob.name == federation.client(1).name == "bob"
+        and bob.group is None
+        and not bob.unseen
+    )
     np.testing.assert_array_equal(bob.val.x, [[8, 9]])
     np.testing.assert_array_equal(federation.client(-1).train.y, [0, 1])
     assert federation.client(2).unseen and federation.client(0).val.x.shape == (0, 2)
@@ -108,8 +133,14 @@ NAN = np.where(np.arange(18).reshape(9, 2) == 9, np.nan, 0).astype(np.float32)
         ({"names": ()}, "no clients"),
         ({"names": ("ann", "bob", "ann")}, "client 'ann' is listed twice"),
         ({"names": ("ann", "", "bob")}, r"client 1 .counted from 0. has an empty name"),
-        ({"names": ("ann", " ", "bob")}, r"client 1 .counted from 0. has an empty name"),
-        ({"names": ("ann", "b\ud800", "bob")}, "has a name that is no Unicode text; rename it"),
+        (
+            {"names": ("ann", " ", "bob")},
+            r"client 1 .counted from 0. has an empty name",
+        ),
+        (
+            {"names": ("ann", "b\ud800", "bob")},
+            "has a name that is no Unicode text; rename it",
+        ),
         ({"names": ("ann", "bob")}, "train lists 3 clients, and there are 2 names"),
         ({"x": np.zeros((0, 2), np.float32)}, "no examples"),
         ({"y": np.zeros(8, int)}, "x has 9 rows and y has 8"),
@@ -121,31 +152,64 @@ NAN = np.where(np.arange(18).reshape(9, 2) == 9, np.nan, 0).astype(np.float32)
         ({"groups": np.array([0, 1])}, r"groups has shape \(2,\) for 3 clients"),
         ({"groups": np.array([0.5, 1, 2])}, "groups must be integers"),
         ({"x": np.zeros((9, 2), complex)}, "x is complex128; convert"),
-        ({"train": Ragged.of([[0], [], [6]])}, "client 'bob' has no training samples; leave it out or mark it"),
-        ({"train": Ragged.of([[], [], [6]])}, r"client 'ann' \(and 1 more\) has no training samples"),
-        ({"test": Ragged.of([[2], [5], [9]])}, "client 'cyd': test row 9 is outside the 9 examples"),
-        ({"test": Ragged.of([[2], [4], [8]])}, "client 'bob': row 4 is in both its val and its test split"),
-        ({"test": Ragged.of([[1], [5], [8]])}, "client 'ann': row 1 is in both its train and its test split"),
+        (
+            {"train": Ragged.of([[0], [], [6]])},
+            "client 'bob' has no training samples; leave it out or mark it",
+        ),
+        (
+            {"train": Ragged.of([[], [], [6]])},
+            r"client 'ann' \(and 1 more\) has no training samples",
+        ),
+        (
+            {"test": Ragged.of([[2], [5], [9]])},
+            "client 'cyd': test row 9 is outside the 9 examples",
+        ),
+        (
+            {"test": Ragged.of([[2], [4], [8]])},
+            "client 'bob': row 4 is in both its val and its test split",
+        ),
+        (
+            {"test": Ragged.of([[1], [5], [8]])},
+            "client 'ann': row 1 is in both its train and its test split",
+        ),
         ({"x": NAN}, "client 'bob': row 4 of x holds NaN or inf; drop or impute"),
         ({"x": np.full((9, 2), -np.inf)}, "client 'ann': row 0 of x holds NaN or inf"),
-        ({"y": np.array([0.0] * 8 + [np.inf]), "classes": None}, "client 'cyd': row 8 of y is NaN or inf"),
+        (
+            {"y": np.array([0.0] * 8 + [np.inf]), "classes": None},
+            "client 'cyd': row 8 of y is NaN or inf",
+        ),
         ({"classes": 2}, "client 'ann': row 2 has label 2, outside the 2 classes 0..1"),
-        ({"y": np.array([0, 1, 2, 0, 1, -1, 0, 0, 0])}, "client 'bob': row 5 has label -1, outside the 3 classes"),
-        ({"test": Ragged.empty(3), "classes": 2}, "no client's example: row 2 has label 2"),
+        (
+            {"y": np.array([0, 1, 2, 0, 1, -1, 0, 0, 0])},
+            "client 'bob': row 5 has label -1, outside the 3 classes",
+        ),
+        (
+            {"test": Ragged.empty(3), "classes": 2},
+            "no client's example: row 2 has label 2",
+        ),
         ({"classes": 0}, "classes is 0"),
         ({"classes": 3.0}, "classes is 3.0; it must be a whole number"),
-        ({"classes": 10**9}, "classes is 1000000000; a model has an output for each, and at most 100000"),
+        (
+            {"classes": 10**9},
+            "classes is 1000000000; a model has an output for each, and at most 100000",
+        ),
         (
             {"x": np.full((9, 2), -1, np.int32)},
             "client 'ann': row 0 of x holds token id -1, and token ids count",
         ),
-        ({"y": np.full(9, 2**31), "classes": None}, "client 'ann': row 0 of y is beyond 32 bits; convert y to floats"),
+        (
+            {"y": np.full(9, 2**31), "classes": None},
+            "client 'ann': row 0 of y is beyond 32 bits; convert y to floats",
+        ),
         ({"x": np.ma.masked_equal(np.eye(9, 2), 1)}, "row 0 of x is masked"),
         ({"y": np.ma.masked_equal(np.arange(9) % 3, 2)}, "row 2 of y is masked"),
         ({"class_names": ("a", "b")}, "2 class names for 3 classes"),
         ({"scale": 0}, "scale is 0"),
         ({"scale": np.inf}, "scale is inf; it must be finite"),
-        ({"shift": (1.0, 2.0, 3.0)}, "shift has 3 numbers, and the last axis of x has 2"),
+        (
+            {"shift": (1.0, 2.0, 3.0)},
+            "shift has 3 numbers, and the last axis of x has 2",
+        ),
         ({"x": np.zeros((9, 2), np.int32), "shift": 0.5}, "token ids"),
     ],
 )
@@ -182,5 +246,7 @@ def test_checking_a_hundred_thousand_clients_takes_little_more_than_their_digest
         names,
         classes=2,
     )
-    assert time.process_time() - start < 20 * digests, "no loop over clients that costs more than a digest each"
+    assert time.process_time() - start < 20 * digests, (
+        "no loop over clients that costs more than a digest each"
+    )
     assert len(federation) == m

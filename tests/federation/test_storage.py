@@ -15,7 +15,9 @@ from fedtailor.federation import from_arrays, load, save
 def federation(dtype=np.float32, **options):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (60, 4, 3)).astype(dtype)
-    return from_arrays(x, rng.integers(0, 3, 60), np.arange(60) % 5, val=0.2, unseen=2, **options)
+    return from_arrays(
+        x, rng.integers(0, 3, 60), np.arange(60) % 5, val=0.2, unseen=2, **options
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float32, np.float64])
@@ -27,8 +29,12 @@ def test_the_round_trip_is_exact(tmp_path, dtype):
         assert getattr(after, array).dtype == getattr(before, array).dtype
         np.testing.assert_array_equal(getattr(after, array), getattr(before, array))
     for split in ("train", "val", "test"):
-        np.testing.assert_array_equal(getattr(after, split).rows, getattr(before, split).rows)
-        np.testing.assert_array_equal(getattr(after, split).offsets, getattr(before, split).offsets)
+        np.testing.assert_array_equal(
+            getattr(after, split).rows, getattr(before, split).rows
+        )
+        np.testing.assert_array_equal(
+            getattr(after, split).offsets, getattr(before, split).offsets
+        )
     for plain in ("names", "classes", "shift", "scale", "name", "class_names"):
         assert getattr(after, plain) == getattr(before, plain), plain
 
@@ -51,7 +57,10 @@ def test_a_flipped_bit_is_never_believed(tmp_path):
     path = save(federation(group=np.arange(60) % 5 // 2), tmp_path / "f.safetensors")
     whole, bits = path.read_bytes(), np.random.default_rng(0)
     header = int.from_bytes(whole[:8], "little")
-    for bit in (*bits.integers(0, 8 * len(whole), 100), *bits.integers(64, 8 * header, 100)):
+    for bit in (
+        *bits.integers(0, 8 * len(whole), 100),
+        *bits.integers(64, 8 * header, 100),
+    ):
         path.write_bytes(flip(whole, int(bit)))
         try:
             load(path)
@@ -65,21 +74,44 @@ def test_a_file_of_the_first_release_still_loads(tmp_path):
     before, path = federation(), tmp_path / "f.safetensors"
     arrays = {key: getattr(before, key) for key in ("x", "y", "unseen")}
     for split in ("train", "val", "test"):
-        arrays |= {f"{split}.{part}": getattr(getattr(before, split), part) for part in ("rows", "offsets")}
-    plain = {key: getattr(before, key) for key in ("names", "classes", "shift", "scale", "name", "class_names")}
-    save_file(arrays, path, {"format": "fedtailor federation 1", "federation": json.dumps(plain)})
+        arrays |= {
+            f"{split}.{part}": getattr(getattr(before, split), part)
+            for part in ("rows", "offsets")
+        }
+    plain = {
+        key: getattr(before, key)
+        for key in ("names", "classes", "shift", "scale", "name", "class_names")
+    }
+    save_file(
+        arrays,
+        path,
+        {"format": "fedtailor federation 1", "federation": json.dumps(plain)},
+    )
     after = load(path)
     np.testing.assert_array_equal(after.x, before.x)
     assert after.names == before.names and after.shift == before.shift
 
 
 @pytest.mark.parametrize(
-    "header", ["[]", "3", '{"names": 3}', '{"other": 1}', "[" * 100_000, "{}", '{"names": ["a"], "unseen": 3}']
+    "header",
+    [
+        "[]",
+        "3",
+        '{"names": 3}',
+        '{"other": 1}',
+        "[" * 100_000,
+        "{}",
+        '{"names": ["a"], "unseen": 3}',
+    ],
 )
 def test_headers_of_other_content_are_refused_in_one_line(tmp_path, header):
     save(federation(), tmp_path / "f")
     arrays = load_file(tmp_path / "f")
-    save_file(arrays, tmp_path / "f", {"format": "fedtailor federation 1", "federation": header})
+    save_file(
+        arrays,
+        tmp_path / "f",
+        {"format": "fedtailor federation 1", "federation": header},
+    )
     with pytest.raises(ValueError, match="damaged or holds no federation") as raised:
         load(tmp_path / "f")
     assert "\n" not in str(raised.value)
@@ -97,7 +129,13 @@ def test_the_file_follows_the_umask(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("none/f", "cannot write .*none/f: No such file or directory; make room, or name another file"),
+        (
+            "none/f",
+            (
+                "cannot write .*none/f: No such file or directory; make room, or name"
+                " another file"
+            ),
+        ),
         ("folder", "cannot write .*folder: Is a directory"),
         ("x" * 300, "cannot write .*: File name too long"),
     ],
@@ -109,7 +147,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, path, message):
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize(("make", "message"), [(os.mkfifo, "is no regular file"), (os.mkdir, "is a folder")])
+@pytest.mark.parametrize(
+    ("make", "message"), [(os.mkfifo, "is no regular file"), (os.mkdir, "is a folder")]
+)
 def test_what_is_no_file_is_not_waited_for(tmp_path, make, message):
     make(tmp_path / "f")
     with pytest.raises(ValueError, match=message):
@@ -118,7 +158,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, make, message):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_an_unreadable_file_is_not_called_damaged(tmp_path):
-    (tmp_path / "f").symlink_to("/proc/self/mem")  # it is there, and reading it fails, whoever asks
+    (tmp_path / "f").symlink_to(
+        "/proc/self/mem"
+    )  # it is there, and reading it fails, whoever asks
     with pytest.raises(ValueError, match="cannot be read") as raised:
         load(tmp_path / "f")
     assert "damaged" not in str(raised.value)
@@ -134,9 +176,13 @@ def test_a_failing_save_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("fedtailor.federation.storage.save_file", full)
-    with pytest.raises(ValueError, match=r"cannot write .*No space left on device; make room"):
+    with pytest.raises(
+        ValueError, match=r"cannot write .*No space left on device; make room"
+    ):
         save(federation(name="new"), path)
-    assert path.read_bytes() == old and [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == old and [
+        entry.name for entry in tmp_path.iterdir()
+    ] == [path.name]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +211,10 @@ def test_foreign_and_truncated_tensors_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="damaged"):
         load(path)
-    save_file({"x": np.zeros(3)}, path, {"format": "fedtailor federation 1", "federation": "{}"})
+    save_file(
+        {"x": np.zeros(3)},
+        path,
+        {"format": "fedtailor federation 1", "federation": "{}"},
+    )
     with pytest.raises(ValueError, match="damaged"):
         load(path)

@@ -57,7 +57,9 @@ class Mortal(LoopbackTransport):
 
 
 class Trials:
-    """A job, what it gives undisturbed, and as many disturbed trainings of it as wanted."""
+    """A job, what it gives undisturbed, and as many disturbed trainings of it as
+    wanted.
+    """
 
     def __init__(self, folder):
         self.folder = folder
@@ -68,7 +70,9 @@ class Trials:
         self.expected = self._result(undisturbed)
 
     def kill(self, random, kind=None):
-        """Kill somebody at a random message, go on, and compare; raises `AssertionError` if anything was lost."""
+        """Kill somebody at a random message, go on, and compare; raises
+        `AssertionError` if anything was lost.
+        """
         kind = KINDS[random.integers(len(KINDS))] if kind is None else kind
         moment = int(random.integers(self.messages))
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
@@ -80,14 +84,18 @@ class Trials:
         where = f"{kind}, at message {moment} of {self.messages}"
         for client, model in self.expected[0].items():
             np.testing.assert_array_equal(models[client], model, err_msg=where)
-        assert measured == self.expected[1], f"other measurements after a kill of {where}"
+        assert measured == self.expected[1], (
+            f"other measurements after a kill of {where}"
+        )
         return where
 
     def _train(self, clients, transport):
         run = clients.directory / "run"
         while True:
             try:
-                return clients.train_over(transport, NAMES, resume=(run / MANIFEST).exists())
+                return clients.train_over(
+                    transport, NAMES, resume=(run / MANIFEST).exists()
+                )
             except Killed:
                 transport.restart()
 

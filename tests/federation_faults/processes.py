@@ -1,4 +1,6 @@
-"""Kills of real processes: a coordinator with its SuperLink, and four clients, over TLS on this machine."""
+"""Kills of real processes: a coordinator with its SuperLink, and four clients, over TLS
+on this machine.
+"""
 
 import random
 import time
@@ -15,10 +17,12 @@ KEYS = ["round", "client", "split", "metric"]
 
 
 def campaign(directory, kills, seed, say=print):
-    """Kill processes at random moments, start them again, and compare with the simulation at the end.
+    """Kill processes at random moments, start them again, and compare with the
+    simulation at the end.
 
     Returns:
-        How many kills there were, and after how many of them the federation finished another round.
+        How many kills there were, and after how many of them the federation finished
+        another round.
 
     Raises:
         AssertionError: the final models or measurements are not the simulation's.
@@ -29,15 +33,24 @@ def campaign(directory, kills, seed, say=print):
     simulated = demo.simulate(directory, files)
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]
     tried = good = 0
-    with (directory / "serve.log").open("ab") as log, demo.clients_of(directory, files) as clients:
+    with (
+        (directory / "serve.log").open("ab") as log,
+        demo.clients_of(directory, files) as clients,
+    ):
         serving = demo.start(serve, log)
         try:
             for _ in range(kills):
                 demo.wait_for_round(directory, demo.rounds_done(directory) + 1, serving)
-                if serving.poll() is not None or demo.rounds_done(directory) >= rounds - 1:
+                if (
+                    serving.poll() is not None
+                    or demo.rounds_done(directory) >= rounds - 1
+                ):
                     break
                 time.sleep(draw.uniform(0.0, 3.0))
-                kind, victim = draw.choice(["coordinator", "client", "both"]), draw.choice(sorted(clients))
+                kind, victim = (
+                    draw.choice(["coordinator", "client", "both"]),
+                    draw.choice(sorted(clients)),
+                )
                 before = demo.rounds_done(directory)
                 tried += 1
                 if kind != "coordinator":
@@ -48,25 +61,41 @@ def campaign(directory, kills, seed, say=print):
                     serving.wait()
                 time.sleep(draw.uniform(0.0, 1.0))
                 if kind != "client":
-                    again = ["--resume"] if (directory / "run" / MANIFEST).exists() else []
+                    again = (
+                        ["--resume"] if (directory / "run" / MANIFEST).exists() else []
+                    )
                     serving = demo.start([*serve, *again], log)
                 if kind != "coordinator":
                     with (directory / f"{victim}.log").open("ab") as own:
-                        clients[victim] = demo.start(demo.join_command(directory, victim, files), own)
+                        clients[victim] = demo.start(
+                            demo.join_command(directory, victim, files), own
+                        )
                 demo.wait_for_round(directory, before + 1, serving)
                 good += 1
-                who = {"coordinator": kind, "client": victim, "both": f"coordinator and {victim}"}[kind]
-                say(f"kill {tried}: {who} after round {before}; round {demo.rounds_done(directory)} is done")
+                who = {
+                    "coordinator": kind,
+                    "client": victim,
+                    "both": f"coordinator and {victim}",
+                }[kind]
+                say(
+                    f"kill {tried}: {who} after round {before}; round"
+                    f" {demo.rounds_done(directory)} is done"
+                )
             while demo.rounds_done(directory) < rounds:
                 demo.wait_for_round(directory, demo.rounds_done(directory) + 1, serving)
-            assert serving.wait(demo.WAIT_S) == 0, (directory / "serve.log").read_text()[-2000:]
+            assert serving.wait(demo.WAIT_S) == 0, (
+                directory / "serve.log"
+            ).read_text()[-2000:]
         finally:
             stop(serving)
     models = demo.personal_models(directory, list(simulated.federation.names))
     for name in simulated.federation.names:
-        np.testing.assert_allclose(models[name], simulated.personal(name).theta, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            models[name], simulated.personal(name).theta, rtol=1e-5, atol=1e-5
+        )
     measured, expected = (
-        frame.sort(KEYS) for frame in (pl.read_parquet(directory / "run" / METRICS), simulated.frame())
+        frame.sort(KEYS)
+        for frame in (pl.read_parquet(directory / "run" / METRICS), simulated.frame())
     )
     assert len(measured) > 0 and measured.select(KEYS).equals(expected.select(KEYS))
     np.testing.assert_allclose(measured["value"], expected["value"], rtol=1e-4)

@@ -24,10 +24,14 @@ def test_whoever_is_killed_at_whatever_message_nothing_is_lost(trials, kind):
 
 
 def test_a_trial_notices_what_is_lost(trials, monkeypatch):
-    """What it looks for, made wrong: clients that start from the state that they wrote last, whoever accepted it."""
+    """What it looks for, made wrong: clients that start from the state that they wrote
+    last, whoever accepted it.
+    """
     monkeypatch.setattr(
         "fedtailor.remote.work.ClientStore.load",
-        lambda store, state_round: LOAD(store, max(store.rounds())) if store.rounds() else None,
+        lambda store, state_round: (
+            LOAD(store, max(store.rounds())) if store.rounds() else None
+        ),
     )
     with pytest.raises(AssertionError):
         for seed in range(12):
@@ -37,7 +41,10 @@ def test_a_trial_notices_what_is_lost(trials, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(
     "FEDTAILOR_PROCESS_TESTS" not in os.environ or find_spec("flwr") is None,
-    reason="starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+    reason=(
+        "starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1"
+        " asks for it"
+    ),
 )
 def test_random_kills_of_processes_lose_nothing(tmp_path):
     assert campaign(tmp_path / "digits", kills=4, seed=0) == (4, 4)

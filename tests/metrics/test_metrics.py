@@ -1,4 +1,6 @@
-"""Metrics agree with scikit-learn on ragged batches with padding, and add up over batches."""
+"""Metrics agree with scikit-learn on ragged batches with padding, and add up over
+batches.
+"""
 
 import warnings
 from functools import partial
@@ -15,8 +17,20 @@ from scipy.special import logsumexp
 
 from fedtailor import metrics
 from fedtailor.client.losses import outputs as outputs_of
-from fedtailor.metrics import Metric, add_statistics, find_metric, find_metrics, zero_statistic
-from fedtailor.models import cross_entropy, from_function, logistic, squared_error, token_cross_entropy
+from fedtailor.metrics import (
+    Metric,
+    add_statistics,
+    find_metric,
+    find_metrics,
+    zero_statistic,
+)
+from fedtailor.models import (
+    cross_entropy,
+    from_function,
+    logistic,
+    squared_error,
+    token_cross_entropy,
+)
 from fedtailor.protocol import Batch, Mixture
 
 BATCH = 16
@@ -30,18 +44,26 @@ NAMES = sorted(Metric.registry)
 
 @partial(jax.jit, static_argnums=(0, 1))
 def batch_statistics(names, model, outputs, y, weight):
-    return {metric.name: metric.statistic(model, outputs, y, weight) for metric in names}
+    return {
+        metric.name: metric.statistic(model, outputs, y, weight) for metric in names
+    }
 
 
 def measured(model, outputs, y, names=None):
-    """All metrics of a model's outputs, by name: [n, ...] in batches whose padding holds other examples."""
-    chosen = tuple(find_metric(n) for n in names or NAMES if find_metric(n).applies(model))
+    """All metrics of a model's outputs, by name: [n, ...] in batches whose padding
+    holds other examples.
+    """
+    chosen = tuple(
+        find_metric(n) for n in names or NAMES if find_metric(n).applies(model)
+    )
     total = None
     for start in range(0, len(outputs), BATCH):
         positions = start + np.arange(BATCH)
         real = positions < len(outputs)
         rows = np.clip(positions, 0, len(outputs) - 1)
-        batch = batch_statistics(chosen, model, outputs[rows], y[rows], jnp.asarray(real, jnp.float32))
+        batch = batch_statistics(
+            chosen, model, outputs[rows], y[rows], jnp.asarray(real, jnp.float32)
+        )
         total = batch if total is None else add_statistics(total, batch)
     return {metric.name: metric.result(total[metric.name]) for metric in chosen}, total
 
@@ -52,9 +74,14 @@ def classification_reference(outputs, y, classes):
     p /= p.sum(1, keepdims=True)
     predicted, names, hot = logits.argmax(1), np.arange(classes), np.eye(classes)[y]
     present = [k for k in names if 0 < hot[:, k].sum() < len(y)]
-    rest = np.stack([logsumexp(np.delete(logits, k, 1), axis=1) for k in names], 1)  # probabilities round to 1
+    rest = np.stack(
+        [logsumexp(np.delete(logits, k, 1), axis=1) for k in names], 1
+    )  # probabilities round to 1
     odds = logits - rest
-    areas = [sk.roc_auc_score(hot[:, k], odds[:, k]) for k in (present[1:] if classes == 2 else present)]
+    areas = [
+        sk.roc_auc_score(hot[:, k], odds[:, k])
+        for k in (present[1:] if classes == 2 else present)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes that are predicted and do not occur
         balanced = sk.balanced_accuracy_score(y, predicted)
@@ -78,28 +105,41 @@ def calibration_error(p, y, bins=15):
     for low in np.arange(bins) / bins:
         inside = (confidence > low) & (confidence <= low + 1 / bins)
         if inside.any():
-            error += inside.mean() * abs(correct[inside].mean() - confidence[inside].mean())
+            error += inside.mean() * abs(
+                correct[inside].mean() - confidence[inside].mean()
+            )
     return error
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(0, 10**6), st.integers(2, 90), st.sampled_from([BINARY, MULTI]), st.sampled_from([0.02, 1, 6]),
+    st.integers(0, 10**6),
+    st.integers(2, 90),
+    st.sampled_from([BINARY, MULTI]),
+    st.sampled_from([0.02, 1, 6]),
     st.sampled_from([0, 1.5]),
-)  # fmt: skip
-def test_metrics_of_classifications_are_those_of_scikit_learn(seed, n, model, scale, skill):
+)
+def test_metrics_of_classifications_are_those_of_scikit_learn(
+    seed, n, model, scale, skill
+):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, model.outputs, n).astype(np.int32)
-    outputs = (scale * (rng.normal(size=(n, model.outputs)) + skill * np.eye(model.outputs)[y])).astype(np.float32)
+    outputs = (
+        scale * (rng.normal(size=(n, model.outputs)) + skill * np.eye(model.outputs)[y])
+    ).astype(np.float32)
     got, total = measured(model, outputs, y)
     expected = classification_reference(outputs, y, model.outputs)
     assert got.keys() == expected.keys()
     bound = metrics.ROCAUC().error_bound(total["roc_auc"])
     for name, value in expected.items():
         tolerance = bound + 1e-6 if name == "roc_auc" else 1e-6 * max(1, abs(value))
-        if name == "perplexity":  # the exponential of a loss: what is 1e-6 of the loss is more of this
+        if (
+            name == "perplexity"
+        ):  # the exponential of a loss: what is 1e-6 of the loss is more of this
             tolerance *= max(1, np.log(value))
-        np.testing.assert_allclose(got[name], value, rtol=0, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            got[name], value, rtol=0, atol=tolerance, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("scale", [0.02, 1, 30])
@@ -107,15 +147,28 @@ def test_metrics_of_classifications_are_those_of_scikit_learn(seed, n, model, sc
 def test_the_area_from_bins_is_that_of_a_sort_to_a_thousandth(scale, model):
     rng = np.random.default_rng(3)
     y = rng.integers(0, model.outputs, 3000).astype(np.int32)
-    outputs = scale * (rng.normal(size=(3000, model.outputs)) + 0.7 * np.eye(model.outputs)[y] + 0.5)
+    outputs = scale * (
+        rng.normal(size=(3000, model.outputs)) + 0.7 * np.eye(model.outputs)[y] + 0.5
+    )
     got, total = measured(model, outputs.astype(np.float32), y, ["roc_auc"])
-    expected = classification_reference(outputs.astype(np.float32), y, model.outputs)["roc_auc"]
+    expected = classification_reference(outputs.astype(np.float32), y, model.outputs)[
+        "roc_auc"
+    ]
     assert abs(got["roc_auc"] - expected) < 1e-4, (got["roc_auc"], expected)
-    assert 0 < metrics.ROCAUC().error_bound(total["roc_auc"]) < (1e-3 if model.outputs == 2 else 3e-3)
+    assert (
+        0
+        < metrics.ROCAUC().error_bound(total["roc_auc"])
+        < (1e-3 if model.outputs == 2 else 3e-3)
+    )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 90), st.sampled_from([REGRESSION, TARGETS]), st.sampled_from([0, 3]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 90),
+    st.sampled_from([REGRESSION, TARGETS]),
+    st.sampled_from([0, 3]),
+)
 def test_metrics_of_regressions_are_those_of_scikit_learn(seed, n, model, offset):
     rng = np.random.default_rng(seed)
     y = (rng.normal(size=(n, model.outputs)) + offset).astype(np.float32)
@@ -129,13 +182,24 @@ def test_metrics_of_regressions_are_those_of_scikit_learn(seed, n, model, offset
         "r2": sk.r2_score(t, f),
     }
     assert got.keys() == expected.keys()
-    if (t.var(axis=0) < 5e-4 * np.square(t).mean(axis=0)).any():  # too near to a constant for single precision
-        assert np.isnan(got["r2"]) or abs(got["r2"] - expected["r2"]) < 0.01 * (1 - expected["r2"])
+    if (
+        t.var(axis=0) < 5e-4 * np.square(t).mean(axis=0)
+    ).any():  # too near to a constant for single precision
+        assert np.isnan(got["r2"]) or abs(got["r2"] - expected["r2"]) < 0.01 * (
+            1 - expected["r2"]
+        )
         del expected["r2"]
     for name, value in expected.items():
-        # The variance is a difference of sums of squares: its digits are those of the targets' mean square.
-        scale = 1 + abs(1 - value) * np.max(np.square(t).mean(0) / t.var(0)) if name == "r2" else 1 + abs(value)
-        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6 * scale, err_msg=name)
+        # The variance is a difference of sums of squares: its digits are those of the
+        # targets' mean square.
+        scale = (
+            1 + abs(1 - value) * np.max(np.square(t).mean(0) / t.var(0))
+            if name == "r2"
+            else 1 + abs(value)
+        )
+        np.testing.assert_allclose(
+            got[name], value, rtol=0, atol=1e-6 * scale, err_msg=name
+        )
 
 
 def test_metrics_of_sequences_count_tokens_not_sequences():
@@ -149,10 +213,16 @@ def test_metrics_of_sequences_count_tokens_not_sequences():
     p = np.exp(outputs.astype(np.float64))
     p /= p.sum(-1, keepdims=True)
     nll = -np.log(np.take_along_axis(p, np.maximum(y, 0)[..., None], -1)[..., 0])
-    mean_of_sequences = [nll[i][tokens[i]].mean() if tokens[i].any() else 0.0 for i in range(21)]
+    mean_of_sequences = [
+        nll[i][tokens[i]].mean() if tokens[i].any() else 0.0 for i in range(21)
+    ]
     assert got.keys() == {"loss", "perplexity", "token_accuracy"}
-    np.testing.assert_allclose(got["perplexity"], np.exp(sk.log_loss(y[tokens], p[tokens])), rtol=1e-6)
-    np.testing.assert_allclose(got["token_accuracy"], (outputs.argmax(-1) == y)[tokens].mean(), rtol=1e-6)
+    np.testing.assert_allclose(
+        got["perplexity"], np.exp(sk.log_loss(y[tokens], p[tokens])), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        got["token_accuracy"], (outputs.argmax(-1) == y)[tokens].mean(), rtol=1e-6
+    )
     np.testing.assert_allclose(got["loss"], np.mean(mean_of_sequences), rtol=1e-6)
 
 
@@ -161,7 +231,11 @@ def test_loss_and_accuracy_are_plain_sums_to_the_bit(kind):
     rng = np.random.default_rng(1)
     thetas = jnp.asarray(rng.normal(size=(3, MULTI.size)), jnp.float32)
     weights = jnp.array([0.2, 0.5, 0.3])
-    predictor = thetas[0] if kind == "model" else Mixture(weights, thetas, logits=kind.endswith("logits"))
+    predictor = (
+        thetas[0]
+        if kind == "model"
+        else Mixture(weights, thetas, logits=kind.endswith("logits"))
+    )
     batch = Batch(
         jnp.asarray(rng.normal(size=(BATCH, 3)), jnp.float32),
         jnp.asarray(rng.integers(0, 5, BATCH), jnp.int32),
@@ -171,9 +245,15 @@ def test_loss_and_accuracy_are_plain_sums_to_the_bit(kind):
     @jax.jit
     def both(batch):
         out = outputs_of(MULTI, predictor)(batch.x)
-        found = {name: find_metric(name).statistic(MULTI, out, batch.y, batch.weight) for name in ("loss", "accuracy")}
+        found = {
+            name: find_metric(name).statistic(MULTI, out, batch.y, batch.weight)
+            for name in ("loss", "accuracy")
+        }
         correct = MULTI.correct(out, batch.y).astype(jnp.float32)
-        return (jnp.vdot(MULTI.losses(out, batch.y), batch.weight), jnp.vdot(correct, batch.weight)), found
+        return (
+            jnp.vdot(MULTI.losses(out, batch.y), batch.weight),
+            jnp.vdot(correct, batch.weight),
+        ), found
 
     (loss, correct), found = both(batch)
     assert found["loss"]["loss"] == loss and found["accuracy"]["correct"] == correct
@@ -181,32 +261,54 @@ def test_loss_and_accuracy_are_plain_sums_to_the_bit(kind):
     assert find_metric("accuracy").result(found["accuracy"]) == np.float64(correct) / 11
 
 
-@pytest.mark.parametrize("name", ["accuracy", "loss", "roc_auc", "confusion", "calibration_error", "f1_macro"])
+@pytest.mark.parametrize(
+    "name",
+    ["accuracy", "loss", "roc_auc", "confusion", "calibration_error", "f1_macro"],
+)
 def test_many_clients_at_once_are_as_one_by_one(name):
     """The second client's samples are all padding: its values are NaN."""
     metric, rng = find_metric(name), np.random.default_rng(2)
     statistics = []
     for samples in (9, 0, BATCH):
-        arguments = (rng.normal(size=(BATCH, 5)), rng.integers(0, 5, BATCH), np.arange(BATCH) < samples)
+        arguments = (
+            rng.normal(size=(BATCH, 5)),
+            rng.integers(0, 5, BATCH),
+            np.arange(BATCH) < samples,
+        )
         kinds = (jnp.float32, jnp.int32, jnp.float32)
-        given = (jnp.asarray(value, kind) for value, kind in zip(arguments, kinds, strict=True))
+        given = (
+            jnp.asarray(value, kind)
+            for value, kind in zip(arguments, kinds, strict=True)
+        )
         statistics.append(jax.device_get(metric.statistic(MULTI, *given)))
     together = jax.tree.map(lambda *rows: np.stack(rows), *statistics)
-    found, alone = metric.values_of_clients(together), [metric.values(statistic) for statistic in statistics]
-    assert found.keys() == {key for values in alone for key in values} and np.isnan(found[name][1])
+    found, alone = (
+        metric.values_of_clients(together),
+        [metric.values(statistic) for statistic in statistics],
+    )
+    assert found.keys() == {key for values in alone for key in values} and np.isnan(
+        found[name][1]
+    )
     for key, values in found.items():
         np.testing.assert_array_equal(values, [one.get(key, np.nan) for one in alone])
     # what leaves the clients says the same, in the precision of devices, and is small
-    condensed = jax.device_get(jax.vmap(metric.condense)(jax.tree.map(jnp.asarray, together)))
+    condensed = jax.device_get(
+        jax.vmap(metric.condense)(jax.tree.map(jnp.asarray, together))
+    )
     for key, values in metric.values_of_clients(condensed).items():
         np.testing.assert_allclose(values, found[key], rtol=1e-6)
     assert sum(rows[0].size for rows in condensed.values()) <= 100
 
 
 def test_zero_statistics_are_neutral_and_every_metric_of_nothing_is_nan():
-    for model, shape, y in ((MULTI, (BATCH, 5), (BATCH,)), (TARGETS, (BATCH, 2), (BATCH, 2)),
-                            (SEQUENCE, (BATCH, 4, 6), (BATCH, 4))):  # fmt: skip
-        chosen = tuple(find_metric(name) for name in NAMES if find_metric(name).applies(model))
+    for model, shape, y in (
+        (MULTI, (BATCH, 5), (BATCH,)),
+        (TARGETS, (BATCH, 2), (BATCH, 2)),
+        (SEQUENCE, (BATCH, 4, 6), (BATCH, 4)),
+    ):
+        chosen = tuple(
+            find_metric(name) for name in NAMES if find_metric(name).applies(model)
+        )
         kind = jnp.float32 if model is TARGETS else jnp.int32
         arguments = (jnp.ones(shape), jnp.ones(y, kind), jnp.ones(BATCH))
         one = batch_statistics(chosen, model, *arguments)
@@ -219,19 +321,32 @@ def test_zero_statistics_are_neutral_and_every_metric_of_nothing_is_nan():
 
 def test_undefined_metrics_are_nan_not_a_number_that_looks_good():
     outputs = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
-    assert np.isnan(measured(BINARY, outputs, np.ones(12, np.int32), ["roc_auc"])[0]["roc_auc"])
+    assert np.isnan(
+        measured(BINARY, outputs, np.ones(12, np.int32), ["roc_auc"])[0]["roc_auc"]
+    )
     constant = np.full(12, 1000, np.float32)
     constant[0] += 0.5  # varies, but single precision cannot say by how much
     assert np.isnan(measured(REGRESSION, outputs[:, :1], constant, ["r2"])[0]["r2"])
     broken = np.where(np.arange(12)[:, None] == 3, np.nan, outputs).astype(np.float32)
-    for name, value in measured(BINARY, broken, np.arange(12, dtype=np.int32) % 2, ["roc_auc", "log_loss"])[0].items():
+    for name, value in measured(
+        BINARY, broken, np.arange(12, dtype=np.int32) % 2, ["roc_auc", "log_loss"]
+    )[0].items():
         assert np.isnan(value), name
 
 
 def test_log_odds_keep_apart_what_is_almost_certain():
     outputs = np.zeros((6, 5), np.float32)
-    outputs[:, 2] = [30, 40, 50, 60, 70, 80]  # 1 - p is 0 in single precision for all of them
-    got, _ = measured(MULTI, outputs, np.array([0, 0, 0, 2, 2, 2], np.int32), ["roc_auc"])
+    outputs[:, 2] = [
+        30,
+        40,
+        50,
+        60,
+        70,
+        80,
+    ]  # 1 - p is 0 in single precision for all of them
+    got, _ = measured(
+        MULTI, outputs, np.array([0, 0, 0, 2, 2, 2], np.int32), ["roc_auc"]
+    )
     assert got["roc_auc"] == 1
 
 
@@ -240,28 +355,48 @@ def test_confusion_counts_labels_in_rows():
     y = np.array([0, 1, 1, 2], np.int32)
     _, total = measured(MULTI, outputs, y, ["confusion"])
     matrix = find_metric("confusion").matrix(total["confusion"])
-    np.testing.assert_array_equal(matrix, sk.confusion_matrix(y, [0, 0, 1, 4], labels=range(5)))
+    np.testing.assert_array_equal(
+        matrix, sk.confusion_matrix(y, [0, 0, 1, 4], labels=range(5))
+    )
     assert find_metric("confusion").values(total["confusion"]) == {
-        "confusion": 0.5, "confusion[0,0]": 1, "confusion[1,0]": 1, "confusion[1,1]": 1, "confusion[2,4]": 1,
-    }  # fmt: skip
+        "confusion": 0.5,
+        "confusion[0,0]": 1,
+        "confusion[1,0]": 1,
+        "confusion[1,1]": 1,
+        "confusion[2,4]": 1,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_says_what_tables_need(name):
     metric = find_metric(name)
-    assert metric.title and metric.unit in ("%", "", "target") and isinstance(metric.higher_is_better, bool)
+    assert (
+        metric.title
+        and metric.unit in ("%", "", "target")
+        and isinstance(metric.higher_is_better, bool)
+    )
     assert metric.percent == (metric.unit == "%")
     assert metric == find_metric(name) and hash(metric) == hash(find_metric(name))
     assert any(metric.applies(model) for model in (BINARY, REGRESSION, SEQUENCE))
 
 
 def test_metrics_are_found_by_name_each_once_and_only_where_defined():
-    assert [m.name for m in find_metrics(("roc_auc", "f1_macro"), MULTI)] == ["roc_auc", "f1_macro"]
+    assert [m.name for m in find_metrics(("roc_auc", "f1_macro"), MULTI)] == [
+        "roc_auc",
+        "f1_macro",
+    ]
     assert len(find_metrics(("mae", "mae"), REGRESSION)) == 1
     assert find_metrics((metrics.CalibrationError(bins=5),), MULTI)[0].bins == 5
-    with pytest.raises(ValueError, match="there is no metric 'roc_auk'; did you mean 'roc_auc'"):
+    with pytest.raises(
+        ValueError, match="there is no metric 'roc_auk'; did you mean 'roc_auc'"
+    ):
         find_metrics(("roc_auk",), MULTI)
-    with pytest.raises(ValueError, match=r"'r2' is not defined for a classification of 5 classes; choose from accur"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"'r2' is not defined for a classification of 5 classes; choose from accur"
+        ),
+    ):
         find_metrics(("r2",), MULTI)
     with pytest.raises(ValueError, match="'calibration_error' is asked for twice"):
         find_metrics(("calibration_error", metrics.CalibrationError(bins=5)), MULTI)
@@ -284,12 +419,19 @@ def test_a_metric_of_another_package_is_found_by_its_entry_point(monkeypatch):
     assert find_metric("outside") == metrics.Accuracy()
     with pytest.raises(ValueError, match="must be a subclass of Metric"):
         find_metric("no_class")
-    with pytest.raises(ValueError, match="'gone' of fedtailor_no_such_module:Metric cannot be imported"):
+    with pytest.raises(
+        ValueError, match="'gone' of fedtailor_no_such_module:Metric cannot be imported"
+    ):
         find_metric("gone")
 
 
 def test_losses_of_sequences_refuse_nothing_and_ignore_padding():
     outputs = jnp.asarray(np.random.default_rng(2).normal(size=(2, 3, 4)), jnp.float32)
     y = jnp.array([[1, 2, 3], [1, -1, -1]])
-    expected = [cross_entropy(outputs[0], y[0]).mean(), cross_entropy(outputs[1, :1], y[1, :1])[0]]
-    np.testing.assert_allclose(token_cross_entropy(outputs, y), jnp.stack(expected), rtol=1e-6)
+    expected = [
+        cross_entropy(outputs[0], y[0]).mean(),
+        cross_entropy(outputs[1, :1], y[1, :1])[0],
+    ]
+    np.testing.assert_allclose(
+        token_cross_entropy(outputs, y), jnp.stack(expected), rtol=1e-6
+    )

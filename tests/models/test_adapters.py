@@ -17,7 +17,11 @@ def small_mlp():
 
 
 def with_dropout(key):
-    layers = [eqx.nn.Linear(4, 16, key=key), eqx.nn.Dropout(0.5), eqx.nn.Linear(16, 3, key=key)]
+    layers = [
+        eqx.nn.Linear(4, 16, key=key),
+        eqx.nn.Dropout(0.5),
+        eqx.nn.Linear(16, 3, key=key),
+    ]
     return eqx.nn.Sequential(layers)
 
 
@@ -27,7 +31,10 @@ class WithBatchNorm(eqx.Module):
     last: eqx.nn.Linear
 
     def __init__(self, mode, key):
-        self.first, self.last = eqx.nn.Linear(4, 5, key=key), eqx.nn.Linear(5, 3, key=key)
+        self.first, self.last = (
+            eqx.nn.Linear(4, 5, key=key),
+            eqx.nn.Linear(5, 3, key=key),
+        )
         self.norm = eqx.nn.BatchNorm(5, "batch", mode=mode)
 
     def __call__(self, x, state):
@@ -58,7 +65,11 @@ class LinenNet(linen.Module):
     @linen.compact
     def __call__(self, x, train: bool):
         x = linen.Dense(8)(x)
-        x = linen.GroupNorm(2)(x) if self.norm == "group" else linen.BatchNorm(use_running_average=not train)(x)
+        x = (
+            linen.GroupNorm(2)(x)
+            if self.norm == "group"
+            else linen.BatchNorm(use_running_average=not train)(x)
+        )
         x = linen.Dropout(self.rate, deterministic=not train)(x)
         return linen.Dense(self.classes)(x)
 
@@ -68,19 +79,27 @@ def test_equinox_module():
     module, x = eqx.nn.MLP(4, 3, 5, 1, key=KEY), jnp.ones((2, 4))
     theta = model.init(KEY)
     assert model.size == 4 * 5 + 5 + 5 * 3 + 3 and not model.stochastic
-    np.testing.assert_allclose(model.logits(model.params(theta), x), jax.vmap(module)(x), rtol=1e-6)
-    gradient = jax.grad(lambda p: model.losses(model.logits(p, x), jnp.asarray([0, 1])).mean())(model.params(theta))
+    np.testing.assert_allclose(
+        model.logits(model.params(theta), x), jax.vmap(module)(x), rtol=1e-6
+    )
+    gradient = jax.grad(
+        lambda p: model.losses(model.logits(p, x), jnp.asarray([0, 1])).mean()
+    )(model.params(theta))
     assert model.vector(gradient).shape == theta.shape
 
 
 def test_equinox_modules_are_equal_by_their_arguments():
     assert small_mlp().bind((4,), 3) == small_mlp().bind((4,), 3)
     assert hash(small_mlp()) == hash(small_mlp())
-    assert small_mlp() != models.from_equinox(eqx.nn.MLP, in_size=4, out_size=3, width_size=6, depth=1)
+    assert small_mlp() != models.from_equinox(
+        eqx.nn.MLP, in_size=4, out_size=3, width_size=6, depth=1
+    )
     assert models.from_equinox(with_dropout) == models.from_equinox(with_dropout)
 
 
-@pytest.mark.parametrize("architecture", [models.from_equinox(with_dropout), models.from_linen(LinenNet(3))])
+@pytest.mark.parametrize(
+    "architecture", [models.from_equinox(with_dropout), models.from_linen(LinenNet(3))]
+)
 def test_dropout_only_with_a_key(architecture):
     model = architecture.bind((4,), 3)
     assert model.stochastic
@@ -95,7 +114,11 @@ def test_dropout_only_with_a_key(architecture):
 
 def test_linen_module():
     model = models.from_linen(LinenNet(3)).bind((4,), 3)
-    assert model == models.from_linen(LinenNet(3)).bind((4,), 3) != models.from_linen(LinenNet(4)).bind((4,), 3)
+    assert (
+        model
+        == models.from_linen(LinenNet(3)).bind((4,), 3)
+        != models.from_linen(LinenNet(4)).bind((4,), 3)
+    )
     theta, x = model.init(KEY), jnp.ones((2, 4))
     params = model.params(theta)
     expected = LinenNet(3).apply({"params": params}, x, train=False)
@@ -111,23 +134,35 @@ def test_linen_module_over_tokens():
 
     model = models.from_linen(Bag(), input_dtype="int32").bind((3,), 2)
     assert not model.stochastic
-    assert model.logits(model.params(model.init(KEY)), jnp.asarray([[1, 2, 3]])).shape == (1, 2)
+    assert model.logits(
+        model.params(model.init(KEY)), jnp.asarray([[1, 2, 3]])
+    ).shape == (1, 2)
 
 
 def trained(model, theta, batches):
-    """theta after training steps that renew statistics and move nothing else, and the last outputs."""
+    """theta after training steps that renew statistics and move nothing else, and the
+    last outputs.
+    """
     params = model.params(theta)
     for x, weight in batches:
-        outputs, params = model.train_outputs(params, x, weight, KEY if model.stochastic else None)
+        outputs, params = model.train_outputs(
+            params, x, weight, KEY if model.stochastic else None
+        )
     return model.vector(params), outputs
 
 
 def padded(batches):
     """The same batches behind rows of padding."""
-    return [(jnp.concatenate([x, 1e3 * jnp.ones((2, 4))]), jnp.asarray([*weight, 0, 0])) for x, weight in batches]
+    return [
+        (jnp.concatenate([x, 1e3 * jnp.ones((2, 4))]), jnp.asarray([*weight, 0, 0]))
+        for x, weight in batches
+    ]
 
 
-BATCHES = [(jax.random.normal(jax.random.key(seed), (6, 4)) + seed, jnp.ones(6)) for seed in range(3)]
+BATCHES = [
+    (jax.random.normal(jax.random.key(seed), (6, 4)) + seed, jnp.ones(6))
+    for seed in range(3)
+]
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
@@ -135,18 +170,27 @@ def test_batch_norm_of_equinox_is_equinox_s_own(mode):
     model = models.from_equinox(WithBatchNorm, mode).bind((4,), 3)
     module, state = eqx.nn.make_with_state(WithBatchNorm)(mode, key=KEY)
     for x, _ in BATCHES:
-        expected, state = jax.vmap(module, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+        expected, state = jax.vmap(
+            module, axis_name="batch", in_axes=(0, None), out_axes=(0, None)
+        )(x, state)
     theta = model.init(KEY)
     renewed, outputs = trained(model, theta, BATCHES)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
-    evaluated = jax.vmap(eqx.nn.inference_mode(module), in_axes=(0, None), out_axes=(0, None))(x, state)[0]
-    np.testing.assert_allclose(model.logits(model.params(renewed), x), evaluated, rtol=1e-5, atol=1e-6)
+    evaluated = jax.vmap(
+        eqx.nn.inference_mode(module), in_axes=(0, None), out_axes=(0, None)
+    )(x, state)[0]
+    np.testing.assert_allclose(
+        model.logits(model.params(renewed), x), evaluated, rtol=1e-5, atol=1e-6
+    )
     check_statistics(model, theta, renewed, size=11)
 
 
 @pytest.mark.parametrize(
     "architecture",
-    [models.from_equinox(WithBatchNorm, "batch"), models.from_linen(LinenNet(3, norm="batch", rate=0.0))],
+    [
+        models.from_equinox(WithBatchNorm, "batch"),
+        models.from_linen(LinenNet(3, norm="batch", rate=0.0)),
+    ],
     ids=["equinox", "flax"],
 )
 def test_features_of_a_training_step_are_by_the_statistics_of_its_batch(architecture):
@@ -155,9 +199,16 @@ def test_features_of_a_training_step_are_by_the_statistics_of_its_batch(architec
     key = KEY if model.stochastic else None
     features = model.train_features(params, x, weight, key)
     outputs, _ = model.train_outputs(params, x, weight, key)
-    np.testing.assert_allclose(model.head_outputs(params, features), outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.head_outputs(params, features), outputs, rtol=1e-5, atol=1e-6
+    )
     assert np.abs(features - model.features(params, x)).max() > 0.1
-    np.testing.assert_allclose(features[:4], model.train_features(params, x[:4], weight[:4], key), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        features[:4],
+        model.train_features(params, x[:4], weight[:4], key),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_batch_norm_of_flax_is_flax_s_own():
@@ -167,23 +218,34 @@ def test_batch_norm_of_flax_is_flax_s_own():
     taken = jax.tree.leaves(variables["params"])
     assert sum(leaf.size for leaf in taken) + 16 == model.size
     params = {key: dict(layer) for key, layer in model.params(theta).items()}
-    statistics = {"mean": params["BatchNorm_0"].pop("running_mean"), "var": params["BatchNorm_0"].pop("running_var")}
+    statistics = {
+        "mean": params["BatchNorm_0"].pop("running_mean"),
+        "var": params["BatchNorm_0"].pop("running_var"),
+    }
     variables = {"params": params, "batch_stats": {"BatchNorm_0": statistics}}
     for x, _ in BATCHES:
-        expected, renewed = module.apply(variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": KEY})
+        expected, renewed = module.apply(
+            variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": KEY}
+        )
         variables = {**variables, **renewed}
     after, outputs = trained(model, theta, BATCHES)
     np.testing.assert_allclose(outputs, expected, rtol=1e-6)
     evaluated = module.apply(variables, x, train=False)
-    np.testing.assert_allclose(model.logits(model.params(after), x), evaluated, rtol=1e-6)
+    np.testing.assert_allclose(
+        model.logits(model.params(after), x), evaluated, rtol=1e-6
+    )
     check_statistics(model, theta, after, size=16)
 
 
 def check_statistics(model, theta, renewed, size):
     part = model.statistics
-    assert part.size == size and model.part("norm").size == size + {11: 10, 16: 16}[size]
+    assert (
+        part.size == size and model.part("norm").size == size + {11: 10, 16: 16}[size]
+    )
     assert (part.take(renewed) != part.take(theta)).any()
-    np.testing.assert_array_equal(part.complement.take(renewed), part.complement.take(theta))
+    np.testing.assert_array_equal(
+        part.complement.take(renewed), part.complement.take(theta)
+    )
     ignoring, _ = trained(model, theta, padded(BATCHES))  # padding enters no statistics
     np.testing.assert_allclose(ignoring, renewed, rtol=1e-5, atol=1e-6)
 
@@ -209,9 +271,15 @@ def test_functions():
         return params["center"] + 0 * x
 
     model = models.from_function(init, apply).bind((3,), 3, loss=models.squared_error)
-    assert model == models.from_function(init, apply).bind((3,), 3, loss=models.squared_error)
+    assert model == models.from_function(init, apply).bind(
+        (3,), 3, loss=models.squared_error
+    )
     theta, x = model.init(KEY), jnp.zeros((2, 3))
-    gradient = jax.grad(lambda t: model.losses(model.logits(model.params(t), x), jnp.ones((2, 3))).mean())(theta)
+    gradient = jax.grad(
+        lambda t: model.losses(
+            model.logits(model.params(t), x), jnp.ones((2, 3))
+        ).mean()
+    )(theta)
     assert gradient.tolist() == [-2, -2, -2]
 
 

@@ -1,4 +1,6 @@
-"""The fast convolution and pooling are the textbook ones, forward, backward and differentiated twice."""
+"""The fast convolution and pooling are the textbook ones, forward, backward and
+differentiated twice.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,15 @@ from jax import lax
 from fedtailor.models.convolution import convolve, planes
 from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 
-# (image height and width, channels, filters, size of the kernel); the second has odd rows and columns to drop.
+# (image height and width, channels, filters, size of the kernel); the second has odd
+# rows and columns to drop.
 CASES = [((8, 8), 3, 4, 5), ((9, 7), 2, 5, 3)]
 
 
 def textbook_convolution(x, kernel):
-    return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def textbook_pooling(y, kind):
@@ -39,7 +44,9 @@ def fast_block(kind):
     def block(x, kernel, bias):
         y = convolve(planes(x), kernel)
         o, h, w, b = y.shape
-        return as_images(pool_relu(windows(y), bias, kind).reshape(o, h // 2, w // 2, b))
+        return as_images(
+            pool_relu(windows(y), bias, kind).reshape(o, h // 2, w // 2, b)
+        )
 
     return block
 
@@ -54,14 +61,21 @@ def fast_block_of_images(kind):
 
 
 def textbook_block(kind):
-    return lambda x, kernel, bias: textbook_pooling(jax.nn.relu(textbook(x, kernel, bias)), kind)
+    return lambda x, kernel, bias: textbook_pooling(
+        jax.nn.relu(textbook(x, kernel, bias)), kind
+    )
 
 
 PAIRS = [
     pytest.param(fast, textbook, id="convolution"),
-    *[pytest.param(fast_block(kind), textbook_block(kind), id=f"{kind} block") for kind in ("average", "max")],
     *[
-        pytest.param(fast_block_of_images(kind), textbook_block(kind), id=f"{kind} windows")
+        pytest.param(fast_block(kind), textbook_block(kind), id=f"{kind} block")
+        for kind in ("average", "max")
+    ],
+    *[
+        pytest.param(
+            fast_block_of_images(kind), textbook_block(kind), id=f"{kind} windows"
+        )
         for kind in ("average", "max")
     ],
 ]
@@ -77,7 +91,10 @@ def inputs(case, dtype):
 def value_and_gradients(function):
     def weighted(*args):
         y = function(*args)
-        return jnp.vdot(y, jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)), y
+        return (
+            jnp.vdot(y, jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)),
+            y,
+        )
 
     return jax.jit(jax.grad(weighted, argnums=(0, 1, 2), has_aux=True))
 
@@ -97,25 +114,33 @@ def test_equals_the_textbook_in_double_precision(ours, theirs, case):
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_equals_the_textbook_in_single_precision(ours, theirs):
-    """To 1e-6 of the largest entry: sums of up to a hundred products of size one, taken in another order."""
+    """To 1e-6 of the largest entry: sums of up to a hundred products of size one, taken
+    in another order.
+    """
     args = inputs(CASES[0], "float32")
     for got, expected in zip(
         jax.tree.leaves(value_and_gradients(ours)(*args)),
         jax.tree.leaves(value_and_gradients(theirs)(*args)),
         strict=True,
     ):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6 * float(jnp.abs(expected).max()))
+        np.testing.assert_allclose(
+            got, expected, rtol=0, atol=1e-6 * float(jnp.abs(expected).max())
+        )
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS[1:])
 def test_hessian_vector_product(ours, theirs):
     with jax.enable_x64(True):
         x, kernel, bias = inputs(CASES[0], "float64")
-        direction = jnp.sin(jnp.arange(kernel.size, dtype=kernel.dtype)).reshape(kernel.shape)
+        direction = jnp.sin(jnp.arange(kernel.size, dtype=kernel.dtype)).reshape(
+            kernel.shape
+        )
 
         def product(block):
             gradient = jax.grad(lambda kernel: jnp.square(block(x, kernel, bias)).sum())
-            return jax.jit(lambda kernel: jax.jvp(gradient, (kernel,), (direction,))[1])(kernel)
+            return jax.jit(
+                lambda kernel: jax.jvp(gradient, (kernel,), (direction,))[1]
+            )(kernel)
 
         np.testing.assert_allclose(product(ours), product(theirs), rtol=0, atol=1e-10)
 
@@ -129,21 +154,29 @@ def test_of_equal_maxima_the_first_gets_the_gradient():
 @pytest.mark.parametrize("kind", ["average", "max"])
 def test_nothing_flows_through_a_relu_that_is_off(kind):
     y, bias = jnp.asarray([-1.0, -2.0, -3.0, -4.0]).reshape(4, 1, 1), jnp.zeros(1)
-    to_y, to_bias = jax.grad(lambda y, bias: pool_relu(y, bias, kind).sum(), (0, 1))(y, bias)
+    to_y, to_bias = jax.grad(lambda y, bias: pool_relu(y, bias, kind).sum(), (0, 1))(
+        y, bias
+    )
     assert not to_y.any() and not to_bias.any()
 
 
 def test_clients_can_be_stacked():
     x, kernel, bias = inputs(CASES[0], "float32")
     kernels = jnp.stack([kernel, 2 * kernel])
-    stacked = jax.vmap(lambda kernel: fast_block_of_images("max")(x, kernel, bias))(kernels)
+    stacked = jax.vmap(lambda kernel: fast_block_of_images("max")(x, kernel, bias))(
+        kernels
+    )
     for got, kernel in zip(stacked, kernels, strict=True):
-        np.testing.assert_allclose(got, textbook_block("max")(x, kernel, bias), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            got, textbook_block("max")(x, kernel, bias), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_runs_without_compilation():
     x, kernel, bias = inputs(CASES[0], "float32")
-    step = jax.grad(lambda kernel: fast_block_of_images("average")(x, kernel, bias).sum())
+    step = jax.grad(
+        lambda kernel: fast_block_of_images("average")(x, kernel, bias).sum()
+    )
     with jax.disable_jit():
         plain = step(kernel)
     np.testing.assert_allclose(step(kernel), plain, rtol=1e-5)

@@ -1,4 +1,6 @@
-"""Pieces that are not fused are compiled once, stay apart in larger programs, and change no result."""
+"""Pieces that are not fused are compiled once, stay apart in larger programs, and
+change no result.
+"""
 
 from functools import partial
 
@@ -35,7 +37,13 @@ def test_inside_a_program_it_stays_apart():
     x = jnp.arange(64.0)
     compiled = jax.jit(program).lower(x).compile()
     assert " call(" in compiled.as_text()
-    assert " call(" not in jax.jit(lambda x: jnp.concatenate([jnp.sin(x)] * 3) * 2).lower(x).compile().as_text()
+    assert (
+        " call("
+        not in jax.jit(lambda x: jnp.concatenate([jnp.sin(x)] * 3) * 2)
+        .lower(x)
+        .compile()
+        .as_text()
+    )
     assert jnp.allclose(compiled(x), jnp.tile(jnp.sin(x), 3) * 2)
 
 

@@ -1,4 +1,6 @@
-"""Group and batch normalisation: the textbook's arithmetic, running statistics, padding, and the zoo's networks."""
+"""Group and batch normalisation: the textbook's arithmetic, running statistics,
+padding, and the zoo's networks.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +32,25 @@ def test_group_norm_normalises_each_example_s_groups():
     out = np.asarray(layer(x)).reshape(2, 3 * 3 * 5, 4)
     np.testing.assert_allclose(out.mean(1), 0, atol=1e-10)
     groups = np.asarray(x).reshape(2, 45, 4)
-    expected = (groups - groups.mean(1, keepdims=True)) / np.sqrt(groups.var(1, keepdims=True) + 1e-5)
+    expected = (groups - groups.mean(1, keepdims=True)) / np.sqrt(
+        groups.var(1, keepdims=True) + 1e-5
+    )
     np.testing.assert_allclose(out, expected, atol=1e-10)
-    np.testing.assert_allclose(layer(x[..., :1])[..., 0], layer(x)[..., 0], atol=1e-10)  # no example sees another
+    np.testing.assert_allclose(
+        layer(x[..., :1])[..., 0], layer(x)[..., 0], atol=1e-10
+    )  # no example sees another
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5, 6), (6, 3)])
 def test_batch_norm_is_that_of_pytorch(shape):
-    """Training by the batch's mean and biased variance, running statistics with the unbiased one at momentum 0.1."""
-    layer, axes, channels = (BatchNorm(3), (1, 2, 3), (-1, 1, 1, 1)) if len(shape) == 4 else (BatchNorm(3), (0,), (-1,))
+    """Training by the batch's mean and biased variance, running statistics with the
+    unbiased one at momentum 0.1.
+    """
+    layer, axes, channels = (
+        (BatchNorm(3), (1, 2, 3), (-1, 1, 1, 1))
+        if len(shape) == 4
+        else (BatchNorm(3), (0,), (-1,))
+    )
     mean, variance = np.zeros(3), np.ones(3)
     for _ in range(2):
         x = planes(*shape)
@@ -46,11 +58,15 @@ def test_batch_norm_is_that_of_pytorch(shape):
         flat = np.asarray(x)
         mean = 0.9 * mean + 0.1 * flat.mean(axes)
         variance = 0.9 * variance + 0.1 * flat.var(axes, ddof=1)
-        normal = (flat - flat.mean(axes, keepdims=True)) / np.sqrt(flat.var(axes, keepdims=True) + 1e-5)
+        normal = (flat - flat.mean(axes, keepdims=True)) / np.sqrt(
+            flat.var(axes, keepdims=True) + 1e-5
+        )
         np.testing.assert_allclose(out, normal, atol=1e-10)
     np.testing.assert_allclose(layer.running_mean, mean, atol=1e-10)
     np.testing.assert_allclose(layer.running_variance, variance, atol=1e-10)
-    expected = (flat - mean.reshape(channels)) / np.sqrt(variance.reshape(channels) + 1e-5)
+    expected = (flat - mean.reshape(channels)) / np.sqrt(
+        variance.reshape(channels) + 1e-5
+    )
     np.testing.assert_allclose(layer(x), expected, atol=1e-10)
 
 
@@ -62,7 +78,11 @@ def test_padding_enters_no_statistics():
     for got, wanted in zip(jax.tree.leaves(layer), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-10)
     _, nobody = BatchNorm(3).train(x, None, jnp.zeros(6))
-    assert nobody.running_mean.tolist() == [0, 0, 0] and nobody.running_variance.tolist() == [1, 1, 1]
+    assert nobody.running_mean.tolist() == [
+        0,
+        0,
+        0,
+    ] and nobody.running_variance.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("side", "size"), [(8, 3), (9, 3), (7, 5), (6, 2)])
@@ -70,7 +90,9 @@ def test_a_halved_convolution_is_every_second_pixel(side, size):
     x, kernel = planes(2, side, side + 1, 3), planes(size, size, 2, 4)
     for padding in (0, 1):
         every = convolve(pad(x, padding), kernel)[:, ::2, ::2]
-        np.testing.assert_allclose(convolve(*halve(pad(x, padding), kernel)), every, atol=1e-10)
+        np.testing.assert_allclose(
+            convolve(*halve(pad(x, padding), kernel)), every, atol=1e-10
+        )
 
 
 NETWORKS = [
@@ -85,20 +107,35 @@ NETWORKS = [
 def test_parts_and_statistics_of_the_zoo(norm, architecture, shape):
     model = architecture.bind(shape, 3, dtype="float64")
     theta, x = model.init(KEY), planes(4, *shape)
-    assert model.has_statistics == (norm == "batch") and (model.micro_batch is None or norm == "group")
+    assert model.has_statistics == (norm == "batch") and (
+        model.micro_batch is None or norm == "group"
+    )
     both, statistics = model.part("norm"), model.statistics
-    affine = sum(model.part(path).size for path in model.paths if path.endswith(".scale"))
+    affine = sum(
+        model.part(path).size for path in model.paths if path.endswith(".scale")
+    )
     assert both.size == affine * (4 if norm == "batch" else 2)
-    assert (statistics.size * 2 == both.size) == (norm == "batch") and set(statistics.indices) <= set(both.indices)
+    assert (statistics.size * 2 == both.size) == (norm == "batch") and set(
+        statistics.indices
+    ) <= set(both.indices)
 
     def loss(theta):
         outputs, renewed = model.train_outputs(model.params(theta), x, jnp.ones(4))
-        return model.losses(outputs, jnp.asarray([0, 1, 2, 0])).sum(), (outputs, model.vector(renewed))
+        return model.losses(outputs, jnp.asarray([0, 1, 2, 0])).sum(), (
+            outputs,
+            model.vector(renewed),
+        )
 
     slopes, (outputs, renewed) = jax.jit(jax.grad(loss, has_aux=True))(theta)
     moved = statistics.put(theta, 5 + statistics.take(theta))
-    np.testing.assert_array_equal(jax.jit(jax.grad(loss, has_aux=True))(moved)[1][0], outputs)  # training ignores them
-    assert not statistics.take(slopes).any() and both.take(slopes).any() and both.complement.take(slopes).any()
+    np.testing.assert_array_equal(
+        jax.jit(jax.grad(loss, has_aux=True))(moved)[1][0], outputs
+    )  # training ignores them
+    assert (
+        not statistics.take(slopes).any()
+        and both.take(slopes).any()
+        and both.complement.take(slopes).any()
+    )
     np.testing.assert_array_equal(np.asarray(renewed != theta), statistics.mask)
     evaluate = jax.jit(lambda theta: model.logits(model.params(theta), x))
     evaluated = evaluate(theta)
@@ -110,7 +147,9 @@ def test_parts_and_statistics_of_the_zoo(norm, architecture, shape):
         of_evaluation = jax.grad(lambda theta: evaluate(theta)[:, 0].sum())(theta)
         assert not statistics.take(of_evaluation).any()
     features = jax.jit(model.features)(theta, x)
-    np.testing.assert_allclose(model.head_outputs(theta, features), evaluated, atol=1e-10)
+    np.testing.assert_allclose(
+        model.head_outputs(theta, features), evaluated, atol=1e-10
+    )
 
 
 def textbook_resnet(params, x, norm):
@@ -119,7 +158,11 @@ def textbook_resnet(params, x, norm):
     def convolved(x, weight, stride=1):
         padding = ((1, 1), (1, 1))
         return lax.conv_general_dilated(
-            x, weight, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+            x,
+            weight,
+            (stride, stride),
+            padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 
     def normal(x, layer):
@@ -127,8 +170,13 @@ def textbook_resnet(params, x, norm):
             mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
             return (x - mean) / jnp.sqrt(variance + 1e-5) * layer.scale + layer.bias
         groups = x.reshape(*x.shape[:3], 2, -1)
-        mean, variance = groups.mean((1, 2, 4), keepdims=True), groups.var((1, 2, 4), keepdims=True)
-        return ((groups - mean) / jnp.sqrt(variance + 1e-5)).reshape(x.shape) * layer.scale + layer.bias
+        mean, variance = (
+            groups.mean((1, 2, 4), keepdims=True),
+            groups.var((1, 2, 4), keepdims=True),
+        )
+        return ((groups - mean) / jnp.sqrt(variance + 1e-5)).reshape(
+            x.shape
+        ) * layer.scale + layer.bias
 
     layers = params.layers
     x = jax.nn.relu(normal(convolved(x, layers[2].weight), layers[3]))
@@ -138,9 +186,18 @@ def textbook_resnet(params, x, norm):
         y = jax.nn.relu(normal(convolved(x, first.weight, stride), first_norm))
         y = normal(convolved(y, second.weight), second_norm)
         more = y.shape[3] - x.shape[3]
-        x = jax.nn.relu(y + jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (more // 2, more // 2))))
+        x = jax.nn.relu(
+            y
+            + jnp.pad(
+                x[:, ::stride, ::stride],
+                ((0, 0), (0, 0), (0, 0), (more // 2, more // 2)),
+            )
+        )
     dense = layers[-1]
-    return x.mean((1, 2)) @ (dense.weight.T if dense.transposed else dense.weight) + dense.bias
+    return (
+        x.mean((1, 2)) @ (dense.weight.T if dense.transposed else dense.weight)
+        + dense.bias
+    )
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -149,13 +206,17 @@ def test_the_resnet_equals_its_textbook_form(norm):
     theta, x, y = model.init(KEY), planes(4, 8, 8, 3), jnp.asarray([0, 1, 2, 0])
 
     def ours(theta):
-        return model.losses(model.train_outputs(model.params(theta), x, jnp.ones(4))[0], y).sum()
+        return model.losses(
+            model.train_outputs(model.params(theta), x, jnp.ones(4))[0], y
+        ).sum()
 
     def theirs(theta):
         return model.losses(textbook_resnet(model.params(theta), x, norm), y).sum()
 
     for got, expected in zip(
-        jax.jit(jax.value_and_grad(ours))(theta), jax.jit(jax.value_and_grad(theirs))(theta), strict=True
+        jax.jit(jax.value_and_grad(ours))(theta),
+        jax.jit(jax.value_and_grad(theirs))(theta),
+        strict=True,
     ):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
 

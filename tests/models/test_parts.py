@@ -1,4 +1,6 @@
-"""Parts of a model: what they hold, that they come apart and together exactly, features, and refusals."""
+"""Parts of a model: what they hold, that they come apart and together exactly,
+features, and refusals.
+"""
 
 import equinox as eqx
 import jax
@@ -13,14 +15,19 @@ KEY = jax.random.key(0)
 
 
 class Scrambled(eqx.Module):
-    """An Equinox module whose layers are not called in the order in which they are declared."""
+    """An Equinox module whose layers are not called in the order in which they are
+    declared.
+    """
 
     last: eqx.nn.Linear
     first: eqx.nn.Linear
     norm: eqx.nn.LayerNorm
 
     def __init__(self, key):
-        self.last, self.first = eqx.nn.Linear(6, 3, key=key), eqx.nn.Linear(4, 6, key=key)
+        self.last, self.first = (
+            eqx.nn.Linear(6, 3, key=key),
+            eqx.nn.Linear(4, 6, key=key),
+        )
         self.norm = eqx.nn.LayerNorm(6)
 
     def __call__(self, x):
@@ -28,7 +35,9 @@ class Scrambled(eqx.Module):
 
 
 class Deep(linen.Module):
-    """More than ten layers, so that their names do not sort in the order of computation."""
+    """More than ten layers, so that their names do not sort in the order of
+    computation.
+    """
 
     @linen.compact
     def __call__(self, x, train: bool):
@@ -55,22 +64,38 @@ def bound(name, dtype="float32"):
 
 def inputs(model, name):
     shape = (4, *model.input_shape)
-    return jax.random.randint(KEY, shape, 1, 10) if name == "lstm" else jax.random.normal(KEY, shape)
+    return (
+        jax.random.randint(KEY, shape, 1, 10)
+        if name == "lstm"
+        else jax.random.normal(KEY, shape)
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_head_and_body_are_everything_and_come_apart_and_together_to_the_bit(name):
     model = bound(name)
     theta, head, body = model.init(KEY), model.part("head"), model.part("body")
-    assert sorted([*head.indices, *body.indices]) == list(range(model.size)) and head.size == len(head.indices) > 0
+    assert (
+        sorted([*head.indices, *body.indices]) == list(range(model.size))
+        and head.size == len(head.indices) > 0
+    )
     owned = [path for path in model.paths if path.startswith(NETWORKS[name][2] + ".")]
-    assert head == model.part(",".join(owned)) or head.slices == model.part(",".join(owned)).slices
+    assert (
+        head == model.part(",".join(owned))
+        or head.slices == model.part(",".join(owned)).slices
+    )
     assert head.complement.slices == body.slices and head.complement.complement == head
     for part in (head, body, model.part("bias"), model.part("last1")):
         np.testing.assert_array_equal(part.take(theta), np.asarray(theta)[part.indices])
-        assert part.put(jnp.zeros_like(theta), part.take(theta)).tobytes() == np.where(part.mask, theta, 0).tobytes()
+        assert (
+            part.put(jnp.zeros_like(theta), part.take(theta)).tobytes()
+            == np.where(part.mask, theta, 0).tobytes()
+        )
         other = part.put(theta, part.take(-theta))
-        assert part.complement.take(other).tobytes() == part.complement.take(theta).tobytes()
+        assert (
+            part.complement.take(other).tobytes()
+            == part.complement.take(theta).tobytes()
+        )
         assert part.put(other, part.take(theta)).tobytes() == theta.tobytes()
 
 
@@ -83,15 +108,25 @@ def test_the_head_on_features_is_the_model(name):
         features = jax.jit(model.features)(theta, x)
         assert features.shape == (4, *model.feature_shape)
         outputs = model.logits(model.params(theta), x)
-        np.testing.assert_allclose(model.head_outputs(model.params(theta), features), outputs, atol=1e-10)
+        np.testing.assert_allclose(
+            model.head_outputs(model.params(theta), features), outputs, atol=1e-10
+        )
         # the body moves features only, the head outputs only
         moved = model.part("head").put(theta, 2 * model.part("head").take(theta))
         np.testing.assert_array_equal(jax.jit(model.features)(moved, x), features)
         assert not np.allclose(model.head_outputs(moved, features), outputs)
         slopes = jax.grad(lambda theta: model.features(theta, x).sum())(theta)
-        assert not model.part("head").take(slopes).any() and model.part("body").take(slopes).any()
-        slopes = jax.grad(lambda theta: model.head_outputs(theta, features)[:, 0].sum())(theta)
-        assert not model.part("body").take(slopes).any() and model.part("head").take(slopes).any()
+        assert (
+            not model.part("head").take(slopes).any()
+            and model.part("body").take(slopes).any()
+        )
+        slopes = jax.grad(
+            lambda theta: model.head_outputs(theta, features)[:, 0].sum()
+        )(theta)
+        assert (
+            not model.part("body").take(slopes).any()
+            and model.part("head").take(slopes).any()
+        )
 
 
 @pytest.mark.parametrize("name", ["cnn", "flax"])
@@ -113,7 +148,9 @@ def test_numpy_stacks_and_leading_axes():
     both = head.put(stacked[0], taken)
     assert isinstance(both, np.ndarray) and both.shape == (2, model.size)
     np.testing.assert_array_equal(both[1], np.where(head.mask, stacked[1], stacked[0]))
-    np.testing.assert_array_equal(jax.vmap(head.put)(jnp.asarray(stacked), jnp.asarray(taken)), stacked)
+    np.testing.assert_array_equal(
+        jax.vmap(head.put)(jnp.asarray(stacked), jnp.asarray(taken)), stacked
+    )
 
 
 def test_masks_freeze_a_part():
@@ -121,9 +158,15 @@ def test_masks_freeze_a_part():
     mask = model.part_mask("head")
     params = model.params(model.init(KEY))
     assert jax.tree.structure(mask) == jax.tree.structure(params)
-    trained = model.vector(jax.tree.map(lambda w, inside: w + 1.0 * inside, params, mask))
-    np.testing.assert_array_equal(trained != model.vector(params), model.part("head").mask)
-    assert jax.tree.leaves(model.part("head").tree_mask(params)) == jax.tree.leaves(mask)
+    trained = model.vector(
+        jax.tree.map(lambda w, inside: w + 1.0 * inside, params, mask)
+    )
+    np.testing.assert_array_equal(
+        trained != model.vector(params), model.part("head").mask
+    )
+    assert jax.tree.leaves(model.part("head").tree_mask(params)) == jax.tree.leaves(
+        mask
+    )
 
 
 def test_parts_are_static_in_programs():
@@ -142,14 +185,30 @@ def test_parts_are_static_in_programs():
 def test_what_names_and_patterns_mean():
     model = bound("lenet5")
     sizes = {name: model.part(name).size for name in ("head", "last1", "last2", "bias")}
-    assert sizes == {"head": 84 * 3 + 3, "last1": 255, "last2": 255 + 120 * 84 + 84, "bias": 6 + 16 + 120 + 84 + 3}
+    assert sizes == {
+        "head": 84 * 3 + 3,
+        "last1": 255,
+        "last2": 255 + 120 * 84 + 84,
+        "bias": 6 + 16 + 120 + 84 + 3,
+    }
     assert model.part("layers.1").size == 25 * 6 + 6
     assert model.part("layers.1.weight").slices == ((0, 150),)
-    assert model.part("*.bias").slices == model.part("bias").slices == model.part("re:bias$").slices
+    assert (
+        model.part("*.bias").slices
+        == model.part("bias").slices
+        == model.part("re:bias$").slices
+    )
     assert model.part("layers.1,head").size == 156 + 255
-    assert model.part("not head").slices == model.part("body").slices == model.part("head").complement.slices
+    assert (
+        model.part("not head").slices
+        == model.part("body").slices
+        == model.part("head").complement.slices
+    )
     assert model.part("not layers.1,head").size == model.size - 156 - 255
-    assert (model.part("everything").size, model.part("nothing").size) == (model.size, 0)
+    assert (model.part("everything").size, model.part("nothing").size) == (
+        model.size,
+        0,
+    )
     assert model.part("nothing").complement.slices == model.part("everything").slices
     assert model.part(model.part("head")) == model.part("head")
     theta = model.init(KEY)
@@ -166,21 +225,37 @@ def test_normalisation_counts_with_the_layer_before_it():
 
 
 def test_models_without_a_head():
-    plain = models.from_function(lambda key: {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}, lambda p, x: x @ p["w"])
+    plain = models.from_function(
+        lambda key: {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}, lambda p, x: x @ p["w"]
+    )
     model = plain.bind((4,), 3)
     assert model.part("w").size == 12 and model.parts == ()
-    for call in (lambda: model.part("head"), lambda: model.features(model.init(KEY), jnp.zeros((1, 4)))):
-        with pytest.raises(ValueError, match=r"part 'head' is nothing of this model.*none; .*: b, w$"):
+    for call in (
+        lambda: model.part("head"),
+        lambda: model.features(model.init(KEY), jnp.zeros((1, 4))),
+    ):
+        with pytest.raises(
+            ValueError, match=r"part 'head' is nothing of this model.*none; .*: b, w$"
+        ):
             call()
     logistic = models.logistic().bind((4,), 3)
-    with pytest.raises(ValueError, match=r"part 'head' is all of this model; the parts it has are: bias;"):
+    with pytest.raises(
+        ValueError,
+        match=r"part 'head' is all of this model; the parts it has are: bias;",
+    ):
         logistic.part("head")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("norm", r"'norm' is nothing of this model; the parts it has are: head, body, bias, last1 to last4; or .*"),
+        (
+            "norm",
+            (
+                r"'norm' is nothing of this model; the parts it has are: head, body,"
+                r" bias, last1 to last4; or .*"
+            ),
+        ),
         ("layers.*", "is all of this model"),
         ("layers.99", "is nothing"),
         ("last9", "is nothing"),

@@ -1,4 +1,6 @@
-"""PyTorch modules: converted, checked, trained as PyTorch trains them, and given back."""
+"""PyTorch modules: converted, checked, trained as PyTorch trains them, and given
+back.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +15,34 @@ from fedtailor.models.pytorch import OPERATIONS, operation
 from fedtailor.protocol import SGD
 from fedtailor.storage.manifest import settings
 
-torch = pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch (the extra `torch`) is not installed"
+)
 safetensors_torch = pytest.importorskip("safetensors.torch")
 nn = torch.nn
 KEY = jax.random.key(0)
 
 
 class Net(nn.Module):
-    """Own convolutions (fused with pooling, strided, padded), BatchNorm, dropout, in-place operations, a residual."""
+    """Own convolutions (fused with pooling, strided, padded), BatchNorm, dropout,
+    in-place operations, a residual.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.second, self.third = nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, padding=1)
-        self.dropout, self.hidden, self.head = nn.Dropout(0.5), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.first, self.norm = (
+            nn.Conv2d(2, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+        )
+        self.second, self.third = (
+            nn.Conv2d(4, 4, 3, stride=2, padding=1),
+            nn.Conv2d(4, 6, 3, padding=1),
+        )
+        self.dropout, self.hidden, self.head = (
+            nn.Dropout(0.5),
+            nn.Linear(6, 5),
+            nn.Linear(5, 3),
+        )
 
     def forward(self, x):
         x = nn.functional.relu(self.norm(self.first(x)), inplace=True)
@@ -40,7 +56,11 @@ class Words(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(9, 6, padding_idx=0)
-        self.recurrent, self.norm, self.head = nn.GRU(6, 4, batch_first=True), nn.LayerNorm(4), nn.Linear(4, 2)
+        self.recurrent, self.norm, self.head = (
+            nn.GRU(6, 4, batch_first=True),
+            nn.LayerNorm(4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         return self.head(self.norm(self.recurrent(self.embedding(x))[0][:, -1]))
@@ -53,7 +73,12 @@ def net():
 
 def loaded(model, theta):
     module = Net()
-    module.load_state_dict({name: torch.tensor(values) for name, values in models.state_dict(model, theta).items()})
+    module.load_state_dict(
+        {
+            name: torch.tensor(values)
+            for name, values in models.state_dict(model, theta).items()
+        }
+    )
     return module
 
 
@@ -66,9 +91,17 @@ def test_a_converted_module_computes_what_pytorch_computes(net):
     module = loaded(last, theta)
     x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
     expected = module.eval()(x).detach().numpy()
-    np.testing.assert_allclose(last.logits(last.params(theta), jnp.asarray(images)), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
-        first.logits(first.params(theta), jnp.asarray(x.numpy())), expected, rtol=1e-5, atol=1e-6
+        last.logits(last.params(theta), jnp.asarray(images)),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        first.logits(first.params(theta), jnp.asarray(x.numpy())),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
     )
     # training: batch statistics, padding left out, dropout off without a key
     module.dropout.p = 0.0
@@ -78,7 +111,9 @@ def test_a_converted_module_computes_what_pytorch_computes(net):
     outputs, renewed = last.train_outputs(last.params(theta), padded, weight)
     np.testing.assert_allclose(outputs[:5], expected, rtol=1e-4, atol=1e-5)
     for name in ("running_mean", "running_var"):
-        np.testing.assert_allclose(renewed[f"norm.{name}"], getattr(module.norm, name), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            renewed[f"norm.{name}"], getattr(module.norm, name), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_parts_statistics_dropout_and_starts(net):
@@ -87,46 +122,66 @@ def test_parts_statistics_dropout_and_starts(net):
     assert model.part("head").slices == model.part("head.weight,head.bias").slices
     assert model.part("norm").size == 16 and model.part("last2").size == 18 + 35
     theta, other = model.init(KEY), model.init(jax.random.key(1))
-    assert theta.tobytes() == model.init(KEY).tobytes() and not np.allclose(theta, other)
+    assert theta.tobytes() == model.init(KEY).tobytes() and not np.allclose(
+        theta, other
+    )
     x = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8, 8, 2)), jnp.float32)
     features = model.features(theta, x)
     assert features.shape == (4, *model.feature_shape) == (4, 5)
     np.testing.assert_allclose(
-        model.head_outputs(theta, features), model.logits(model.params(theta), jnp.asarray(x)), rtol=1e-5, atol=1e-6
+        model.head_outputs(theta, features),
+        model.logits(model.params(theta), jnp.asarray(x)),
+        rtol=1e-5,
+        atol=1e-6,
     )
-    trained, again = (model.train_outputs(model.params(theta), x, jnp.ones(4), jax.random.key(k))[0] for k in (0, 1))
+    trained, again = (
+        model.train_outputs(model.params(theta), x, jnp.ones(4), jax.random.key(k))[0]
+        for k in (0, 1)
+    )
     assert not np.allclose(trained, again)
 
 
 def test_a_module_starts_from_its_present_values_only_if_told_so():
     module = nn.Linear(4, 3)
-    pretrained, anew = (models.from_torch(module, np.zeros((1, 4)), pretrained=told).bind((2, 2), 3)
-                        for told in (True, False))  # fmt: skip
+    pretrained, anew = (
+        models.from_torch(module, np.zeros((1, 4)), pretrained=told).bind((2, 2), 3)
+        for told in (True, False)
+    )
     for key in (KEY, jax.random.key(1)):
-        np.testing.assert_array_equal(pretrained.params(pretrained.init(key))["weight"], module.weight.detach())
+        np.testing.assert_array_equal(
+            pretrained.params(pretrained.init(key))["weight"], module.weight.detach()
+        )
     assert not np.allclose(anew.init(KEY), anew.init(jax.random.key(1)))
     assert pretrained != anew
 
 
 def test_training_is_pytorch_s_and_models_go_back(tmp_path):
-    """Two clients, full batches, one round of two epochs: plain PyTorch ends at the same models."""
+    """Two clients, full batches, one round of two epochs: plain PyTorch ends at the
+    same models.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((14, 4)).astype(np.float32), rng.integers(0, 3, 14)
     rows, empty = Ragged.cut(np.arange(14), np.array([6, 8])), Ragged.empty(2)
     federation = Federation(x, y, rows, empty, empty, ("a", "b"), classes=3)
-    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    module = nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)
+    )
     model = models.from_torch(module, torch.zeros(1, 4), pretrained=True).bind((4,), 3)
     sgd = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
     training = train(FedAvg(sgd=sgd), federation, model, 1)
     states = []
     for client in range(2):
-        copied = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        copied = nn.Sequential(
+            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)
+        )
         copied.load_state_dict(module.state_dict())
         optimizer = torch.optim.SGD(copied.parameters(), lr=0.1, momentum=0.9)
         for _ in range(2):
             optimizer.zero_grad()
             own = rows[client]
-            nn.functional.cross_entropy(copied(torch.from_numpy(x[own])), torch.from_numpy(y[own])).backward()
+            nn.functional.cross_entropy(
+                copied(torch.from_numpy(x[own])), torch.from_numpy(y[own])
+            ).backward()
             optimizer.step()
         states.append(copied.state_dict())
     theta = np.asarray(training.server.model[0])
@@ -139,7 +194,10 @@ def test_training_is_pytorch_s_and_models_go_back(tmp_path):
     copied.load_state_dict(back)  # every name is there
     outputs = copied.eval()(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(
-        model.logits(model.params(jnp.asarray(theta)), jnp.asarray(x)), outputs, rtol=1e-4, atol=1e-5
+        model.logits(model.params(jnp.asarray(theta)), jnp.asarray(x)),
+        outputs,
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -159,7 +217,9 @@ def test_a_run_s_manifest_says_the_same_of_a_module_made_anew(engine):
     """As another process makes it that resumes the run."""
 
     def said(module, **options):
-        model = models.from_torch(module, torch.zeros(1, 4), check=False, engine=engine, **options).bind((4,), 3)
+        model = models.from_torch(
+            module, torch.zeros(1, 4), check=False, engine=engine, **options
+        ).bind((4,), 3)
         return settings(model)
 
     assert said(Scaled) == said(Scaled)
@@ -175,10 +235,24 @@ def test_sequences():
     model = models.from_torch(Words, torch.arange(8).reshape(2, 4) % 9).bind((4,), 2)
     theta, tokens = model.init(KEY), np.arange(12).reshape(3, 4) % 9
     module = Words()
-    module.load_state_dict({name: torch.tensor(values) for name, values in models.state_dict(model, theta).items()})
+    module.load_state_dict(
+        {
+            name: torch.tensor(values)
+            for name, values in models.state_dict(model, theta).items()
+        }
+    )
     expected = module(torch.from_numpy(tokens)).detach().numpy()
-    np.testing.assert_allclose(model.logits(model.params(theta), jnp.asarray(tokens)), expected, rtol=1e-5, atol=1e-6)
-    assert model.part("norm").size == 8 and model.feature_shape == (4,) and not model.stochastic
+    np.testing.assert_allclose(
+        model.logits(model.params(theta), jnp.asarray(tokens)),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert (
+        model.part("norm").size == 8
+        and model.feature_shape == (4,)
+        and not model.stochastic
+    )
 
 
 class Sequences(nn.Module):
@@ -186,7 +260,9 @@ class Sequences(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.lstm = nn.LSTM(3, 4, num_layers=2, batch_first=True, dropout=0.2, bidirectional=True)
+        self.lstm = nn.LSTM(
+            3, 4, num_layers=2, batch_first=True, dropout=0.2, bidirectional=True
+        )
         self.rnn, self.head = nn.RNN(8, 5, batch_first=True), nn.Linear(5, 3)
 
     def forward(self, x):
@@ -194,12 +270,19 @@ class Sequences(nn.Module):
 
 
 class Attending(nn.Module):
-    """An encoder over patches behind a token of its own; the batch's size as `len` gives it."""
+    """An encoder over patches behind a token of its own; the batch's size as `len`
+    gives it.
+    """
 
     def __init__(self):
         super().__init__()
-        self.token, self.patches = nn.Parameter(torch.zeros(1, 1, 8)), nn.Conv2d(2, 8, 4, 4)
-        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, activation="gelu", batch_first=True)
+        self.token, self.patches = (
+            nn.Parameter(torch.zeros(1, 1, 8)),
+            nn.Conv2d(2, 8, 4, 4),
+        )
+        self.encoder = nn.TransformerEncoderLayer(
+            8, 2, 16, dropout=0.1, activation="gelu", batch_first=True
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):
@@ -224,16 +307,29 @@ class Numbers(nn.Module):
 
 def of_signals():
     return nn.Sequential(
-        nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.LeakyReLU(0.2), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(18, 3)
+        nn.Conv1d(4, 6, 3),
+        nn.BatchNorm1d(6),
+        nn.LeakyReLU(0.2),
+        nn.AvgPool1d(2),
+        nn.Flatten(),
+        nn.Linear(18, 3),
     )
 
 
 def of_images():
     return nn.Sequential(
-        nn.ReflectionPad2d(1), nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.AvgPool2d(2),
-        nn.Conv2d(4, 4, 3, groups=4), nn.InstanceNorm2d(4, affine=True), nn.LeakyReLU(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.ReflectionPad2d(1),
+        nn.Conv2d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(4, 4, 3, groups=4),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.LeakyReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
         nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,17 +344,37 @@ def of_images():
     ids=["signals", "images", "recurrent", "attention", "numbers"],
 )
 def test_layers_and_operations(make, shape, norm):
-    """Of a batch of another size than the conversion was checked on, and of theta's parts."""
+    """Of a batch of another size than the conversion was checked on, and of theta's
+    parts.
+    """
     rng = np.random.default_rng(0)
     tokens = make is Numbers
-    x = rng.integers(0, 9, (7, *shape)) if tokens else rng.standard_normal((7, *shape)).astype(np.float32)
+    x = (
+        rng.integers(0, 9, (7, *shape))
+        if tokens
+        else rng.standard_normal((7, *shape)).astype(np.float32)
+    )
     model = models.from_torch(make, torch.from_numpy(x[:2])).bind(shape, 3)
     theta, module = model.init(KEY), make()
     state = models.state_dict(model, theta)
-    module.load_state_dict({name: torch.tensor(values) for name, values in state.items()})
+    module.load_state_dict(
+        {name: torch.tensor(values) for name, values in state.items()}
+    )
     expected = module.eval()(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(model.logits(model.params(theta), jnp.asarray(x)), expected, rtol=1e-4, atol=1e-5)
-    assert sum(values.size for name, values in state.items() if not name.endswith("num_batches_tracked")) == model.size
+    np.testing.assert_allclose(
+        model.logits(model.params(theta), jnp.asarray(x)),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    assert (
+        sum(
+            values.size
+            for name, values in state.items()
+            if not name.endswith("num_batches_tracked")
+        )
+        == model.size
+    )
     assert model.part("norm" if norm else "nothing").size == norm
     head = module.head if hasattr(module, "head") else module[-1]
     assert model.part("head").size == head.weight.numel() + 3
@@ -276,7 +392,9 @@ class Looping(nn.Linear):
     """One example after another."""
 
     def forward(self, x):
-        return torch.stack([nn.functional.linear(row, self.weight, self.bias) for row in x])
+        return torch.stack(
+            [nn.functional.linear(row, self.weight, self.bias) for row in x]
+        )
 
 
 class Twisted(nn.Module):
@@ -290,29 +408,65 @@ class Twisted(nn.Module):
 
 def test_what_cannot_be_converted_is_named_and_can_be_registered(monkeypatch):
     example = torch.zeros(1, 3)
-    with pytest.raises(ValueError, match=r"Twisted cannot be converted.*'special_bessel_j0'.*register") as refused:
+    with pytest.raises(
+        ValueError, match=r"Twisted cannot be converted.*'special_bessel_j0'.*register"
+    ) as refused:
         models.from_torch(Twisted, example)
     assert "\n" not in str(refused.value)
     # what is registered wrongly is found by the comparison with PyTorch
     monkeypatch.setitem(OPERATIONS, "special_bessel_j0", None)
     operation("special_bessel_j0")(lambda context, x: jnp.cos(x))
-    with pytest.raises(ValueError, match=r"Twisted cannot be converted: its output in training mode is .* away"):
+    with pytest.raises(
+        ValueError,
+        match=r"Twisted cannot be converted: its output in training mode is .* away",
+    ):
         models.from_torch(Twisted, example)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: models.from_torch(lambda: 3, torch.zeros(1, 3)), r"takes a torch\.nn\.Module"),
+        (
+            lambda: models.from_torch(lambda: 3, torch.zeros(1, 3)),
+            r"takes a torch\.nn\.Module",
+        ),
         (lambda: models.from_torch(nn.ReLU, torch.zeros(1, 3)), "nothing to train"),
-        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)), "^PyTorch fails in Linear: mat1 and mat2"),
-        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(4)), r"gives torch.float32 \[3\] for a batch of 4"),
-        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(0, 4)), r"with an input in it, not \[0, 4\]"),
-        (lambda: models.from_torch(nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))), "is one tensor"),
-        (lambda: models.from_torch(lambda: Holding(4, 3), torch.zeros(1, 4)), "Holding cannot be copied"),
-        (lambda: models.from_torch(lambda: Looping(4, 3), torch.zeros(1, 4)), "^Looping .* for one size of batch only"),
-        (lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 4), check=False).bind((5,), 3), "inputs have shape"),
-        (lambda: models.state_dict(models.mlp().bind((4,), 3), np.zeros(3)), "does not come from from_torch"),
+        (
+            lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(1, 5)),
+            "^PyTorch fails in Linear: mat1 and mat2",
+        ),
+        (
+            lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(4)),
+            r"gives torch.float32 \[3\] for a batch of 4",
+        ),
+        (
+            lambda: models.from_torch(nn.Linear(4, 3), torch.zeros(0, 4)),
+            r"with an input in it, not \[0, 4\]",
+        ),
+        (
+            lambda: models.from_torch(
+                nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 4))
+            ),
+            "is one tensor",
+        ),
+        (
+            lambda: models.from_torch(lambda: Holding(4, 3), torch.zeros(1, 4)),
+            "Holding cannot be copied",
+        ),
+        (
+            lambda: models.from_torch(lambda: Looping(4, 3), torch.zeros(1, 4)),
+            "^Looping .* for one size of batch only",
+        ),
+        (
+            lambda: models.from_torch(
+                nn.Linear(4, 3), torch.zeros(1, 4), check=False
+            ).bind((5,), 3),
+            "inputs have shape",
+        ),
+        (
+            lambda: models.state_dict(models.mlp().bind((4,), 3), np.zeros(3)),
+            "does not come from from_torch",
+        ),
     ],
 )
 def test_refusals(build, message):

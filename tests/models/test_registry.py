@@ -12,7 +12,17 @@ from fedtailor.protocol import import_modules
 
 def test_every_registered_model_is_one_a_file_can_name():
     names = set(models.builders())
-    assert names == {"logistic", "mlp", "lenet5", "cnn", "cnn_5x5", "tutorial_cnn", "density", "lstm", "resnet"}
+    assert names == {
+        "logistic",
+        "mlp",
+        "lenet5",
+        "cnn",
+        "cnn_5x5",
+        "tutorial_cnn",
+        "density",
+        "lstm",
+        "resnet",
+    }
     assert architecture("resnet", ("model",)) == models.resnet()
     given = {"use": "lenet5", "pool": "max", "norm": "group"}
     assert architecture(given, ("model",)) == models.tutorial_cnn(norm="group")
@@ -42,11 +52,16 @@ def test_names_are_taken_once():
 
     with pytest.raises(ValueError, match="there is a model 'mlp' already"):
         models.register(mlp)
-    assert models.register(models.mlp) is models.mlp and models.builders()["mlp"] is models.mlp
+    assert (
+        models.register(models.mlp) is models.mlp
+        and models.builders()["mlp"] is models.mlp
+    )
 
 
 def test_a_file_of_one_s_own(tmp_path, monkeypatch):
-    """For experiments; a job's file names models of the zoo only, lest it run code of somebody else's."""
+    """For experiments; a job's file names models of the zoo only, lest it run code of
+    somebody else's.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_net.py").write_text("""
 from fedtailor import models
@@ -63,7 +78,9 @@ def broken():
     (tmp_path / "own_script.py").write_text("raise SystemExit(3)")
     try:
         given = {"use": "own_net.py:net", "hidden": 7}
-        assert architecture("own_net.py:net", ("model",), own_files=True) == models.mlp(5)
+        assert architecture("own_net.py:net", ("model",), own_files=True) == models.mlp(
+            5
+        )
         assert architecture(given, ("model",), own_files=True) == models.mlp(7)
         for use, message in (
             ("own_net.py:number", "gives 3; it must give an architecture"),

@@ -34,14 +34,25 @@ def test_shapes_and_sizes(architecture, input_shape, outputs, size):
     assert model.size == size
     theta = jax.eval_shape(model.init, KEY)
     x = jax.ShapeDtypeStruct((3, *input_shape), jnp.float32)
-    logits = jax.eval_shape(lambda theta, x: model.logits(model.params(theta), x), theta, x)
-    assert theta.shape == (size,) and logits.shape == (3, outputs) and logits.dtype == jnp.float32
+    logits = jax.eval_shape(
+        lambda theta, x: model.logits(model.params(theta), x), theta, x
+    )
+    assert (
+        theta.shape == (size,)
+        and logits.shape == (3, outputs)
+        and logits.dtype == jnp.float32
+    )
 
 
 def textbook(params, x, pool):
     """LeNet-5's and the CNN's layers with JAX's own convolution."""
     for weight, bias, pooled in params["convolutions"]:
-        x = lax.conv_general_dilated(x, weight, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")) + bias
+        x = (
+            lax.conv_general_dilated(
+                x, weight, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            + bias
+        )
         x = jax.nn.relu(x)
         if pooled:
             b, h, w, c = x.shape
@@ -55,11 +66,25 @@ def textbook(params, x, pool):
 
 
 def unpacked(network, pooled):
-    convolutions = [layer for layer in network.layers if getattr(getattr(layer, "weight", None), "ndim", 0) == 4]
-    dense = [layer for layer in network.layers if getattr(getattr(layer, "weight", None), "ndim", 0) == 2]
+    convolutions = [
+        layer
+        for layer in network.layers
+        if getattr(getattr(layer, "weight", None), "ndim", 0) == 4
+    ]
+    dense = [
+        layer
+        for layer in network.layers
+        if getattr(getattr(layer, "weight", None), "ndim", 0) == 2
+    ]
     return {
-        "convolutions": [(layer.weight, layer.bias, pool) for layer, pool in zip(convolutions, pooled, strict=True)],
-        "dense": [(layer.weight.T if layer.transposed else layer.weight, layer.bias) for layer in dense],
+        "convolutions": [
+            (layer.weight, layer.bias, pool)
+            for layer, pool in zip(convolutions, pooled, strict=True)
+        ],
+        "dense": [
+            (layer.weight.T if layer.transposed else layer.weight, layer.bias)
+            for layer in dense
+        ],
     }
 
 
@@ -72,7 +97,9 @@ def unpacked(network, pooled):
         (models.cnn_5x5((6, 5), (2, 3)), (16, 20, 3), "max", (True, True)),
     ],
 )
-def test_convolutional_models_equal_their_textbook_form(architecture, input_shape, pool, pooled):
+def test_convolutional_models_equal_their_textbook_form(
+    architecture, input_shape, pool, pooled
+):
     with jax.enable_x64(True):
         model = architecture.bind(input_shape, 5, dtype="float64")
         theta = model.init(KEY)
@@ -83,16 +110,22 @@ def test_convolutional_models_equal_their_textbook_form(architecture, input_shap
             return model.losses(model.logits(model.params(theta), x), y).sum()
 
         def theirs(theta):
-            return model.losses(textbook(unpacked(model.params(theta), pooled), images, pool), y).sum()
+            return model.losses(
+                textbook(unpacked(model.params(theta), pooled), images, pool), y
+            ).sum()
 
         for got, expected in zip(
-            jax.jit(jax.value_and_grad(ours))(theta), jax.jit(jax.value_and_grad(theirs))(theta), strict=True
+            jax.jit(jax.value_and_grad(ours))(theta),
+            jax.jit(jax.value_and_grad(theirs))(theta),
+            strict=True,
         ):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
 
 
 def test_initial_weights_are_those_of_pytorch():
-    """U(+-1/sqrt(fan in)): within the bound, and as wide as it; an embedding is standard normal."""
+    """U(+-1/sqrt(fan in)): within the bound, and as wide as it; an embedding is
+    standard normal.
+    """
     model = models.lenet5().bind((28, 28), 10)
     layers = model.params(model.init(KEY)).layers
     for layer, fan_in in ((layers[1], 25), (layers[2], 150), (layers[4], 256)):
@@ -105,14 +138,19 @@ def test_initial_weights_are_those_of_pytorch():
 
 
 def test_dropout_only_with_a_key():
-    plain, dropped = (models.cnn(dropout=dropout).bind((8, 8), 4) for dropout in (False, True))
+    plain, dropped = (
+        models.cnn(dropout=dropout).bind((8, 8), 4) for dropout in (False, True)
+    )
     assert not plain.stochastic and dropped.stochastic and plain.size == dropped.size
     theta, x = plain.init(KEY), jnp.cos(jnp.arange(5 * 64.0)).reshape(5, 8, 8)
     evaluated, trained, other = (
-        dropped.logits(dropped.params(theta), x, key) for key in (None, jax.random.key(1), jax.random.key(2))
+        dropped.logits(dropped.params(theta), x, key)
+        for key in (None, jax.random.key(1), jax.random.key(2))
     )
     np.testing.assert_array_equal(evaluated, plain.logits(plain.params(theta), x))
-    np.testing.assert_array_equal(trained, dropped.logits(dropped.params(theta), x, jax.random.key(1)))
+    np.testing.assert_array_equal(
+        trained, dropped.logits(dropped.params(theta), x, jax.random.key(1))
+    )
     assert not jnp.allclose(trained, evaluated) and not jnp.allclose(trained, other)
 
 
@@ -130,13 +168,21 @@ def test_density_starts_uniform_and_fits_frequencies():
     theta = model.init(KEY)
     outputs = model.logits(model.params(theta), jnp.zeros((4, 0)))
     np.testing.assert_allclose(model.losses(outputs, y), np.log(4), rtol=1e-6)
-    gradient = jax.grad(lambda t: model.losses(model.logits(model.params(t), jnp.zeros((4, 0))), y).mean())(theta)
+    gradient = jax.grad(
+        lambda t: model.losses(
+            model.logits(model.params(t), jnp.zeros((4, 0))), y
+        ).mean()
+    )(theta)
     np.testing.assert_allclose(gradient, [0.25 - 0.5, 0, 0, 0.25], atol=1e-7)
 
 
 def test_density_of_examples_with_inputs_is_refused():
     with pytest.raises(
-        ValueError, match=r"density\(\) looks at no inputs, and these examples have 8 x 8; choose another"
+        ValueError,
+        match=(
+            r"density\(\) looks at no inputs, and these examples have 8 x 8; choose"
+            r" another"
+        ),
     ):
         models.density().bind((8, 8), 4)
 
@@ -144,12 +190,21 @@ def test_density_of_examples_with_inputs_is_refused():
 def test_lstm_ignores_padding_at_either_end():
     model = models.lstm(vocabulary=20, embedding=4, hidden=6, layers=2).bind((5,), 2)
     params = model.params(model.init(KEY))
-    left, right = jnp.asarray([[0, 0, 7, 3, 9], [0, 0, 0, 0, 0]]), jnp.asarray([[7, 3, 9, 0, 0], [0, 0, 0, 0, 0]])
-    np.testing.assert_allclose(model.logits(params, left), model.logits(params, right), rtol=1e-6)
+    left, right = (
+        jnp.asarray([[0, 0, 7, 3, 9], [0, 0, 0, 0, 0]]),
+        jnp.asarray([[7, 3, 9, 0, 0], [0, 0, 0, 0, 0]]),
+    )
+    np.testing.assert_allclose(
+        model.logits(params, left), model.logits(params, right), rtol=1e-6
+    )
     other = model.logits(params, jnp.asarray([[0, 0, 3, 7, 9], [0, 0, 0, 0, 0]]))
     assert not jnp.allclose(other[0], model.logits(params, left)[0])
-    assert jnp.isnan(model.logits(params, left + 15)[0]).all()  # ids outside the vocabulary are never taken for others
-    gradient = jax.grad(lambda p: model.losses(model.logits(p, left), jnp.asarray([0, 1])).sum())(params)
+    assert jnp.isnan(
+        model.logits(params, left + 15)[0]
+    ).all()  # ids outside the vocabulary are never taken for others
+    gradient = jax.grad(
+        lambda p: model.losses(model.logits(p, left), jnp.asarray([0, 1])).sum()
+    )(params)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 
 
@@ -162,11 +217,15 @@ def test_lstm_step_is_the_published_cell():
         hidden, cell = np.zeros(2), np.zeros(2)
         sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
         for now in np.asarray(x[0]):
-            gates = now @ np.asarray(layer.input_weight) + hidden @ np.asarray(layer.state_weight)
+            gates = now @ np.asarray(layer.input_weight) + hidden @ np.asarray(
+                layer.state_weight
+            )
             i, f, g, o = np.split(gates + np.asarray(layer.bias), 4)
             cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
             hidden = sigmoid(o) * np.tanh(cell)
-        np.testing.assert_allclose(layer(x, jnp.ones((1, 2), bool))[0, -1], hidden, atol=1e-7)
+        np.testing.assert_allclose(
+            layer(x, jnp.ones((1, 2), bool))[0, -1], hidden, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +236,10 @@ def test_lstm_step_is_the_published_cell():
         (lambda: models.lenet5().bind((8, 8), 10), "16x16 or more, not 8x8"),
         (lambda: models.cnn().bind((5, 5), 10), "6x6 or more"),
         (lambda: models.lenet5().bind((3072,), 10), "give image_shape"),
-        (lambda: models.lenet5(image_shape=(32, 32)).bind((3072,), 10), "give image_shape"),
+        (
+            lambda: models.lenet5(image_shape=(32, 32)).bind((3072,), 10),
+            "give image_shape",
+        ),
         (lambda: models.cnn_5x5((8, 0)), "hidden layer of the 5x5 CNN is 0 wide"),
         (lambda: models.cnn_5x5(channels=(8,)), "give two numbers"),
         (lambda: models.lstm(1), "vocabulary is 1"),

@@ -1,4 +1,6 @@
-"""Quantize and TopK: what travels, what the server makes of it, and what comes later."""
+"""Quantize and TopK: what travels, what the server makes of it, and what comes
+later.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,9 @@ D = 15  # of `softmax_model`
 
 
 def trained(algorithm, rounds=2, **pipelines):
-    training = simulate(algorithm, classification(), softmax_model("float32"), **pipelines)
+    training = simulate(
+        algorithm, classification(), softmax_model("float32"), **pipelines
+    )
     for _ in range(rounds):
         training.advance()
     return training
@@ -28,22 +32,42 @@ def trained(algorithm, rounds=2, **pipelines):
 
 def up(training):
     """Kind -> bytes and scalars that a client sends up in a round."""
-    frame = training.ledger.frame().filter((pl.col("direction") == "up") & (pl.col("round") == 0))
+    frame = training.ledger.frame().filter(
+        (pl.col("direction") == "up") & (pl.col("round") == 0)
+    )
     rows = frame.select("kind", "clients", "bytes_unicast", "scalars").iter_rows()
-    return {kind: (size / clients, scalars / clients) for kind, clients, size, scalars in rows}
+    return {
+        kind: (size / clients, scalars / clients)
+        for kind, clients, size, scalars in rows
+    }
 
 
 def test_rounding_is_right_on_average_and_never_off_by_more_than_a_step():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32).at[7].set(0.0)
+    x = (
+        jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
+        .at[7]
+        .set(0.0)
+    )
     draws = 4000
-    whole, scale = jax.vmap(lambda key: rounded(x, 16, key))(jax.random.split(jax.random.key(1), draws))
-    assert whole.dtype == jnp.int8 and whole.shape == (draws, 40) and scale.shape == (draws, 3)
+    whole, scale = jax.vmap(lambda key: rounded(x, 16, key))(
+        jax.random.split(jax.random.key(1), draws)
+    )
+    assert (
+        whole.dtype == jnp.int8
+        and whole.shape == (draws, 40)
+        and scale.shape == (draws, 3)
+    )
     values = np.asarray(jax.vmap(lambda w, s: restored(w, s, 16))(whole, scale), float)
     step = np.repeat(np.asarray(scale[0], float), 16)[:40]
     assert np.abs(values - np.asarray(x)).max() < step.max() * (1 + 1e-5)
-    assert (values.std(axis=0) > 0.05 * step).sum() > 30  # they are drawn, not rounded to the nearest
-    # a draw deviates by at most half a step from its mean: five deviations of the mean of all
-    assert (np.abs(values.mean(axis=0) - np.asarray(x)) < 5 * 0.5 * step / draws**0.5).all()
+    assert (
+        values.std(axis=0) > 0.05 * step
+    ).sum() > 30  # they are drawn, not rounded to the nearest
+    # a draw deviates by at most half a step from its mean: five deviations of the mean
+    # of all
+    assert (
+        np.abs(values.mean(axis=0) - np.asarray(x)) < 5 * 0.5 * step / draws**0.5
+    ).all()
     np.testing.assert_array_equal(values[:, 7], 0)
 
 
@@ -53,20 +77,33 @@ def test_all_zeros_stay_zeros():
 
 
 @pytest.mark.parametrize(
-    "algorithm", [FEDAVG, SCAFFOLD(sgd=PLAIN), FedPer(sgd=PLAIN, part="bias"), UCFLParallel(sgd=TRAINED, streams=2)],
+    "algorithm",
+    [
+        FEDAVG,
+        SCAFFOLD(sgd=PLAIN),
+        FedPer(sgd=PLAIN, part="bias"),
+        UCFLParallel(sgd=TRAINED, streams=2),
+    ],
     ids=lambda it: it.about.name,
-)  # fmt: skip
+)
 def test_bytes_hardly_move_the_models(algorithm):
-    """Whatever a client's vectors are changes of: one model or the nearest of several, a part, or zero."""
+    """Whatever a client's vectors are changes of: one model or the nearest of several,
+    a part, or zero.
+    """
     full, coarse = trained(algorithm), trained(algorithm, uplink=(Quantize(block=8),))
-    difference = np.abs(np.asarray(full.server.model) - np.asarray(coarse.server.model)).max()
+    difference = np.abs(
+        np.asarray(full.server.model) - np.asarray(coarse.server.model)
+    ).max()
     moved = np.abs(np.asarray(full.server.model) - np.asarray(full.initial(0))).max()
     assert 0 < difference < 0.02 * moved
 
 
 def test_the_ledger_counts_what_travels():
     assert up(trained(FEDAVG, 1)) == {"model": (4 * D, 0)}
-    assert up(trained(FEDAVG, 1, uplink=(Quantize(block=8),))) == {"model": (D, 0), "model scale": (8, 0)}
+    assert up(trained(FEDAVG, 1, uplink=(Quantize(block=8),))) == {
+        "model": (D, 0),
+        "model scale": (8, 0),
+    }
     sparse = trained(FEDAVG, 1, uplink=(TopK(0.2),))
     assert up(sparse) == {"model": (3 * 4, 0), "model places": (3 * 2, 0)}
     both = trained(FEDAVG, 1, uplink=(TopK(0.2), Quantize()))
@@ -75,14 +112,25 @@ def test_the_ledger_counts_what_travels():
 
 
 def test_what_was_left_is_sent_later():
-    """At any time all that was sent and what is kept are all that changed; small integers, so that sums are exact."""
-    transform, start, rng = TopK(0.3), jnp.zeros(10, jnp.float32), np.random.default_rng(0)
-    inbox = Inbox({"model": start[None]}, {"model": jnp.ones(1, bool)}, {}, jnp.array(True))
+    """At any time all that was sent and what is kept are all that changed; small
+    integers, so that sums are exact.
+    """
+    transform, start, rng = (
+        TopK(0.3),
+        jnp.zeros(10, jnp.float32),
+        np.random.default_rng(0),
+    )
+    inbox = Inbox(
+        {"model": start[None]}, {"model": jnp.ones(1, bool)}, {}, jnp.array(True)
+    )
     kept, changed, arrived = transform.init(start), np.zeros(10), np.zeros(10)
     for _ in range(20):
         change = rng.integers(-9, 9, 10).astype(np.float32)
         sent, kept = transform.encode({"model": jnp.asarray(change)}, inbox, kept, None)
-        assert sent["model"].shape == (3,) and len(set(np.asarray(sent["model places"]).tolist())) == 3
+        assert (
+            sent["model"].shape == (3,)
+            and len(set(np.asarray(sent["model places"]).tolist())) == 3
+        )
         changed += change
         arrived += np.asarray(scattered(sent["model"], sent["model places"], 10))
         np.testing.assert_array_equal(arrived + np.asarray(kept), changed)
@@ -102,13 +150,19 @@ def test_everything_is_nothing_left_out():
 
 
 def test_what_is_kept_survives_a_resume(tmp_path):
-    options = {"uplink": (Clip(0.05), TopK(0.2), Quantize()), "downlink": (Cast(),), "checkpoint_every": 1}
+    options = {
+        "uplink": (Clip(0.05), TopK(0.2), Quantize()),
+        "downlink": (Cast(),),
+        "checkpoint_every": 1,
+    }
     clients, model = classification(), softmax_model("float32")
     run(FEDAVG, clients, model, 3, directory=tmp_path / "whole", **options)
     run(FEDAVG, clients, model, 1, directory=tmp_path / "parts", **options)
     run(FEDAVG, clients, model, 3, directory=tmp_path / "parts", resume=True, **options)
     for file in ("metrics.parquet", "ledger.parquet"):
-        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+        assert (tmp_path / "whole" / file).read_bytes() == (
+            tmp_path / "parts" / file
+        ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +181,11 @@ def test_what_cannot_be_done_is_refused(algorithm, uplink, message):
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(lambda: TopK(0), "fraction is 0"), (lambda: TopK("1"), "fraction is '1'"), (lambda: Quantize(0), "block is 0")],
+    [
+        (lambda: TopK(0), "fraction is 0"),
+        (lambda: TopK("1"), "fraction is '1'"),
+        (lambda: Quantize(0), "block is 0"),
+    ],
 )
 def test_meaningless_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):

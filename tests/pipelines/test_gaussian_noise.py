@@ -1,4 +1,6 @@
-"""GaussianNoise: how much is added, to what, how the norm follows a quantile, and what is refused."""
+"""GaussianNoise: how much is added, to what, how the norm follows a quantile, and what
+is refused.
+"""
 
 import math
 
@@ -23,8 +25,14 @@ CLIENTS = 6
 
 
 def begun(algorithm=FEDAVG, *uplink, participation=1.0, clients=CLIENTS, **options):
-    return simulate(algorithm, classification(clients), softmax_model("float32"), uplink=uplink,
-                    participation=participation, **options)  # fmt: skip
+    return simulate(
+        algorithm,
+        classification(clients),
+        softmax_model("float32"),
+        uplink=uplink,
+        participation=participation,
+        **options,
+    )
 
 
 def moved(training):
@@ -33,37 +41,63 @@ def moved(training):
 
 def test_who_reports_is_drawn_for_each_client_alone():
     ids = np.arange(1000, dtype=np.uint64)
-    drawn = np.stack([Participation(0.2, sampling="poisson").sample(ids, 3, round) for round in range(40)])
+    drawn = np.stack(
+        [
+            Participation(0.2, sampling="poisson").sample(ids, 3, round)
+            for round in range(40)
+        ]
+    )
     sums = drawn.sum(axis=1)
     assert abs(sums.mean() - 200) < 5 * (160 / 40) ** 0.5 and 0.5 < sums.var() / 160 < 2
     assert abs((drawn[1:] & drawn[:-1]).mean() - 0.04) < 0.005
-    assert HALF.reporters(7) == 3 and Participation(sampling="poisson").sample(ids, 0, 0).all()
+    assert (
+        HALF.reporters(7) == 3
+        and Participation(sampling="poisson").sample(ids, 0, 0).all()
+    )
 
 
 def test_the_server_adds_clipped_changes_and_noise_over_the_number_expected():
-    """With other clients and other noise drawn, the mean moves by the sum over a fixed number."""
+    """With other clients and other noise drawn, the mean moves by the sum over a fixed
+    number.
+    """
     noise = GaussianNoise(multiplier=0.5, norm=0.01, delta=0.1)
-    clipped, noisy, coarse = begun(FEDAVG, Clip(0.01)), begun(FEDAVG, noise), begun(FEDAVG, noise, Quantize(block=4))
+    clipped, noisy, coarse = (
+        begun(FEDAVG, Clip(0.01)),
+        begun(FEDAVG, noise),
+        begun(FEDAVG, noise, Quantize(block=4)),
+    )
     for training in (clipped, noisy, coarse):
         training.advance()
-    drawn = begun().round_cohort(np.ones(CLIENTS, bool)).rng("gaussian noise").standard_normal(15)
+    drawn = (
+        begun()
+        .round_cohort(np.ones(CLIENTS, bool))
+        .rng("gaussian noise")
+        .standard_normal(15)
+    )
     expected = moved(clipped) + 0.5 * 0.01 * drawn / CLIENTS
     np.testing.assert_allclose(moved(noisy), expected, rtol=0, atol=1e-7)
     assert 0 < np.abs(moved(coarse) - expected).max() < 1e-3
 
     # two of six report where three are expected: the sum over three
-    few = begun(FEDAVG, GaussianNoise(multiplier=1e-9, norm=0.01, delta=0.1), participation=HALF)
+    few = begun(
+        FEDAVG, GaussianNoise(multiplier=1e-9, norm=0.01, delta=0.1), participation=HALF
+    )
     alone = [begun(FEDAVG, Clip(0.01)) for _ in range(2)]
     reporting = np.array([True, False, False, True, False, False])
     few.advance(reporting)
     for training, client in zip(alone, (0, 3), strict=True):
         training.advance(np.arange(CLIENTS) == client)
-    np.testing.assert_allclose(moved(few), sum(map(moved, alone)) / 3, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        moved(few), sum(map(moved, alone)) / 3, rtol=0, atol=1e-7
+    )
 
 
 def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
     noise = GaussianNoise(multiplier=2.0, norm=0.01, delta=0.1)
-    training, plain = begun(FEDAVG, noise, participation=HALF), begun(FEDAVG, participation=HALF)
+    training, plain = (
+        begun(FEDAVG, noise, participation=HALF),
+        begun(FEDAVG, participation=HALF),
+    )
     for each in (training, plain):
         each.advance(np.zeros(CLIENTS, bool))
         assert each.round == 1 and not each.took_part.any()
@@ -76,7 +110,9 @@ def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
 
 
 def test_a_client_can_add_the_noise_itself():
-    """Then each message has it, whoever averages: with five clients the mean has a fifth of the variance."""
+    """Then each message has it, whoever averages: with five clients the mean has a
+    fifth of the variance.
+    """
     noise = GaussianNoise(multiplier=3.0, norm=1e-6, delta=0.1, by="client")
     moves = []
     for seed in range(20):
@@ -89,13 +125,19 @@ def test_a_client_can_add_the_noise_itself():
 
 
 def test_the_norm_follows_the_quantile_of_changes():
-    """From far below and far above the norms come to where half of the clients are within (multiplier near zero)."""
+    """From far below and far above the norms come to where half of the clients are
+    within (multiplier near zero).
+    """
     ends = []
     for start in (1e-4, 3.0):
-        noise = GaussianNoise(multiplier=1e-6, norm=start, delta=0.01, quantile=0.5, norm_rate=1.0)
+        noise = GaussianNoise(
+            multiplier=1e-6, norm=start, delta=0.01, quantile=0.5, norm_rate=1.0
+        )
         training = begun(FedAvg(sgd=SGD(lr=0.05), weights="uniform"), noise, clients=20)
         for _ in range(25):
-            training.server = training.algorithm.init_server(training.initial, training.population)
+            training.server = training.algorithm.init_server(
+                training.initial, training.population
+            )
             training.advance()
         ends.append(training.uplink_state[0]["norm"])
         kinds = set(training.ledger.frame()["kind"])
@@ -113,13 +155,24 @@ def test_adaptive_clipping_costs_what_the_multiplier_says():
 @pytest.mark.parametrize(("probability", "rounds", "z"), [(0.5, 3, 1.3), (1.0, 2, 0.8)])
 def test_epsilon_is_dp_accountings(probability, rounds, z):
     participation = Participation(probability, sampling="poisson")
-    training = begun(FEDAVG, GaussianNoise(multiplier=z, norm=0.01, delta=1e-4), participation=participation)
+    training = begun(
+        FEDAVG,
+        GaussianNoise(multiplier=z, norm=0.01, delta=1e-4),
+        participation=participation,
+    )
     for _ in range(rounds):
         training.advance()
     event = dp_accounting.GaussianDpEvent(z)
-    event = event if probability == 1 else dp_accounting.PoissonSampledDpEvent(probability, event)
+    event = (
+        event
+        if probability == 1
+        else dp_accounting.PoissonSampledDpEvent(probability, event)
+    )
     shown = training.metrics.curve("client_epsilon", "all")
-    for accountant, tolerance in ((rdp.RdpAccountant(ORDERS), 1e-12), (rdp.RdpAccountant(), 0.03)):
+    for accountant, tolerance in (
+        (rdp.RdpAccountant(ORDERS), 1e-12),
+        (rdp.RdpAccountant(), 0.03),
+    ):
         by_round = []
         for _ in range(rounds):
             accountant.compose(event)
@@ -134,23 +187,33 @@ def test_noise_by_clients_is_accounted_for_each_client_alone():
     training = begun(FedAvg(sgd=PLAIN), noise, participation=3)
     for _ in range(4):
         training.advance()
-    found, reports = training.metrics.values("client_epsilon", "all"), training.privacy.reports
+    found, reports = (
+        training.metrics.values("client_epsilon", "all"),
+        training.privacy.reports,
+    )
     assert reports.sum() == 12 and len(set(reports.tolist())) > 1
-    for epsilon, count in zip(found, reports[np.argsort(training.executor.seen.listed)], strict=True):
+    for epsilon, count in zip(
+        found, reports[np.argsort(training.executor.seen.listed)], strict=True
+    ):
         accountant = rdp.RdpAccountant(ORDERS)
         accountant.compose(dp_accounting.GaussianDpEvent(4.0), int(count))
         assert epsilon == pytest.approx(accountant.get_epsilon(1e-4) if count else 0)
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
-    options = {"uplink": (GaussianNoise(norm=0.02, multiplier=0.1, delta=0.01, quantile=0.5),),
-               "participation": HALF, "checkpoint_every": 1}  # fmt: skip
+    options = {
+        "uplink": (GaussianNoise(norm=0.02, multiplier=0.1, delta=0.01, quantile=0.5),),
+        "participation": HALF,
+        "checkpoint_every": 1,
+    }
     clients, model = classification(CLIENTS), softmax_model("float32")
     run(FEDAVG, clients, model, 4, directory=tmp_path / "whole", **options)
     run(FEDAVG, clients, model, 2, directory=tmp_path / "parts", **options)
     run(FEDAVG, clients, model, 4, directory=tmp_path / "parts", resume=True, **options)
     for file in ("metrics.parquet", "ledger.parquet"):
-        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+        assert (tmp_path / "whole" / file).read_bytes() == (
+            tmp_path / "parts" / file
+        ).read_bytes()
 
 
 NOISE = GaussianNoise(delta=0.01)
@@ -164,16 +227,41 @@ BY_CLIENT = GaussianNoise(delta=0.01, by="client")
         (example("self-fl"), (BY_CLIENT,), {}, r"also send \(intra\)"),
         (example("hypcluster"), (BY_CLIENT,), {}, "also send"),
         (SCAFFOLD(sgd=PLAIN), (BY_CLIENT,), {}, r"also send \(control\)"),
-        (SCAFFOLD(sgd=PLAIN), (NOISE,), {}, "does not cover all that scaffold's server uses"),
+        (
+            SCAFFOLD(sgd=PLAIN),
+            (NOISE,),
+            {},
+            "does not cover all that scaffold's server uses",
+        ),
         (Local(sgd=PLAIN), (NOISE,), {}, "does not cover all that local's server uses"),
-        (FedAvg(sgd=PLAIN), (NOISE,), {}, "set weights = 'uniform' of fedavg, not 'samples'"),
-        (Ditto(sgd=PLAIN), (NOISE,), {"participation": 0.5}, "use Poisson participation"),
+        (
+            FedAvg(sgd=PLAIN),
+            (NOISE,),
+            {},
+            "set weights = 'uniform' of fedavg, not 'samples'",
+        ),
+        (
+            Ditto(sgd=PLAIN),
+            (NOISE,),
+            {"participation": 0.5},
+            "use Poisson participation",
+        ),
         (Ditto(sgd=PLAIN), (NOISE,), {"downlink": (Cast(),)}, "leave out downlink"),
-        (FEDAVG, (GaussianNoise(delta=0.2),), {}, "below one over the number of clients, 6"),
-        (FEDAVG, (GaussianNoise(delta=0.01, quantile=0.5),), {}, "needs more than 10 clients expected in a round"),
+        (
+            FEDAVG,
+            (GaussianNoise(delta=0.2),),
+            {},
+            "below one over the number of clients, 6",
+        ),
+        (
+            FEDAVG,
+            (GaussianNoise(delta=0.01, quantile=0.5),),
+            {},
+            "needs more than 10 clients expected in a round",
+        ),
         (FEDAVG, (Quantize(), NOISE), {}, "applies Quantize before GaussianNoise"),
     ],
-)  # fmt: skip
+)
 def test_what_noise_does_not_cover_is_refused(algorithm, uplink, options, message):
     with pytest.raises(ValueError, match=message):
         begun(algorithm, *uplink, **options).advance()
@@ -182,21 +270,30 @@ def test_what_noise_does_not_cover_is_refused(algorithm, uplink, options, messag
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"multiplier": 0}, "multiplier is 0"), ({"norm": -1}, "norm is -1"), ({"delta": 1}, "delta is 1"),
-        ({"by": "nobody"}, "by is 'nobody'"), ({"quantile": 1.0}, "quantile is 1.0"),
-        ({"quantile": 0.5, "by": "client"}, "adaptive clipping needs a server"), ({"norm_rate": 0}, "norm_rate is 0"),
+        ({"multiplier": 0}, "multiplier is 0"),
+        ({"norm": -1}, "norm is -1"),
+        ({"delta": 1}, "delta is 1"),
+        ({"by": "nobody"}, "by is 'nobody'"),
+        ({"quantile": 1.0}, "quantile is 1.0"),
+        ({"quantile": 0.5, "by": "client"}, "adaptive clipping needs a server"),
+        ({"norm_rate": 0}, "norm_rate is 0"),
     ],
-)  # fmt: skip
+)
 def test_meaningless_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         GaussianNoise(**settings)
 
 
 def test_poisson_participation_takes_a_probability():
-    for arguments, message in (({"count": 3, "sampling": "poisson"}, "takes a probability"),
-                               ({"sampling": "binomial"}, "'binomial'; it must be 'samples', 'poisson'")):  # fmt: skip
+    for arguments, message in (
+        ({"count": 3, "sampling": "poisson"}, "takes a probability"),
+        ({"sampling": "binomial"}, "'binomial'; it must be 'samples', 'poisson'"),
+    ):
         with pytest.raises(ValueError, match=message):
             Participation(**arguments)
     assert as_participation(0.25, "poisson") == Participation(0.25, sampling="poisson")
-    with pytest.raises(ValueError, match="participation is 2; of Poisson sampling it must be a probability"):
+    with pytest.raises(
+        ValueError,
+        match="participation is 2; of Poisson sampling it must be a probability",
+    ):
         as_participation(2, "poisson")

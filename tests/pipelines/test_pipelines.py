@@ -1,4 +1,6 @@
-"""What stands between clients and the server: clipping, 16-bit numbers, and what the ledger counts of them."""
+"""What stands between clients and the server: clipping, 16-bit numbers, and what the
+ledger counts of them.
+"""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -22,7 +24,9 @@ FEDAVG = FedAvg(sgd=PLAIN)
 
 
 def trained(algorithm=FEDAVG, rounds=2, **pipelines):
-    training = simulate(algorithm, classification(), softmax_model("float32"), **pipelines)
+    training = simulate(
+        algorithm, classification(), softmax_model("float32"), **pipelines
+    )
     for _ in range(rounds):
         training.advance()
     return training
@@ -34,7 +38,12 @@ def moved(training):
 
 
 def test_a_bound_that_nobody_reaches_changes_no_bit():
-    for algorithm in (FEDAVG, SCAFFOLD(sgd=PLAIN), Ditto(sgd=TRAINED), HypCluster(sgd=TRAINED, clusters=2)):
+    for algorithm in (
+        FEDAVG,
+        SCAFFOLD(sgd=PLAIN),
+        Ditto(sgd=TRAINED),
+        HypCluster(sgd=TRAINED, clusters=2),
+    ):
         free, bounded = trained(algorithm), trained(algorithm, uplink=(Clip(1e6),))
         np.testing.assert_array_equal(free.server.model, bounded.server.model)
 
@@ -47,9 +56,18 @@ def test_a_clipped_round_moves_no_further_than_the_bound():
 
 def test_the_change_is_measured_from_the_nearest_model_received():
     models = jnp.array([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0]])
-    inbox = Inbox({"model": models}, {"model": jnp.array([True, True, False])}, {}, jnp.array(True))
-    np.testing.assert_array_equal(reference("model", jnp.array([8.0, 8.0]), inbox), [4.0, 0.0])
-    np.testing.assert_array_equal(reference("gradient", jnp.array([8.0, 8.0]), inbox), [0.0, 0.0])
+    inbox = Inbox(
+        {"model": models},
+        {"model": jnp.array([True, True, False])},
+        {},
+        jnp.array(True),
+    )
+    np.testing.assert_array_equal(
+        reference("model", jnp.array([8.0, 8.0]), inbox), [4.0, 0.0]
+    )
+    np.testing.assert_array_equal(
+        reference("gradient", jnp.array([8.0, 8.0]), inbox), [0.0, 0.0]
+    )
     several = reference("model", jnp.array([[1.0, 0.0], [3.0, 0.0]]), inbox)
     np.testing.assert_array_equal(several, [[0.0, 0.0], [4.0, 0.0]])
 
@@ -59,7 +77,9 @@ def test_sixteen_bits_halve_the_bytes_and_hardly_move_the_models(dtype):
     full, half = trained(), trained(uplink=(Cast(dtype),), downlink=(Cast(dtype),))
 
     def sent(training, direction):
-        frame = training.ledger.frame().filter((pl.col("direction") == direction) & (pl.col("kind") == "model"))
+        frame = training.ledger.frame().filter(
+            (pl.col("direction") == direction) & (pl.col("kind") == "model")
+        )
         return frame["bytes_unicast"].sum()
 
     for direction in ("up", "down"):
@@ -71,21 +91,39 @@ def test_sixteen_bits_halve_the_bytes_and_hardly_move_the_models(dtype):
 
 
 def test_pipelines_survive_a_resume(tmp_path):
-    options = {"uplink": (Clip(0.05), Cast()), "downlink": (Cast(),), "checkpoint_every": 1}
+    options = {
+        "uplink": (Clip(0.05), Cast()),
+        "downlink": (Cast(),),
+        "checkpoint_every": 1,
+    }
     clients, model = classification(), softmax_model("float32")
     run(FEDAVG, clients, model, 3, directory=tmp_path / "whole", **options)
     run(FEDAVG, clients, model, 1, directory=tmp_path / "parts", **options)
     run(FEDAVG, clients, model, 3, directory=tmp_path / "parts", resume=True, **options)
     for file in ("metrics.parquet", "ledger.parquet"):
-        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+        assert (tmp_path / "whole" / file).read_bytes() == (
+            tmp_path / "parts" / file
+        ).read_bytes()
     with pytest.raises(ValueError, match=r"other settings .*downlink"):
         run(FEDAVG, clients, model, 4, directory=tmp_path / "parts", resume=True)
 
 
 def test_the_debug_executor_applies_them_too():
-    clients, options = classification(clients=2, sizes=[9, 13]), {"uplink": (Clip(0.01),), "downlink": (Cast(),)}
+    clients, options = (
+        classification(clients=2, sizes=[9, 13]),
+        {
+            "uplink": (Clip(0.01),),
+            "downlink": (Cast(),),
+        },
+    )
     fast, slow = (
-        simulate(FEDAVG, clients, softmax_model("float32"), settings=Settings(debug=debug), **options)
+        simulate(
+            FEDAVG,
+            clients,
+            softmax_model("float32"),
+            settings=Settings(debug=debug),
+            **options,
+        )
         for debug in (False, True)
     )
     for training in (fast, slow):
@@ -94,7 +132,8 @@ def test_the_debug_executor_applies_them_too():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(lambda: Clip(0.0), "norm is 0"), (lambda: Cast("int8"), "dtype is 'int8'")]
+    ("make", "message"),
+    [(lambda: Clip(0.0), "norm is 0"), (lambda: Cast("int8"), "dtype is 'int8'")],
 )
 def test_meaningless_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
@@ -125,9 +164,18 @@ def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
         import_modules(pipelines.__name__)
         halve = find_transform("halve")()
         check_order((Clip(), halve, Cast()))
-        with pytest.raises(ValueError, match=r"applies Halve before Clip; .* then gaussian-noise or halve, then top-k"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"applies Halve before Clip; .* then gaussian-noise or halve, then"
+                r" top-k"
+            ),
+        ):
             check_order((halve, Clip()))
-        np.testing.assert_allclose(trained(rounds=1, uplink=(halve,)).server.model, trained(rounds=1).server.model / 2)
+        np.testing.assert_allclose(
+            trained(rounds=1, uplink=(halve,)).server.model,
+            trained(rounds=1).server.model / 2,
+        )
     finally:
         sys.modules.pop(f"{pipelines.__name__}.halve", None)
 
@@ -135,7 +183,11 @@ def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
 def test_a_transform_of_another_package_is_found_by_its_entry_point(monkeypatch):
     def offered(group, name):
         assert group == "fedtailor.transforms"
-        return [EntryPoint(name, "fedtailor.pipelines:Clip", group)] if name == "outside" else []
+        return (
+            [EntryPoint(name, "fedtailor.pipelines:Clip", group)]
+            if name == "outside"
+            else []
+        )
 
     monkeypatch.setattr("fedtailor.protocol.entry_points.entry_points", offered)
     monkeypatch.setattr(Transform, "registry", dict(Transform.registry))

@@ -14,12 +14,22 @@ def test_a_known_name_passes():
 @pytest.mark.parametrize(
     ("given", "listed_by", "message"),
     [
-        ("ucfll", None, "there is no method 'ucfll'; did you mean 'ucfl'? choose one of ucfl, fedavg"),
+        (
+            "ucfll",
+            None,
+            (
+                "there is no method 'ucfll'; did you mean 'ucfl'? choose one of ucfl,"
+                " fedavg"
+            ),
+        ),
         ("zzz", None, "there is no method 'zzz'; choose one of ucfl, fedavg"),
         (
             "fedavgg",
             "fedtailor algorithms",
-            "there is no method 'fedavgg'; did you mean 'fedavg'? `fedtailor algorithms`",
+            (
+                "there is no method 'fedavgg'; did you mean 'fedavg'? `fedtailor"
+                " algorithms`"
+            ),
         ),
         (3, None, "there is no method 3; choose one of"),
         (["ucfl"], None, "there is no method"),

@@ -15,6 +15,8 @@ from fedtailor.protocol import Streams
     ],
     ids=["one each", "all to all", "everyone"],
 )
-def test_recipients_name_the_streams_of_each_client(sent: Streams, recipients: list[list[int]]) -> None:
+def test_recipients_name_the_streams_of_each_client(
+    sent: Streams, recipients: list[list[int]]
+) -> None:
     assert sent.recipients.tolist() == recipients
     assert not sent.already_held

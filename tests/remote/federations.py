@@ -1,4 +1,6 @@
-"""A federation of `fedtailor.testing.problems` behind real messages, for tests of the remote executor."""
+"""A federation of `fedtailor.testing.problems` behind real messages, for tests of the
+remote executor.
+"""
 
 import numpy as np
 
@@ -17,25 +19,47 @@ EXPERIMENT = "experiment of a test"
 
 def share(federation, client):
     """The federation of one client alone: its own rows and nobody else's."""
-    splits = {name: getattr(federation, name)[client] for name in ("train", "val", "test")}
+    splits = {
+        name: getattr(federation, name)[client] for name in ("train", "val", "test")
+    }
     rows = np.concatenate(list(splits.values()))
     ends = np.cumsum([0, *map(len, splits.values())])
     places = {name: np.arange(ends[k], ends[k + 1]) for k, name in enumerate(splits)}
     return Federation(
-        x=federation.x[rows], y=federation.y[rows], **{name: Ragged.of([part]) for name, part in places.items()},
-        names=(federation.names[client],), classes=federation.classes, shift=federation.shift, scale=federation.scale,
-    )  # fmt: skip
+        x=federation.x[rows],
+        y=federation.y[rows],
+        **{name: Ragged.of([part]) for name, part in places.items()},
+        names=(federation.names[client],),
+        classes=federation.classes,
+        shift=federation.shift,
+        scale=federation.scale,
+    )
 
 
 class Remote:
-    """Clients in this process, each with its own rows and its own directory, and an executor that asks them."""
+    """Clients in this process, each with its own rows and its own directory, and an
+    executor that asks them.
+    """
 
     def __init__(
-        self, algorithm, federation, model, directory, *, seed=0, groups=None, evaluate=True, uplink=(), **options
+        self,
+        algorithm,
+        federation,
+        model,
+        directory,
+        *,
+        seed=0,
+        groups=None,
+        evaluate=True,
+        uplink=(),
+        **options,
     ):
         self.federation, self.directory = federation, directory
         self.plan = Plan(EXPERIMENT, algorithm, model, seed, uplink, evaluate=evaluate)
-        self.shares = {name: share(federation, place) for place, name in enumerate(federation.names)}
+        self.shares = {
+            name: share(federation, place)
+            for place, name in enumerate(federation.names)
+        }
         self.responders = {name: self.client(name) for name in federation.names}
         self.transport = LoopbackTransport(self.responders)
         self.groups, self.lines, self.options = groups, [], options
@@ -43,44 +67,69 @@ class Remote:
     def client(self, name):
         """A client as it is after its process started."""
         store = ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
-        return Responder(EXPERIMENT, name, ClientWork(self.plan, self.shares[name], store), self.plan.common_vectors)
+        return Responder(
+            EXPERIMENT,
+            name,
+            ClientWork(self.plan, self.shares[name], store),
+            self.plan.common_vectors,
+        )
 
     def store(self, name):
         return ClientStore(self.directory / name.replace(" ", "-"), EXPERIMENT)
 
     def executor(self, transport=None, **rules):
         federation = self.federation
-        seen, unseen = (np.flatnonzero(mask) for mask in (~federation.unseen, federation.unseen))
+        seen, unseen = (
+            np.flatnonzero(mask) for mask in (~federation.unseen, federation.unseen)
+        )
 
         def table(places):
             found = client_table(
-                tuple(federation.names[place] for place in places), federation.train.sizes[places],
+                tuple(federation.names[place] for place in places),
+                federation.train.sizes[places],
                 groups=None if federation.groups is None else federation.groups[places],
-            )  # fmt: skip
+            )
             object.__setattr__(found, "listed", places[found.listed])
             return found
 
         return RemoteExecutor(
-            self.plan, table(seen), transport or self.transport, self.shares[federation.names[0]],
-            unseen=table(unseen), rules=Rules(**{"pause": 0.0, "deadline": 60.0, "minimum": 1} | rules),
+            self.plan,
+            table(seen),
+            transport or self.transport,
+            self.shares[federation.names[0]],
+            unseen=table(unseen),
+            rules=Rules(**{"pause": 0.0, "deadline": 60.0, "minimum": 1} | rules),
             tell=self.lines.append,
-        )  # fmt: skip
+        )
 
     def training(self, executor=None, **options):
         executor = executor or self.executor()
         return Training(
-            self.plan.algorithm, executor, self.plan.model, seed=self.plan.seed, uplink=self.plan.uplink,
+            self.plan.algorithm,
+            executor,
+            self.plan.model,
+            seed=self.plan.seed,
+            uplink=self.plan.uplink,
             **{**self.options, **options},
-        )  # fmt: skip
+        )
 
     def personal(self, training, ledger=None):
-        """Client -> the predictor that stands in its directory, after all clients were asked to store it."""
-        for table, unseen in ((training.executor.seen, False), (training.executor.unseen, True)):
+        """Client -> the predictor that stands in its directory, after all clients were
+        asked to store it.
+        """
+        for table, unseen in (
+            (training.executor.seen, False),
+            (training.executor.unseen, True),
+        ):
             if len(table):
                 service = training.serve(unseen=unseen, ledger=ledger)
                 drive(training.run_personal("personal", service), training.executor)
         assert not self.lines, self.lines
         return {
-            name: load_models(self.store(name).directory / PERSONAL, self.plan.model)[name].predictor
+            name: (
+                load_models(self.store(name).directory / PERSONAL, self.plan.model)[
+                    name
+                ].predictor
+            )
             for name in self.federation.names
         }

@@ -1,4 +1,6 @@
-"""A job from its file, with clients in this process behind real messages, for tests of whole trainings."""
+"""A job from its file, with clients in this process behind real messages, for tests of
+whole trainings.
+"""
 
 import numpy as np
 import polars as pl
@@ -50,21 +52,32 @@ class Clients:
             rng = np.random.default_rng(place)
             age, ward = rng.normal(size=40), rng.choice(["surgery", "medicine"], 40)
             label = np.where(age * (-1) ** place + (ward == "surgery") > 0, "yes", "no")
-            pl.DataFrame({"age": age, "ward": ward, "label": label}).write_csv(directory / f"{name}.csv")
-        self.rows = {name: read_rows(directory / f"{name}.csv", self.job.schema) for name in NAMES}
+            pl.DataFrame({"age": age, "ward": ward, "label": label}).write_csv(
+                directory / f"{name}.csv"
+            )
+        self.rows = {
+            name: read_rows(directory / f"{name}.csv", self.job.schema)
+            for name in NAMES
+        }
 
     def set_rounds(self, rounds):
         self.path.write_text(JOB.format(rounds=rounds))
         self.job = read_job(self.path)
 
     def start(self, names):
-        """Clients as they are after their processes started, and how many rows each says to have."""
-        return LoopbackTransport({name: self.client(name) for name in names}), self.sizes(names)
+        """Clients as they are after their processes started, and how many rows each
+        says to have.
+        """
+        return LoopbackTransport(
+            {name: self.client(name) for name in names}
+        ), self.sizes(names)
 
     def client(self, name):
         """A client as it is after its process started."""
         plan = plan_of(self.job)
-        work = ClientWork(plan, federation_of(self.job, {name: self.rows[name]}), self.store(name))
+        work = ClientWork(
+            plan, federation_of(self.job, {name: self.rows[name]}), self.store(name)
+        )
         return Responder(self.job.identity, name, work, plan.common_vectors)
 
     def sizes(self, names):
@@ -79,11 +92,22 @@ class Clients:
         return self.train_over(self.start(names)[0], names, **options)
 
     def train_over(self, transport, names, **options):
-        return coordinate(self.job, transport, self.sizes(names), self.directory / "run", **options)
+        return coordinate(
+            self.job, transport, self.sizes(names), self.directory / "run", **options
+        )
 
     def personal(self, name):
         return load_models(self.store(name).directory / PERSONAL)[name]
 
     def simulated(self, names, rounds):
-        clients, plan = federation_of(self.job, {name: self.rows[name] for name in names}), plan_of(self.job)
-        return run(plan.algorithm, clients, plan.model, rounds, settings=Settings(devices=1, canonical=True))
+        clients, plan = (
+            federation_of(self.job, {name: self.rows[name] for name in names}),
+            plan_of(self.job),
+        )
+        return run(
+            plan.algorithm,
+            clients,
+            plan.model,
+            rounds,
+            settings=Settings(devices=1, canonical=True),
+        )

@@ -1,4 +1,6 @@
-"""A client's states on disk: whole or not at all, kept as long as the coordinator may ask for them, and no longer."""
+"""A client's states on disk: whole or not at all, kept as long as the coordinator may
+ask for them, and no longer.
+"""
 
 import os
 import random
@@ -47,7 +49,10 @@ def test_experiments_do_not_meet(tmp_path):
     one, other = ClientStore(tmp_path, "one"), ClientStore(tmp_path, "other")
     one.save(0, state(0))
     assert other.rounds() == []
-    with pytest.raises(ValueError, match=r"^the state after round 0 is not in .*other; restore it from a backup"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the state after round 0 is not in .*other; restore it from a backup",
+    ):
         other.load(0)
 
 
@@ -58,7 +63,9 @@ def test_only_what_a_coordinator_can_ask_for_is_kept(tmp_path):
     # round 9 was never accepted; the coordinator's disk says 2
     store.prune(state_round=6, durable_state_round=2)
     assert store.rounds() == [2, 4, 6]
-    assert store.size() == sum(path.stat().st_size for path in store.directory.glob("round-*"))
+    assert store.size() == sum(
+        path.stat().st_size for path in store.directory.glob("round-*")
+    )
     store.prune(state_round=6, durable_state_round=6)
     assert store.rounds() == [6]
 
@@ -71,7 +78,10 @@ def test_a_coordinator_without_a_checkpoint_may_start_again(tmp_path):
 
 
 def test_states_are_for_their_owner_only(tmp_path):
-    assert ClientStore(tmp_path / "state", "experiment").directory.stat().st_mode & 0o777 == 0o700
+    assert (
+        ClientStore(tmp_path / "state", "experiment").directory.stat().st_mode & 0o777
+        == 0o700
+    )
 
 
 def test_two_processes_do_not_work_in_one_directory(tmp_path):

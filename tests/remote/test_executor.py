@@ -1,4 +1,6 @@
-"""The same methods over messages: every request and answer goes through bytes, and the models are the simulation's."""
+"""The same methods over messages: every request and answer goes through bytes, and the
+models are the simulation's.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -34,26 +36,37 @@ def federation():
 
 
 def method(name):
-    """The method as the suite runs it; DAPPER with public examples, as its server has no others."""
+    """The method as the suite runs it; DAPPER with public examples, as its server has
+    no others.
+    """
     if name == "dapper":
         rng = np.random.default_rng(3)
         data = federation()
         return DAPPER(
-            sgd=example(name).sgd, tune=example(name).tune, source="proxy",
-            proxy=sampler(rng.normal(size=(20, 4)).astype(data.x.dtype), rng.integers(0, 3, 20).astype(data.y.dtype)),
-        )  # fmt: skip
+            sgd=example(name).sgd,
+            tune=example(name).tune,
+            source="proxy",
+            proxy=sampler(
+                rng.normal(size=(20, 4)).astype(data.x.dtype),
+                rng.integers(0, 3, 20).astype(data.y.dtype),
+            ),
+        )
     return example(name)
 
 
 def simulated(algorithm, clients, rounds, **options):
-    training = simulate(algorithm, clients, softmax_model("float32"), settings=ONE_MACHINE, **options)
+    training = simulate(
+        algorithm, clients, softmax_model("float32"), settings=ONE_MACHINE, **options
+    )
     for _ in range(rounds):
         training.advance()
     return training
 
 
 def assert_close(ours, expected, tolerance=1e-5):
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True
+    ):
         if isinstance(one, str):
             assert one == other
         else:
@@ -64,13 +77,20 @@ def assert_close(ours, expected, tolerance=1e-5):
 def test_methods_give_the_models_of_the_simulation(name, tmp_path):
     algorithm, clients = method(name), federation()
     participation = participation_of(algorithm)
-    ours = Remote(algorithm, clients, softmax_model("float32"), tmp_path, participation=participation)
+    ours = Remote(
+        algorithm,
+        clients,
+        softmax_model("float32"),
+        tmp_path,
+        participation=participation,
+    )
     counting = Counting(ours.responders)
     training = ours.training(ours.executor(counting))
     for _ in range(3):
         training.advance()
     rounds = training.ledger.totals()
-    # of this small model, the envelopes are larger than the vectors: whole messages are counted below
+    # of this small model, the envelopes are larger than the vectors: whole messages are
+    # counted below
     assert counting.vectors_up <= 1.02 * rounds.bytes_up
     assert counting.vectors_down <= 1.02 * rounds.bytes_down_unicast
     training.evaluate()
@@ -81,7 +101,9 @@ def test_methods_give_the_models_of_the_simulation(name, tmp_path):
     assert np.isfinite(wanted[0]).all()
     delivered = Ledger(training.ledger.entries)
     personal = ours.personal(training, delivered)
-    charged = sum(entry.bytes_unicast for entry in delivered.entries if entry.direction == "down")
+    charged = sum(
+        entry.bytes_unicast for entry in delivered.entries if entry.direction == "down"
+    )
     assert counting.vectors_down <= 1.02 * charged
     for place, client in enumerate(clients.names):
         assert_close(personal[client], [leaf[place] for leaf in wanted])
@@ -89,19 +111,26 @@ def test_methods_give_the_models_of_the_simulation(name, tmp_path):
         for unseen in (False, True):
             mine = training.metrics.values(metric, unseen=unseen)
             assert len(mine) == (1 if unseen else 4)
-            np.testing.assert_allclose(mine, expected.metrics.values(metric, unseen=unseen), rtol=1e-4)
+            np.testing.assert_allclose(
+                mine, expected.metrics.values(metric, unseen=unseen), rtol=1e-4
+            )
     assert training.ledger.totals() == expected.ledger.totals()
     assert ours.lines == []
 
 
 def test_a_server_without_examples_refuses_methods_that_need_them(tmp_path):
     ours = Remote(DAPPER(), federation(), softmax_model("float32"), tmp_path)
-    with pytest.raises(ValueError, match="dapper's server needs examples of the clients and has none"):
+    with pytest.raises(
+        ValueError, match="dapper's server needs examples of the clients and has none"
+    ):
         ours.training()
 
 
 def test_schedules_start_the_second_method_from_the_first_ones_model(tmp_path):
-    schedule, clients = Then(example("fedavg"), 2, Then(example("ditto"), 2, example("ucfl"))), federation()
+    schedule, clients = (
+        Then(example("fedavg"), 2, Then(example("ditto"), 2, example("ucfl"))),
+        federation(),
+    )
     ours = Remote(schedule, clients, softmax_model("float32"), tmp_path)
     training, expected = ours.training(), simulated(schedule, clients, 0)
     for _ in range(5):
@@ -131,13 +160,19 @@ def test_a_client_whose_answers_are_lost_is_done_without(tmp_path):
     clients = classification(3)
     ours = Remote(example("scaffold"), clients, softmax_model("float32"), tmp_path)
     lost = clients.names[1]
-    silent = LoopbackTransport({**ours.responders, lost: lambda body: b"nothing of ours"})
+    silent = LoopbackTransport(
+        {**ours.responders, lost: lambda body: b"nothing of ours"}
+    )
     training = ours.training(ours.executor(silent, minimum=2))
     training.advance()
-    assert ours.lines == [f"client {lost}: it is no message of a fedtailor federation, or it is damaged"]
+    assert ours.lines == [
+        f"client {lost}: it is no message of a fedtailor federation, or it is damaged"
+    ]
     # the same round in a simulation in which that client does not report
     expected = simulated(example("scaffold"), clients, 0)
-    expected.advance(reporting=np.array([name != lost for name in expected.population.names]))
+    expected.advance(
+        reporting=np.array([name != lost for name in expected.population.names])
+    )
     assert_close(training.server, expected.server)
     # it comes back, and starts from the state that counts: none
     training.executor._transport = ours.transport
@@ -155,7 +190,9 @@ def test_a_round_without_the_minimum_changes_nothing(tmp_path):
     training.advance()
     before = jax.tree.map(np.array, training.server)
     executor._transport = LoopbackTransport({**ours.responders, **mute})
-    with pytest.raises(TooFewClients, match="1 of 3 clients answered in time; the job's minimum is 2"):
+    with pytest.raises(
+        TooFewClients, match="1 of 3 clients answered in time; the job's minimum is 2"
+    ):
         training.advance()
     assert training.round == 1
     assert_close(training.server, before, tolerance=0)
@@ -171,20 +208,28 @@ def test_a_round_without_the_minimum_changes_nothing(tmp_path):
 
 def test_coordinator_and_clients_that_start_again_go_on_to_the_same_bits(tmp_path):
     clients = classification(3)
-    straight = Remote(example("ditto"), clients, softmax_model("float32"), tmp_path / "straight")
+    straight = Remote(
+        example("ditto"), clients, softmax_model("float32"), tmp_path / "straight"
+    )
     expected = straight.training()
     for _ in range(5):
         expected.advance()
 
-    ours = Remote(example("ditto"), clients, softmax_model("float32"), tmp_path / "killed")
+    ours = Remote(
+        example("ditto"), clients, softmax_model("float32"), tmp_path / "killed"
+    )
     training = ours.training()
     for _ in range(2):
         training.advance()
     save_tree(tmp_path / "checkpoint", training.snapshot())
     training.executor.saved()
-    for _ in range(2):  # the coordinator dies after these: nobody will ask for what they led to
+    for _ in range(
+        2
+    ):  # the coordinator dies after these: nobody will ask for what they led to
         training.advance()
-    ours.transport = LoopbackTransport({name: ours.client(name) for name in clients.names})
+    ours.transport = LoopbackTransport(
+        {name: ours.client(name) for name in clients.names}
+    )
     again = ours.training()
     again.restore(load_tree(tmp_path / "checkpoint"))
     for _ in range(3):
@@ -198,7 +243,9 @@ def test_coordinator_and_clients_that_start_again_go_on_to_the_same_bits(tmp_pat
 
 def test_without_leave_to_evaluate_nobody_is_asked_and_clients_refuse(tmp_path):
     clients = classification(3)
-    ours = Remote(example("fedavg"), clients, softmax_model("float32"), tmp_path, evaluate=False)
+    ours = Remote(
+        example("fedavg"), clients, softmax_model("float32"), tmp_path, evaluate=False
+    )
     training = ours.training()
     training.advance()
     training.evaluate()
@@ -232,8 +279,13 @@ def test_messages_are_hardly_larger_than_what_the_ledger_counts(name, tmp_path):
         training.evaluate()
     totals = training.ledger.totals()
     assert totals.bytes_up < counting.up <= 1.02 * totals.bytes_up
-    # the first round's model follows from the seed; the last evaluation sends what is delivered at the end
-    assert 0.9 * totals.bytes_down_unicast < counting.down <= 1.02 * totals.bytes_down_unicast
+    # the first round's model follows from the seed; the last evaluation sends what is
+    # delivered at the end
+    assert (
+        0.9 * totals.bytes_down_unicast
+        < counting.down
+        <= 1.02 * totals.bytes_down_unicast
+    )
     before = counting.down
     ours.personal(training)
     assert counting.down - before < 0.02 * model.size * 4 * len(clients)
@@ -246,11 +298,18 @@ def test_a_client_that_was_started_again_is_sent_what_it_lacks(tmp_path):
     training.advance()
     training.evaluate()
     first, other = clients.names
-    counting = training.executor._transport = Counting({**ours.responders, first: ours.client(first)})
+    counting = training.executor._transport = Counting(
+        {**ours.responders, first: ours.client(first)}
+    )
     training.advance()
-    assert counting.vectors_down == ours.plan.model.size * 4 and counting.messages == {first: 2, other: 1}
+    assert counting.vectors_down == ours.plan.model.size * 4 and counting.messages == {
+        first: 2,
+        other: 1,
+    }
     assert not ours.lines
-    assert_close(training.server, simulated(example("fedavg"), clients, 2).server, tolerance=0)
+    assert_close(
+        training.server, simulated(example("fedavg"), clients, 2).server, tolerance=0
+    )
 
 
 class Counting(LoopbackTransport):
@@ -264,7 +323,9 @@ class Counting(LoopbackTransport):
     def send(self, client, body):
         arrays = decode_request(body).arrays
         self.down += len(body)
-        self.vectors_down += sum(array.nbytes for name, array in arrays.items() if is_vectors(name))
+        self.vectors_down += sum(
+            array.nbytes for name, array in arrays.items() if is_vectors(name)
+        )
         self.messages[client] += 1
         super().send(client, body)
 
@@ -274,6 +335,8 @@ class Counting(LoopbackTransport):
             arrays = decode_reply(body).arrays
             self.up += len(body)
             self.vectors_up += sum(
-                array.nbytes for name, array in arrays.items() if name.startswith("update/") and array.ndim
+                array.nbytes
+                for name, array in arrays.items()
+                if name.startswith("update/") and array.ndim
             )
         return arrived

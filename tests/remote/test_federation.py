@@ -1,4 +1,6 @@
-"""Whole federations of processes: coordinator, SuperLink and clients over TLS, beside their simulations."""
+"""Whole federations of processes: coordinator, SuperLink and clients over TLS, beside
+their simulations.
+"""
 
 import os
 import re
@@ -8,7 +10,9 @@ import polars as pl
 import pytest
 
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
-pytest.importorskip("cryptography", reason="keys are made with `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+)
 
 from fedtailor.remote import demo
 from fedtailor.remote.flower import require_flower
@@ -22,9 +26,14 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         "FEDTAILOR_PROCESS_TESTS" not in os.environ,
-        reason="starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+        reason=(
+            "starts servers and clients as processes for minutes:"
+            " FEDTAILOR_PROCESS_TESTS=1 asks for it"
+        ),
     ),
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's use of pathspec
+    pytest.mark.filterwarnings(
+        "ignore:GitWildMatchPattern:DeprecationWarning"
+    ),  # Flower's use of pathspec
 ]
 
 SGD = "sgd = { lr = 0.05, epochs = 1, batch_size = 32 }"
@@ -41,7 +50,10 @@ EXACT = ("fedavg", "ucfl")
 
 def assert_same_models(directory, simulated, exact):
     names = simulated.federation.names
-    models, initial = demo.personal_models(directory, list(names)), plan_of(read_job(directory / JOB)).initial()
+    models, initial = (
+        demo.personal_models(directory, list(names)),
+        plan_of(read_job(directory / JOB)).initial(),
+    )
     for name in names:
         assert np.abs(models[name] - initial).max() > 0.01
         wanted = simulated.personal(name).theta
@@ -56,15 +68,21 @@ STREAMS = f'[method]\nuse = "ucfl"\nstreams = 2\nsigma_batch = 0.1\n{SGD}\n'
 
 
 @pytest.mark.parametrize(("method", "sums"), [(METHODS["fedavg"], 1), (STREAMS, 2)])
-def test_processes_whose_coordinator_sees_sums_only_give_the_models_of_the_simulation(method, sums, tmp_path):
+def test_processes_whose_coordinator_sees_sums_only_give_the_models_of_the_simulation(
+    method, sums, tmp_path
+):
     directory = tmp_path / "digits"
     files = demo.prepare(directory, method, rounds=2, privacy=SECURE)
     simulated = demo.simulate(directory, files)
     demo.deploy(directory, files, killed=None)
     assert_same_models(directory, simulated, exact=False)
-    entries = pl.read_parquet(directory / "run" / LEDGER).filter(pl.col("phase") == "round")
+    entries = pl.read_parquet(directory / "run" / LEDGER).filter(
+        pl.col("phase") == "round"
+    )
     sent = entries.filter((pl.col("direction") == "up") & (pl.col("kind") == "model"))
-    assert sent["unicasts"].to_list() == [len(demo.NAMES) * sums] * 2  # a masked vector for each sum
+    assert (
+        sent["unicasts"].to_list() == [len(demo.NAMES) * sums] * 2
+    )  # a masked vector for each sum
     assert "sharing" in entries["kind"].to_list()
 
 
@@ -76,9 +94,17 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
     demo.deploy(directory, files, killed=None)
     assert_same_models(directory, simulated, exact=name in EXACT)
     frame = pl.read_parquet(directory / "run" / METRICS).filter(
-        (pl.col("metric") == "accuracy") & (pl.col("split") == "test") & (pl.col("round") == 2)
+        (pl.col("metric") == "accuracy")
+        & (pl.col("split") == "test")
+        & (pl.col("round") == 2)
     )
-    expected = dict(zip(simulated.federation.names, simulated.metrics.values("accuracy"), strict=True))
+    expected = dict(
+        zip(
+            simulated.federation.names,
+            simulated.metrics.values("accuracy"),
+            strict=True,
+        )
+    )
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
 
 
@@ -96,7 +122,9 @@ sys.addaudithook(heard)
 
 
 def test_nobody_is_contacted_but_the_coordinator(tmp_path, monkeypatch):
-    """Every connection and every name that any of the processes looks up, by Python's audit events."""
+    """Every connection and every name that any of the processes looks up, by Python's
+    audit events.
+    """
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(LISTENING)
     monkeypatch.syspath_prepend(tmp_path / "hook")
@@ -105,9 +133,17 @@ def test_nobody_is_contacted_but_the_coordinator(tmp_path, monkeypatch):
     files = demo.prepare(directory, METHODS["fedavg"], rounds=1)
     port = read_job(directory / JOB).port
     with (tmp_path / "serve.log").open("wb") as log, demo.clients_of(directory, files):
-        serving = demo.start(["serve", str(directory), "--listen", "127.0.0.1", "--check"], log)
-        assert serving.wait(2 * demo.WAIT_S) == 0, (tmp_path / "serve.log").read_text()[-2000:]
+        serving = demo.start(
+            ["serve", str(directory), "--listen", "127.0.0.1", "--check"], log
+        )
+        assert serving.wait(2 * demo.WAIT_S) == 0, (tmp_path / "serve.log").read_text()[
+            -2000:
+        ]
     contacted = set((tmp_path / "contacted").read_text().splitlines())
     assert f"socket.connect ('127.0.0.1', {port})" in contacted
-    strange = [line for line in contacted if "127.0.0.1" not in line and not re.search(r"connect '|None, \d", line)]
+    strange = [
+        line
+        for line in contacted
+        if "127.0.0.1" not in line and not re.search(r"connect '|None, \d", line)
+    ]
     assert not strange, strange

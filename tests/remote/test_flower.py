@@ -1,4 +1,6 @@
-"""Without Flower, `fedtailor federation` says what to install; with it, nothing is contacted that was not given."""
+"""Without Flower, `fedtailor federation` says what to install; with it, nothing is
+contacted that was not given.
+"""
 
 import os
 import threading
@@ -18,17 +20,24 @@ from fedtailor.remote.flower_client import answer_messages
         ("join", "kit", "--data", "rows.csv"),
     ],
 )
-def test_without_flower_one_line_says_what_to_install(monkeypatch, tmp_path, capsys, arguments):
+def test_without_flower_one_line_says_what_to_install(
+    monkeypatch, tmp_path, capsys, arguments
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(flower, "find_spec", lambda name: None)
     assert main(["federation", *arguments]) == 2
     said = capsys.readouterr().err
-    assert said == "fedtailor: a federation of machines needs Flower; run: pip install 'fedtailor[flower]'\n"
+    assert (
+        said == "fedtailor: a federation of machines needs Flower; run: pip install"
+        " 'fedtailor[flower]'\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_telemetry_update_checks_and_installations_are_off(monkeypatch):
-    pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+    pytest.importorskip(
+        "flwr", reason="federations of machines need Flower (extra flower)"
+    )
     for name in flower.SETTINGS:
         monkeypatch.setenv(name, "something else")
     flower.require_flower()
@@ -38,12 +47,20 @@ def test_telemetry_update_checks_and_installations_are_off(monkeypatch):
     from flwr.supercore.constant import FLWR_DISABLE_UPDATE_CHECK
 
     # the names are Flower's own, so a release that renames them is noticed
-    assert {FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION, FLWR_DISABLE_UPDATE_CHECK} <= set(flower.SETTINGS)
-    assert "FLWR_TELEMETRY_ENABLED" in vars(telemetry) and "FLWR_TELEMETRY_ENABLED" in flower.SETTINGS
+    assert {
+        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION,
+        FLWR_DISABLE_UPDATE_CHECK,
+    } <= set(flower.SETTINGS)
+    assert (
+        "FLWR_TELEMETRY_ENABLED" in vars(telemetry)
+        and "FLWR_TELEMETRY_ENABLED" in flower.SETTINGS
+    )
 
 
 def test_a_body_is_the_same_behind_flowers_messages():
-    pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+    pytest.importorskip(
+        "flwr", reason="federations of machines need Flower (extra flower)"
+    )
     flower.require_flower()
     from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
@@ -51,9 +68,14 @@ def test_a_body_is_the_same_behind_flowers_messages():
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
     body = bytes(range(256)) * 100
     assert flower.unwrap(Message(flower.wrap(body), 5, flower.MESSAGE_TYPE)) == body
-    for content in (RecordDict(), RecordDict({"fedtailor": ArrayRecord()}),
-                    RecordDict({"fedtailor": ConfigRecord({"body": "text"})})):  # fmt: skip
-        with pytest.raises(ValueError, match="it is no message of a fedtailor federation"):
+    for content in (
+        RecordDict(),
+        RecordDict({"fedtailor": ArrayRecord()}),
+        RecordDict({"fedtailor": ConfigRecord({"body": "text"})}),
+    ):
+        with pytest.raises(
+            ValueError, match="it is no message of a fedtailor federation"
+        ):
             flower.unwrap(Message(content, 5, flower.MESSAGE_TYPE))
 
 
@@ -74,5 +96,11 @@ def test_a_damaged_note_of_the_last_connection_keeps_no_client_away(tmp_path, ke
             pass
 
     memory.write_bytes(kept)
-    answer_messages(Connection(), lambda body: body, memory=memory, stop=stop, tell=lambda line: None)
+    answer_messages(
+        Connection(),
+        lambda body: body,
+        memory=memory,
+        stop=stop,
+        tell=lambda line: None,
+    )
     assert asked == [1234 if kept == b"1234" else None] and memory.read_text() == "77"

@@ -1,4 +1,6 @@
-"""The coordinator's end on Flower, with a SuperLink that loses messages and clients that are killed while they send."""
+"""The coordinator's end on Flower, with a SuperLink that loses messages and clients
+that are killed while they send.
+"""
 
 from types import SimpleNamespace
 
@@ -11,19 +13,33 @@ from fedtailor.remote.flower_server import GridTransport
 
 
 class SuperLink:
-    """Two clients, and what they have answered; the next messages, or the next look, may go wrong."""
+    """Two clients, and what they have answered; the next messages, or the next look,
+    may go wrong.
+    """
 
     def __init__(self) -> None:
         from flwr.proto.node_pb2 import Node
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
-        self.run, self.node, self._runtime_client = SimpleNamespace(run_id=2), Node(node_id=1), self
-        self.asked, self.announced, self.objects, self.takes, self.breaks = {}, [], {}, True, False
+        self.run, self.node, self._runtime_client = (
+            SimpleNamespace(run_id=2),
+            Node(node_id=1),
+            self,
+        )
+        self.asked, self.announced, self.objects, self.takes, self.breaks = (
+            {},
+            [],
+            {},
+            True,
+            False,
+        )
 
     def get_nodes(self):
         return [
-            SimpleNamespace(public_key=key, status="online", node_id=node, last_activated_at="noon")
+            SimpleNamespace(
+                public_key=key, status="online", node_id=node, last_activated_at="noon"
+            )
             for node, key in enumerate((b"of a", b"of b"), start=5)
         ]
 
@@ -36,18 +52,30 @@ class SuperLink:
         return [message.object_id if self.takes else None for message in messages]
 
     def answer(self, node_id, body, sent=True):
-        """The client at a node answers; where the answer is not `sent`, it is announced only."""
+        """The client at a node answers; where the answer is not `sent`, it is announced
+        only.
+        """
         from flwr.app import Message
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+        )
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.node_id = node_id
         reply = Message(wrap(body), reply_to=self.asked[node_id])
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        self.announced.append((message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)))
-        parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        self.announced.append(
+            (
+                message_to_proto(remove_content_from_message(reply)),
+                get_object_tree(reply),
+            )
+        )
+        parts = {
+            name: part.deflate() for name, part in get_all_nested_objects(reply).items()
+        }
         self.objects |= parts if sent else dict.fromkeys(parts, b"")
         return parts
 
@@ -55,15 +83,26 @@ class SuperLink:
         import httpx
 
         asked = set(request.message_ids)
-        found = [it for it in self.announced if it[0].metadata.reply_to_message_id in asked]
-        self.announced = [it for it in self.announced if it not in found]  # handed out, whether it arrives or not
+        found = [
+            it for it in self.announced if it[0].metadata.reply_to_message_id in asked
+        ]
+        self.announced = [
+            it for it in self.announced if it not in found
+        ]  # handed out, whether it arrives or not
         if self.breaks:
             raise httpx.ReadTimeout("")
-        return SimpleNamespace(messages_list=[it[0] for it in found], message_object_trees=[it[1] for it in found])
+        return SimpleNamespace(
+            messages_list=[it[0] for it in found],
+            message_object_trees=[it[1] for it in found],
+        )
 
     def PullObject(self, request):
         content = self.objects.get(request.object_id)
-        return SimpleNamespace(object_found=content is not None, object_available=bool(content), object_content=content)
+        return SimpleNamespace(
+            object_found=content is not None,
+            object_available=bool(content),
+            object_content=content,
+        )
 
     def ConfirmMessageReceived(self, request):
         pass
@@ -77,7 +116,9 @@ def superlink():
 
 @pytest.fixture
 def transport(superlink):
-    transport = GridTransport(superlink, {"a": b"of a", "b": b"of b"}, check=lambda: None)
+    transport = GridTransport(
+        superlink, {"a": b"of a", "b": b"of b"}, check=lambda: None
+    )
     transport.online()
     return transport
 
@@ -96,7 +137,9 @@ def test_a_message_that_the_superlink_does_not_take_is_sent_again(superlink, tra
     before = transport.online()
     transport.send("a", b"ask")
     superlink.answer(5, b"answer of a")
-    assert list(transport.receive()) == [("a", b"answer of a")] and not asked_again(transport, before)
+    assert list(transport.receive()) == [("a", b"answer of a")] and not asked_again(
+        transport, before
+    )
 
 
 def test_answers_of_a_look_that_failed_are_asked_for_again(superlink, transport):
@@ -106,7 +149,9 @@ def test_answers_of_a_look_that_failed_are_asked_for_again(superlink, transport)
     superlink.breaks = True
     assert list(transport.receive()) == []
     superlink.breaks = False
-    assert list(transport.receive()) == []  # the SuperLink thinks that it has been handed out
+    assert (
+        list(transport.receive()) == []
+    )  # the SuperLink thinks that it has been handed out
     assert asked_again(transport, before) == {"a"}
     transport.send("a", b"ask")
     superlink.answer(5, b"answer of a")
@@ -120,10 +165,15 @@ def test_a_client_killed_while_it_sends_holds_up_nobody(superlink, transport):
     superlink.answer(5, b"answer of a", sent=False)
     superlink.answer(6, b"answer of b")
     assert list(transport.receive()) == [("b", b"answer of b")]
-    assert list(transport.receive()) == [] and not asked_again(transport, before)  # it may still be under way
+    assert list(transport.receive()) == [] and not asked_again(
+        transport, before
+    )  # it may still be under way
     transport.send("a", b"ask again")  # it was started again
     superlink.answer(5, b"second answer of a")
-    assert list(transport.receive()) == [("a", b"second answer of a")] and list(transport.receive()) == []
+    assert (
+        list(transport.receive()) == [("a", b"second answer of a")]
+        and list(transport.receive()) == []
+    )
 
 
 def test_an_answer_is_taken_when_its_last_part_has_arrived(superlink, transport):
@@ -133,10 +183,15 @@ def test_an_answer_is_taken_when_its_last_part_has_arrived(superlink, transport)
     for name, content in parts:
         assert list(transport.receive()) == []
         superlink.objects[name] = content
-    assert list(transport.receive()) == [("a", b"answer of a")] and list(transport.receive()) == []
+    assert (
+        list(transport.receive()) == [("a", b"answer of a")]
+        and list(transport.receive()) == []
+    )
 
 
-def test_an_answer_whose_content_the_superlink_gave_up_is_asked_for_again(superlink, transport):
+def test_an_answer_whose_content_the_superlink_gave_up_is_asked_for_again(
+    superlink, transport
+):
     before = transport.online()
     transport.send("a", b"ask")
     superlink.answer(5, b"answer of a", sent=False)

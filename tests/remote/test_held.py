@@ -1,4 +1,6 @@
-"""Vectors that a client holds are named, not sent; what it lacks it is sent, and nothing wrong is ever put together."""
+"""Vectors that a client holds are named, not sent; what it lacks it is sent, and
+nothing wrong is ever put together.
+"""
 
 import time
 from dataclasses import replace
@@ -7,8 +9,19 @@ import numpy as np
 import pytest
 
 from fedtailor.remote.held import KNOWN, HeldVectors, Holdings, Lacks, digest
-from fedtailor.remote.messages import ArraySpec, Reply, Request, decode_request, encode_reply
-from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients, exchange
+from fedtailor.remote.messages import (
+    ArraySpec,
+    Reply,
+    Request,
+    decode_request,
+    encode_reply,
+)
+from fedtailor.remote.transport import (
+    LoopbackTransport,
+    Responder,
+    TooFewClients,
+    exchange,
+)
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 INITIAL = np.full(3, 7, np.float32)
@@ -16,13 +29,23 @@ SPECS = {"sum": ArraySpec((3,), "float32")}
 
 
 def request(rows, round=0, **other):
-    arrays = {"stream/model": rows, "index/model": np.arange(len(rows), dtype=np.int32), **other}
-    return Request("job", round, 0, "client", "a", deadline=time.time() + 30, arrays=arrays)
+    arrays = {
+        "stream/model": rows,
+        "index/model": np.arange(len(rows), dtype=np.int32),
+        **other,
+    }
+    return Request(
+        "job", round, 0, "client", "a", deadline=time.time() + 30, arrays=arrays
+    )
 
 
 def digests(asked):
     found = {"stream/model": [digest(row) for row in asked.arrays["stream/model"]]}
-    return found | ({"initial": [digest(asked.arrays["initial"])]} if "initial" in asked.arrays else {})
+    return found | (
+        {"initial": [digest(asked.arrays["initial"])]}
+        if "initial" in asked.arrays
+        else {}
+    )
 
 
 def same(one, other):
@@ -38,18 +61,30 @@ def test_what_was_received_last_what_follows_from_the_seed_and_what_comes_twice_
         (request(ROWS[:2]), 2),
         (request(np.stack([ROWS[1], INITIAL, ROWS[2], ROWS[0]])), 1),
         (request(ROWS[[2, 3]], initial=ROWS[3]), 1),
-        (request(ROWS[[0, 3]], initial=INITIAL), 1),  # the row 0 was not among those received last
+        (
+            request(ROWS[[0, 3]], initial=INITIAL),
+            1,
+        ),  # the row 0 was not among those received last
         (request(np.zeros((0, 3), np.float32)), 0),
     ]
     for whole, sent in steps:
         short = server.shorten(whole, digests(whole))
-        assert len(short.arrays["stream/model"]) == sent and short.arrays.get("initial", ROWS[:0]).size == 0
+        assert (
+            len(short.arrays["stream/model"]) == sent
+            and short.arrays.get("initial", ROWS[:0]).size == 0
+        )
         same(client.complete(short).arrays, whole.arrays)
         server.received("a", digests(whole))
 
 
 def test_vectors_of_other_types_and_shapes_have_other_digests():
-    forms = [ROWS, ROWS.reshape(-1), ROWS.astype(np.float64), ROWS.view(np.int32), ROWS + 1]
+    forms = [
+        ROWS,
+        ROWS.reshape(-1),
+        ROWS.astype(np.float64),
+        ROWS.view(np.int32),
+        ROWS + 1,
+    ]
     assert len({digest(form) for form in forms}) == len(forms)
 
 
@@ -60,20 +95,33 @@ def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything():
     short = server.shorten(whole, digests(whole))
     with pytest.raises(Lacks):
         HeldVectors().complete(short)
-    sizes, responder = [], Responder("job", "a", lambda asked: {"sum": asked.arrays["stream/model"].sum(0)})
+    sizes, responder = (
+        [],
+        Responder(
+            "job", "a", lambda asked: {"sum": asked.arrays["stream/model"].sum(0)}
+        ),
+    )
 
     def respond(body):
         sizes.append(decode_request(body).arrays["stream/model"].shape[0])
         return responder(body)
 
     lines = []
-    found = exchange(LoopbackTransport({"a": respond}), {"a": whole}, SPECS, shortened={"a": short}, tell=lines.append)
+    found = exchange(
+        LoopbackTransport({"a": respond}),
+        {"a": whole},
+        SPECS,
+        shortened={"a": short},
+        tell=lines.append,
+    )
     np.testing.assert_array_equal(found.replies["a"].arrays["sum"], ROWS[:2].sum(0))
     assert sizes == [0, 2] and not lines
 
 
 class Returns(LoopbackTransport):
-    """A client that leaves and comes back before it answers; then both messages reach it."""
+    """A client that leaves and comes back before it answers; then both messages reach
+    it.
+    """
 
     def __init__(self, clients):
         super().__init__(clients)
@@ -95,8 +143,17 @@ def test_a_client_that_comes_back_and_finds_the_shortened_request_first_is_not_r
     server = Holdings([])
     server.received("a", digests(whole))
     short = {"a": server.shorten(whole, digests(whole))}
-    responder = Responder("job", "a", lambda asked: {"sum": asked.arrays["stream/model"].sum(0)})
-    found = exchange(Returns({"a": responder}), {"a": whole}, SPECS, shortened=short, tell=lines.append, pause=0.01)
+    responder = Responder(
+        "job", "a", lambda asked: {"sum": asked.arrays["stream/model"].sum(0)}
+    )
+    found = exchange(
+        Returns({"a": responder}),
+        {"a": whole},
+        SPECS,
+        shortened=short,
+        tell=lines.append,
+        pause=0.01,
+    )
     assert list(found.replies) == ["a"] and not lines
 
 
@@ -106,19 +163,42 @@ def test_a_client_that_lacks_what_nobody_left_out_is_refused():
 
     lines = []
     with pytest.raises(TooFewClients):
-        exchange(LoopbackTransport({"a": respond}), {"a": request(ROWS)}, SPECS, tell=lines.append)
+        exchange(
+            LoopbackTransport({"a": respond}),
+            {"a": request(ROWS)},
+            SPECS,
+            tell=lines.append,
+        )
     assert lines == ["client a: it says that it lacks what it was sent"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({KNOWN + "stream/model": np.zeros((2, 15), np.uint8)}, "the digests of a request do not fit its vectors"),
-        ({KNOWN + "stream/other": np.zeros((1, 16), np.uint8)}, "the digests of a request do not fit its vectors"),
-        ({KNOWN + "index/model": np.zeros((1, 16), np.uint8)}, "the digests of a request do not fit its vectors"),
-        ({KNOWN + "stream/model": np.zeros((5, 16), np.uint8)}, "a request names more new vectors than it holds"),
-        ({KNOWN + "stream/model": np.zeros((1, 16), np.uint8)}, "a request holds more new vectors than it names"),
-        ({"stream/model": np.float32(1)}, "a request holds a number where vectors belong"),
+        (
+            {KNOWN + "stream/model": np.zeros((2, 15), np.uint8)},
+            "the digests of a request do not fit its vectors",
+        ),
+        (
+            {KNOWN + "stream/other": np.zeros((1, 16), np.uint8)},
+            "the digests of a request do not fit its vectors",
+        ),
+        (
+            {KNOWN + "index/model": np.zeros((1, 16), np.uint8)},
+            "the digests of a request do not fit its vectors",
+        ),
+        (
+            {KNOWN + "stream/model": np.zeros((5, 16), np.uint8)},
+            "a request names more new vectors than it holds",
+        ),
+        (
+            {KNOWN + "stream/model": np.zeros((1, 16), np.uint8)},
+            "a request holds more new vectors than it names",
+        ),
+        (
+            {"stream/model": np.float32(1)},
+            "a request holds a number where vectors belong",
+        ),
     ],
 )
 def test_a_request_that_does_not_add_up_is_refused(change, said):

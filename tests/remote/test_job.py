@@ -1,4 +1,6 @@
-"""job.toml and the clients' tables: read as written, and every mistake is a line that says where."""
+"""job.toml and the clients' tables: read as written, and every mistake is a line that
+says where.
+"""
 
 import numpy as np
 import polars as pl
@@ -27,11 +29,21 @@ def job_of(path, *changes):
 def test_the_template_is_a_job(tmp_path):
     job = job_of(tmp_path)
     assert (job.title, job.address, job.rounds, job.minimum, job.evaluate) == (
-        "wards", "coordinator.example.org:9092", 50, 2, True,
-    )  # fmt: skip
+        "wards",
+        "coordinator.example.org:9092",
+        50,
+        2,
+        True,
+    )
     assert job.model == mlp(32) and isinstance(job.algorithm, UCFL)
-    assert job.algorithm.sgd == SGD(lr=0.05, epochs=1, batch_size=32) or job.algorithm.sgd.lr == 0.05
-    assert job.schema.columns == {"age": None, "ward": ("surgery", "medicine")} and job.schema.width == 3
+    assert (
+        job.algorithm.sgd == SGD(lr=0.05, epochs=1, batch_size=32)
+        or job.algorithm.sgd.lr == 0.05
+    )
+    assert (
+        job.schema.columns == {"age": None, "ward": ("surgery", "medicine")}
+        and job.schema.width == 3
+    )
 
 
 def test_hyperparameters_are_read(tmp_path):
@@ -42,29 +54,87 @@ def test_hyperparameters_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("rounds = 50", "rounds = 0", "line 27: rounds is 0; input should be greater than or equal to 1"),
-        ("rounds = 50", "rouns = 5", "line 27: there is no setting of [training] 'rouns'; did you mean 'rounds'?"),
+        (
+            "rounds = 50",
+            "rounds = 0",
+            "line 27: rounds is 0; input should be greater than or equal to 1",
+        ),
+        (
+            "rounds = 50",
+            "rouns = 5",
+            (
+                "line 27: there is no setting of [training] 'rouns'; did you mean"
+                " 'rounds'?"
+            ),
+        ),
         ("rounds = 50", "", "line 26: rounds is missing in [training]"),
         (
             'age = "number"',
             'age = "numbr"',
-            'line 15: age is \'numbr\'; a column is "number", "category", "boolean", "date", or a list of categories',
+            (
+                'line 15: age is \'numbr\'; a column is "number", "category",'
+                ' "boolean", "date", or a list of categories'
+            ),
         ),
-        ('age = "number"', 'age = ["x"]', "line 15: age has the categories ['x']; it needs two or more, each once"),
-        ('age = "number"', 'label = "number"', "line 15: 'label' is the target; it cannot be an input"),
-        ('["no", "yes"]', '["no"]', "line 10: classes is ['no']; it needs two or more, each once"),
-        ("test = 0.2", "test = 0.95", "line 12: validation and test take 1.05 of all rows"),
-        ('"ucfl"', '"ufcl"', "line 23: there is no algorithm 'ufcl'; did you mean 'ucfl'?"),
+        (
+            'age = "number"',
+            'age = ["x"]',
+            "line 15: age has the categories ['x']; it needs two or more, each once",
+        ),
+        (
+            'age = "number"',
+            'label = "number"',
+            "line 15: 'label' is the target; it cannot be an input",
+        ),
+        (
+            '["no", "yes"]',
+            '["no"]',
+            "line 10: classes is ['no']; it needs two or more, each once",
+        ),
+        (
+            "test = 0.2",
+            "test = 0.95",
+            "line 12: validation and test take 1.05 of all rows",
+        ),
+        (
+            '"ucfl"',
+            '"ufcl"',
+            "line 23: there is no algorithm 'ufcl'; did you mean 'ucfl'?",
+        ),
         ("lr = 0.05", 'lr = "x"', "line 24: lr is 'x'; input should be a valid number"),
         ("hidden = 32", "hidden = 0", "line 18: a hidden layer of the MLP is 0 wide"),
-        ("coordinator.example.org:9092", "org", "line 6: 'org' is no address; write host:port"),
+        (
+            "coordinator.example.org:9092",
+            "org",
+            "line 6: 'org' is no address; write host:port",
+        ),
         ("[data]", "[dat]", "line 8: there is no table 'dat'; did you mean 'data'?"),
         ("[model]", "[method.model]", "the table [model] is missing"),
-        ("evaluate = true", "evaluate = 1", "line 35: evaluate is 1; input should be a valid boolean"),
-        ("uplink = []", 'uplink = [{ use = "clp" }]', "line 36: there is no uplink transform 'clp'"),
-        ("uplink = []", "uplink = [{ norm = 1.0 }]", "line 36: a transform needs a name: use = clip | gaussian-noise"),
-        ("uplink = []", 'uplink = [{ use = "clip", norm = -1 }]', "line 36: clip: norm is -1.0; it must be above 0"),
-        ("uplink = []", 'uplink = [{ use = "quantize", block = 1.5 }]', "line 36: quantize: block is 1.5"),
+        (
+            "evaluate = true",
+            "evaluate = 1",
+            "line 35: evaluate is 1; input should be a valid boolean",
+        ),
+        (
+            "uplink = []",
+            'uplink = [{ use = "clp" }]',
+            "line 36: there is no uplink transform 'clp'",
+        ),
+        (
+            "uplink = []",
+            "uplink = [{ norm = 1.0 }]",
+            "line 36: a transform needs a name: use = clip | gaussian-noise",
+        ),
+        (
+            "uplink = []",
+            'uplink = [{ use = "clip", norm = -1 }]',
+            "line 36: clip: norm is -1.0; it must be above 0",
+        ),
+        (
+            "uplink = []",
+            'uplink = [{ use = "quantize", block = 1.5 }]',
+            "line 36: quantize: block is 1.5",
+        ),
         (
             "uplink = []",
             'uplink = [{ use = "cast" }, { use = "clip" }]',
@@ -73,20 +143,63 @@ def test_hyperparameters_are_read(tmp_path):
         (
             'sampling = "uniform"',
             'sampling = "x"',
-            "line 32: sampling is 'x'; input should be 'uniform', 'samples' or 'poisson'",
+            (
+                "line 32: sampling is 'x'; input should be 'uniform', 'samples' or"
+                " 'poisson'"
+            ),
         ),
-        ("deadline = 300", "deadline = -1", "line 30: deadline is -1 seconds; it must be at least 5 (clocks may"),
-        ("deadline = 300", "deadline = 4.9", "line 30: deadline is 4.9 seconds; it must be at least 5 (clocks may"),
-        ("deadline = 300", "deadline = 604801", "and at most 604800 (messages are kept for a week)"),
-        ("deadline = 300", "deadline = inf", "line 30: deadline is inf; input should be a finite number"),
-        ("deadline = 300", "deadline = nan", "line 30: deadline is nan; input should be a finite number"),
-        ("participation = 1.0", "participation = inf", "line 31: participation is inf; input should be a finite"),
-        ("seed = 0", "seed = 4294967296", "line 28: seed is 4294967296; input should be less than or"),
-        ("rounds = 50", "rounds = 2147483648", "line 27: rounds is 2147483648; input should be less than or equal to"),
+        (
+            "deadline = 300",
+            "deadline = -1",
+            "line 30: deadline is -1 seconds; it must be at least 5 (clocks may",
+        ),
+        (
+            "deadline = 300",
+            "deadline = 4.9",
+            "line 30: deadline is 4.9 seconds; it must be at least 5 (clocks may",
+        ),
+        (
+            "deadline = 300",
+            "deadline = 604801",
+            "and at most 604800 (messages are kept for a week)",
+        ),
+        (
+            "deadline = 300",
+            "deadline = inf",
+            "line 30: deadline is inf; input should be a finite number",
+        ),
+        (
+            "deadline = 300",
+            "deadline = nan",
+            "line 30: deadline is nan; input should be a finite number",
+        ),
+        (
+            "participation = 1.0",
+            "participation = inf",
+            "line 31: participation is inf; input should be a finite",
+        ),
+        (
+            "seed = 0",
+            "seed = 4294967296",
+            "line 28: seed is 4294967296; input should be less than or",
+        ),
+        (
+            "rounds = 50",
+            "rounds = 2147483648",
+            "line 27: rounds is 2147483648; input should be less than or equal to",
+        ),
         ("epochs = 1", "epochs = 0", "line 24: epochs is 0; it must be 1 or more"),
         ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
-        ("test = 0.2", "decorrelate = true", "line 12: decorrelate is for regressions (no classes)"),
-        ("seed = 0", "seed = [0]", "line 28: seed is [0]; input should be a valid integer"),
+        (
+            "test = 0.2",
+            "decorrelate = true",
+            "line 12: decorrelate is for regressions (no classes)",
+        ),
+        (
+            "seed = 0",
+            "seed = [0]",
+            "line 28: seed is [0]; input should be a valid integer",
+        ),
         ("hidden = 32", "hidden = [", "is no TOML file"),
     ],
 )
@@ -99,41 +212,73 @@ def test_mistakes_are_one_line_with_the_line_in_the_file(tmp_path, old, new, sai
 def test_the_identity_is_what_a_client_agrees_to(tmp_path):
     first = job_of(tmp_path).identity
     for old, new in (
-        ("rounds = 50", "rounds = 9"), ("deadline = 300", "deadline = 5"), ("minimum = 2", "minimum = 1"),
-        (":9092", ":9093"), ('"wards"', '"other"'),
-    ):  # fmt: skip
+        ("rounds = 50", "rounds = 9"),
+        ("deadline = 300", "deadline = 5"),
+        ("minimum = 2", "minimum = 1"),
+        (":9092", ":9093"),
+        ('"wards"', '"other"'),
+    ):
         assert job_of(tmp_path, (old, new)).identity == first
     age, ward = 'age = "number"\n', 'ward = ["surgery", "medicine"]\n'
     for old, new in (
-        ("lr = 0.05", "lr = 0.06"), ("hidden = 32", "hidden = 33"), ("evaluate = true", "evaluate = false"),
-        ("uplink = []", 'uplink = [{ use = "clip", norm = 1.0 }]'), ("seed = 0", "seed = 1"),
-        ('"medicine"', '"emergency"'), (age + ward, ward + age),
-    ):  # fmt: skip
+        ("lr = 0.05", "lr = 0.06"),
+        ("hidden = 32", "hidden = 33"),
+        ("evaluate = true", "evaluate = false"),
+        ("uplink = []", 'uplink = [{ use = "clip", norm = 1.0 }]'),
+        ("seed = 0", "seed = 1"),
+        ('"medicine"', '"emergency"'),
+        (age + ward, ward + age),
+    ):
         assert job_of(tmp_path, (old, new)).identity != first
 
 
 def test_more_clients_than_there_are_kits_are_not_waited_for(tmp_path):
     check_crowd(job_of(tmp_path), 2)
-    for old, new in (("minimum = 2", "minimum = 3"), ("participation = 1.0", "participation = 3")):
-        with pytest.raises(ValueError, match=r"is 3, and 2 clients have a kit; lower it, or add clients$"):
+    for old, new in (
+        ("minimum = 2", "minimum = 3"),
+        ("participation = 1.0", "participation = 3"),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"is 3, and 2 clients have a kit; lower it, or add clients$",
+        ):
             check_crowd(job_of(tmp_path, (old, new)), 2)
 
 
 def test_addresses():
-    assert split_address("a.org:1") == ("a.org", 1) and split_address("[::1]:9092") == ("::1", 9092)
-    for wrong in ("a.org", "a.org:0", "a.org:65536", ":9", "https://a.org:9", "a.org:x"):
+    assert split_address("a.org:1") == ("a.org", 1) and split_address("[::1]:9092") == (
+        "::1",
+        9092,
+    )
+    for wrong in (
+        "a.org",
+        "a.org:0",
+        "a.org:65536",
+        ":9",
+        "https://a.org:9",
+        "a.org:x",
+    ):
         with pytest.raises(ValueError, match="is no address"):
             split_address(wrong)
 
 
-TABLE = pl.DataFrame({"age": [30, 41], "id": [1, 2], "ward": ["medicine", "surgery"], "label": ["yes", "no"]})
+TABLE = pl.DataFrame(
+    {
+        "age": [30, 41],
+        "id": [1, 2],
+        "ward": ["medicine", "surgery"],
+        "label": ["yes", "no"],
+    }
+)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_a_table_becomes_arrays_in_the_schemas_order(tmp_path, name):
     (TABLE.write_csv if name.endswith("csv") else TABLE.write_parquet)(tmp_path / name)
     rows = read_rows(tmp_path / name, job_of(tmp_path).schema)
-    np.testing.assert_array_equal(rows.x, np.array([[30, 0, 1], [41, 1, 0]], np.float32))
+    np.testing.assert_array_equal(
+        rows.x, np.array([[30, 0, 1], [41, 1, 0]], np.float32)
+    )
     np.testing.assert_array_equal(rows.y, np.array([1, 0], np.int32))
     assert (rows.x.dtype, rows.y.dtype) == (np.float32, np.int32)
 
@@ -141,15 +286,26 @@ def test_a_table_becomes_arrays_in_the_schemas_order(tmp_path, name):
 def test_a_regression_has_numbers_as_targets(tmp_path):
     TABLE.with_columns(label=pl.Series([0.5, 2.5])).write_csv(tmp_path / "t.csv")
     schema = job_of(tmp_path, ('classes = ["no", "yes"]', "#")).schema
-    np.testing.assert_array_equal(read_rows(tmp_path / "t.csv", schema).y, np.array([0.5, 2.5], np.float32))
+    np.testing.assert_array_equal(
+        read_rows(tmp_path / "t.csv", schema).y, np.array([0.5, 2.5], np.float32)
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"ward": ["medicine", "Surgery"]}, "t.csv, row 2: 'ward' is 'Surgery'; the job knows surgery, medicine"),
-        ({"ward": ["medicine", None]}, "t.csv, row 2: 'ward' is empty; the job knows surgery, medicine"),
-        ({"label": ["maybe", "no"]}, "t.csv, row 1: 'label' is 'maybe'; the job knows no, yes"),
+        (
+            {"ward": ["medicine", "Surgery"]},
+            "t.csv, row 2: 'ward' is 'Surgery'; the job knows surgery, medicine",
+        ),
+        (
+            {"ward": ["medicine", None]},
+            "t.csv, row 2: 'ward' is empty; the job knows surgery, medicine",
+        ),
+        (
+            {"label": ["maybe", "no"]},
+            "t.csv, row 1: 'label' is 'maybe'; the job knows no, yes",
+        ),
         ({"age": [None, 3.0]}, "t.csv, row 1: 'age' is empty or not finite"),
         ({"age": ["x", "y"]}, "the column 'age' of t.csv holds String, not numbers"),
     ],
@@ -164,7 +320,10 @@ def test_wrong_values_are_refused_with_their_row(tmp_path, change, said):
 
 def test_a_column_that_stands_twice_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("age,ward,age,label\n30,medicine,31,yes\n")
-    with pytest.raises(ValueError, match=r"^t.csv has the column 'age' more than once; rename all but one$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^t.csv has the column 'age' more than once; rename all but one$",
+    ):
         read_rows(tmp_path / "t.csv", job_of(tmp_path).schema)
 
 
@@ -175,10 +334,12 @@ def test_files_that_are_none_are_refused(tmp_path):
     (tmp_path / "t.xlsx").write_bytes(b"PK")
     (tmp_path / "t.parquet").write_bytes(b"PK")
     for name, said in (
-        ("none.csv", "there is no file"), ("t.xlsx", "is of no known kind; it must end in .csv, .tsv, .parquet"),
-        ("t.parquet", "cannot read"), ("less.csv", "less.csv has no column 'ward'; its columns are age, id, label"),
+        ("none.csv", "there is no file"),
+        ("t.xlsx", "is of no known kind; it must end in .csv, .tsv, .parquet"),
+        ("t.parquet", "cannot read"),
+        ("less.csv", "less.csv has no column 'ward'; its columns are age, id, label"),
         ("empty.csv", "empty.csv has no rows"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError) as refused:
             read_rows(tmp_path / name, schema)
         assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -1,4 +1,6 @@
-"""Keys and certificates: in the forms that Flower reads, trusted by this federation only, and private."""
+"""Keys and certificates: in the forms that Flower reads, trusted by this federation
+only, and private.
+"""
 
 import datetime
 import ipaddress
@@ -6,7 +8,9 @@ import os
 
 import pytest
 
-pytest.importorskip("cryptography", reason="keys are made with `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+)
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -51,7 +55,11 @@ def test_it_holds_for_no_other_address_and_under_no_other_authority():
     with pytest.raises(verification.VerificationError):
         verify(AUTHORITY, SERVER, x509.DNSName("elsewhere.example.org"))
     with pytest.raises(verification.VerificationError):
-        verify(make_authority("ward study"), SERVER, x509.DNSName("coordinator.example.org"))
+        verify(
+            make_authority("ward study"),
+            SERVER,
+            x509.DNSName("coordinator.example.org"),
+        )
 
 
 def test_the_private_keys_fit_and_certificates_hold_now_and_for_years():
@@ -73,9 +81,15 @@ def test_addresses_that_are_none_are_refused(address):
 def test_a_clients_key_is_what_flower_reads_and_its_halves_fit():
     pair = make_client_key()
     private = serialization.load_ssh_private_key(pair.private, None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
+    assert (
+        isinstance(private, ec.EllipticCurvePrivateKey)
+        and private.curve.name == "secp384r1"
+    )
     assert serialization.load_ssh_public_key(pair.public) == private.public_key()
-    assert serialization.load_pem_public_key(registered_form(pair.public)) == private.public_key()
+    assert (
+        serialization.load_pem_public_key(registered_form(pair.public))
+        == private.public_key()
+    )
     assert make_client_key().public != pair.public
 
 
@@ -98,14 +112,21 @@ def test_secrets_are_their_owners_only_whatever_the_umask(tmp_path):
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o644
     check_secret(tmp_path / "secret")
-    with pytest.raises(ValueError, match=r"others can read the private key .*open \(mode 644\); run: chmod 600"):
+    with pytest.raises(
+        ValueError,
+        match=r"others can read the private key .*open \(mode 644\); run: chmod 600",
+    ):
         check_secret(tmp_path / "open")
 
 
 def test_nothing_is_overwritten(tmp_path):
     write_new(tmp_path / "key", b"first", secret=True)
-    with pytest.raises(ValueError, match="is there already, and nothing is overwritten"):
+    with pytest.raises(
+        ValueError, match="is there already, and nothing is overwritten"
+    ):
         write_new(tmp_path / "key", b"second", secret=True)
     assert (tmp_path / "key").read_bytes() == b"first"
-    with pytest.raises(ValueError, match=r"^cannot write .*missing/key: No such file or directory$"):
+    with pytest.raises(
+        ValueError, match=r"^cannot write .*missing/key: No such file or directory$"
+    ):
         write_new(tmp_path / "missing" / "key", b"x")

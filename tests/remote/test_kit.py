@@ -9,7 +9,9 @@ import pytest
 
 from fedtailor.cli import main
 
-pytest.importorskip("cryptography", reason="keys are made with `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+)
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
 from fedtailor.remote.kit import make_federation, read_kit, read_public_keys
@@ -28,7 +30,11 @@ def federation(made, tmp_path):
 
 
 def files(directory):
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def fails(capsys, *arguments):
@@ -39,10 +45,21 @@ def fails(capsys, *arguments):
 
 
 def test_the_directory_holds_what_each_side_needs_and_secrets_are_private(made):
-    secret = {"coordinator/ca.key", "coordinator/server.key", "kits/north/client.key", "kits/south/client.key"}
-    kit = {f"kits/{name}/{file}" for name in ("north", "south") for file in ("ca.crt", "client.toml")}
+    secret = {
+        "coordinator/ca.key",
+        "coordinator/server.key",
+        "kits/north/client.key",
+        "kits/south/client.key",
+    }
+    kit = {
+        f"kits/{name}/{file}"
+        for name in ("north", "south")
+        for file in ("ca.crt", "client.toml")
+    }
     public = {"job.toml", "coordinator/ca.crt", "coordinator/server.crt"}
-    assert set(files(made)) == secret | kit | public | {f"coordinator/clients/{n}.pub" for n in ("north", "south")}
+    assert set(files(made)) == secret | kit | public | {
+        f"coordinator/clients/{n}.pub" for n in ("north", "south")
+    }
     modes = {name: (made / name).stat().st_mode & 0o777 for name in files(made)}
     assert {name for name, mode in modes.items() if mode == 0o600} == secret
     assert (made / "coordinator").stat().st_mode & 0o777 == 0o700
@@ -55,12 +72,20 @@ def test_a_kit_is_read_with_the_job_in_it(federation):
         read_kit(kit)
     shutil.copy(federation / "job.toml", kit)
     got = read_kit(kit)
-    assert got.name == "north" and got.job.title == "wards" and got.authority.startswith(b"-----BEGIN CERT")
+    assert (
+        got.name == "north"
+        and got.job.title == "wards"
+        and got.authority.startswith(b"-----BEGIN CERT")
+    )
     (kit / "client.key").chmod(0o640)
-    with pytest.raises(ValueError, match=r"others can read the private key .* run: chmod 600"):
+    with pytest.raises(
+        ValueError, match=r"others can read the private key .* run: chmod 600"
+    ):
         read_kit(kit)
     (kit / "client.key").unlink()
-    with pytest.raises(ValueError, match=r"there is no private key .*client.key; copy the whole kit"):
+    with pytest.raises(
+        ValueError, match=r"there is no private key .*client.key; copy the whole kit"
+    ):
         read_kit(kit)
 
 
@@ -70,7 +95,9 @@ def test_clients_are_added_and_nothing_that_is_there_changes(federation, capsys)
     assert "kits for west" in capsys.readouterr().out
     after = files(federation)
     assert before.items() < after.items() and "coordinator/clients/west.pub" in after
-    assert "there is a client north already" in fails(capsys, "init", federation, "--clients", "east,north")
+    assert "there is a client north already" in fails(
+        capsys, "init", federation, "--clients", "east,north"
+    )
     assert "give only --clients" in fails(
         capsys, "init", federation, "--clients", "east", "--address", "127.0.0.1:9092"
     )
@@ -96,12 +123,24 @@ def test_a_job_file_is_copied(federation, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--clients", "a"), "say where clients reach the coordinator: --address HOST:PORT"),
-        (("--clients", "a", "--address", "here"), "'here' is no address; write host:port"),
-        (("--clients", "a b:9:9", "--address", "h:1"), "'a b:9:9' is no name for a client"),
+        (
+            ("--clients", "a"),
+            "say where clients reach the coordinator: --address HOST:PORT",
+        ),
+        (
+            ("--clients", "a", "--address", "here"),
+            "'here' is no address; write host:port",
+        ),
+        (
+            ("--clients", "a b:9:9", "--address", "h:1"),
+            "'a b:9:9' is no name for a client",
+        ),
         (("--clients", "../a", "--address", "h:1"), "'../a' is no name for a client"),
         (("--clients", "a,a", "--address", "h:1"), "the client a is named twice"),
-        (("--clients", ",", "--address", "h:1"), "there are no clients; name some: --clients a,b,c"),
+        (
+            ("--clients", ",", "--address", "h:1"),
+            "there are no clients; name some: --clients a,b,c",
+        ),
         (("--clients", "a", "--job", "none.toml"), "cannot read none.toml"),
         ((), "--clients"),
     ],
@@ -113,19 +152,29 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, arguments, sa
 
 def test_other_commands_say_what_is_missing(federation, tmp_path, capsys):
     assert "there is no command federation start" in fails(capsys, "start")
-    assert "there is no kit" in fails(capsys, "join", tmp_path / "none", "--data", "x.csv")
+    assert "there is no kit" in fails(
+        capsys, "join", tmp_path / "none", "--data", "x.csv"
+    )
     assert "cannot read" in fails(capsys, "serve", tmp_path / "none")
     shutil.copy(federation / "job.toml", federation / "kits" / "north")
-    assert "there is no file none.csv" in fails(capsys, "join", federation / "kits" / "north", "--data", "none.csv")
+    assert "there is no file none.csv" in fails(
+        capsys, "join", federation / "kits" / "north", "--data", "none.csv"
+    )
 
 
 def test_fedtailor_and_its_help_import_no_flower():
     code = (
-        "import sys, fedtailor, fedtailor.remote.job, fedtailor.remote.transport, fedtailor.remote.kit\n"
-        "from fedtailor.cli import main\n"
-        "assert main(['federation', '--help']) == 0\n"
-        "assert not {'flwr', 'cryptography'} & set(sys.modules), 'imported'"
+        "import sys, fedtailor, fedtailor.remote.job, fedtailor.remote.transport,"
+        " fedtailor.remote.kit\nfrom fedtailor.cli import main\nassert"
+        " main(['federation', '--help']) == 0\nassert not {'flwr', 'cryptography'} &"
+        " set(sys.modules), 'imported'"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

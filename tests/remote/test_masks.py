@@ -1,12 +1,25 @@
-"""What secure sums are made of: masks that look random, shares, seals, and numbers in fixed point."""
+"""What secure sums are made of: masks that look random, shares, seals, and numbers in
+fixed point.
+"""
 
 import numpy as np
 import pytest
 
-pytest.importorskip("cryptography", reason="secure sums need `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="secure sums need `cryptography` (extra flower)"
+)
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
-from fedtailor.remote.masks import FixedPoint, KeyPair, commitment, join, mask_of, seal, split, unseal
+from fedtailor.remote.masks import (
+    FixedPoint,
+    KeyPair,
+    commitment,
+    join,
+    mask_of,
+    seal,
+    split,
+    unseal,
+)
 
 
 def test_sums_in_fixed_point_are_off_by_half_a_step_a_client():
@@ -14,20 +27,34 @@ def test_sums_in_fixed_point_are_off_by_half_a_step_a_client():
     assert point.step == pytest.approx(64 / 2**31, rel=1e-3)
     values = rng.uniform(-64, 64, (clients, 200)) / clients
     total = sum((point.encode(row) for row in values), np.zeros(200, np.uint32))
-    assert 0 < np.abs(point.decode(total) - values.sum(0)).max() <= clients / 2 * point.step
+    assert (
+        0
+        < np.abs(point.decode(total) - values.sum(0)).max()
+        <= clients / 2 * point.step
+    )
     # the largest sum fits, of either sign, also where everybody rounds away from zero
-    edge = sum((point.encode(np.full(2, sign * 64 / 3)) for sign in (1, 1, 1)), np.zeros(2, np.uint32))
+    edge = sum(
+        (point.encode(np.full(2, sign * 64 / 3)) for sign in (1, 1, 1)),
+        np.zeros(2, np.uint32),
+    )
     np.testing.assert_allclose(point.decode(edge), 64, atol=3 * point.step)
-    np.testing.assert_allclose(point.decode(point.encode(np.array([-64.0, 64.0]))), [-64, 64], atol=point.step)
+    np.testing.assert_allclose(
+        point.decode(point.encode(np.array([-64.0, 64.0]))), [-64, 64], atol=point.step
+    )
     for wrong in (65.0, np.nan, -np.inf):
-        with pytest.raises(ValueError, match=r"sums hold numbers up to 64; raise sum_range"):
+        with pytest.raises(
+            ValueError, match=r"sums hold numbers up to 64; raise sum_range"
+        ):
             point.check(np.array([0.0, wrong]))
 
 
 def test_masks_look_uniform_and_are_a_secrets_own():
     one, other = mask_of(bytes(16), 100_000), mask_of(bytes(15) + b"\1", 100_000)
     np.testing.assert_array_equal(one, mask_of(bytes(16), 100_000))
-    for mask in (one, other):  # 16 bins of 6250 +- 77: chi square with 15 degrees of freedom
+    for mask in (
+        one,
+        other,
+    ):  # 16 bins of 6250 +- 77: chi square with 15 degrees of freedom
         counts = np.bincount(mask >> 28, minlength=16)
         assert ((counts - 6250) ** 2 / 6250).sum() < 45
         low = np.bincount(mask & 15, minlength=16)
@@ -42,13 +69,19 @@ def test_two_clients_agree_on_a_key_for_each_purpose():
     assert key == other.agree(one.public, "mask") != one.agree(other.public, "shares")
     assert key != one.agree(KeyPair(b"\2" * 16).public, "mask") and len(key) == 32
     with pytest.raises(ValueError, match="is none"):
-        one.agree(bytes(32), "mask")  # a point of small order, with which every key would be the same
+        one.agree(
+            bytes(32), "mask"
+        )  # a point of small order, with which every key would be the same
 
 
 def test_what_is_sealed_cannot_be_changed():
     key, sealed = bytes(32), seal(bytes(32), b"share", "a b")
     assert unseal(key, sealed, "a b") == b"share"
-    for wrong in ((key, sealed[:-1] + b"\0", "a b"), (key, sealed, "b a"), (b"\1" * 32, sealed, "a b")):
+    for wrong in (
+        (key, sealed[:-1] + b"\0", "a b"),
+        (key, sealed, "b a"),
+        (b"\1" * 32, sealed, "a b"),
+    ):
         with pytest.raises(ValueError, match="changed on the way"):
             unseal(*wrong)
 

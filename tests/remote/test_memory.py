@@ -46,17 +46,27 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems count memory in other units")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="other systems count memory in other units",
+)
 def test_a_client_with_lenet_5_needs_less_than_400_mb_while_it_compiles(tmp_path):
-    """UCFL, whose probe makes it the largest, and no program of an earlier run in the cache."""
+    """UCFL, whose probe makes it the largest, and no program of an earlier run in the
+    cache.
+    """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        # of the tests' flags only what saves time and no memory: the rest is the client's own to choose
+        # of the tests' flags only what saves time and no memory: the rest is the
+        # client's own to choose
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[-1]) < 400 * 1024  # kB

@@ -1,4 +1,6 @@
-"""The wire format: what is sent arrives, and whatever else arrives is refused in one line."""
+"""The wire format: what is sent arrives, and whatever else arrives is refused in one
+line.
+"""
 
 import dataclasses
 import json
@@ -36,23 +38,48 @@ REQUEST = Request(
     reply=False,
     nonce="ab" * 12,
     algorithm={"name": "ucfl", "sgd": {"lr": 0.1, "epochs": 2}, "streams": "auto"},
-    arrays={"received/model": MODEL.reshape(2, 6), "scalar/round": np.int32(7), "mask": np.array([True, False])},
+    arrays={
+        "received/model": MODEL.reshape(2, 6),
+        "scalar/round": np.int32(7),
+        "mask": np.array([True, False]),
+    },
 )
 REPLY = Reply.to(REQUEST, {"up/model": MODEL})
 SPECS = {"up/model": ArraySpec((12,), "float32")}
 
-dtypes = st.sampled_from(["bool", "uint8", "int8", "int32", "int64", "uint32", "float16", "float32", "float64"])
-arrays = dtypes.flatmap(lambda name: hnp.arrays(np.dtype(name), hnp.array_shapes(min_dims=0, max_side=4)))
+dtypes = st.sampled_from(
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "int32",
+        "int64",
+        "uint32",
+        "float16",
+        "float32",
+        "float64",
+    ]
+)
+arrays = dtypes.flatmap(
+    lambda name: hnp.arrays(np.dtype(name), hnp.array_shapes(min_dims=0, max_side=4))
+)
 
 
 def same(one, other):
-    assert {name: (array.dtype, array.shape, array.tobytes()) for name, array in one.items()} == {
-        name: (array.dtype, np.shape(array), np.asarray(array).tobytes()) for name, array in other.items()
+    assert {
+        name: (array.dtype, array.shape, array.tobytes()) for name, array in one.items()
+    } == {
+        name: (array.dtype, np.shape(array), np.asarray(array).tobytes())
+        for name, array in other.items()
     }
 
 
 def plain(message):
-    return {field.name: getattr(message, field.name) for field in dataclasses.fields(message) if field.name != "arrays"}
+    return {
+        field.name: getattr(message, field.name)
+        for field in dataclasses.fields(message)
+        if field.name != "arrays"
+    }
 
 
 def test_a_request_arrives_as_it_was_sent():
@@ -62,16 +89,26 @@ def test_a_request_arrives_as_it_was_sent():
 
 
 def test_no_deadline_arrives_as_none():
-    assert decode_request(encode_request(dataclasses.replace(REQUEST, deadline=float("inf")))).deadline == float("inf")
+    assert decode_request(
+        encode_request(dataclasses.replace(REQUEST, deadline=float("inf")))
+    ).deadline == float("inf")
 
 
-@given(st.dictionaries(st.text(max_size=20).filter(lambda name: name != "__metadata__"), arrays, max_size=4))
+@given(
+    st.dictionaries(
+        st.text(max_size=20).filter(lambda name: name != "__metadata__"),
+        arrays,
+        max_size=4,
+    )
+)
 def test_arrays_of_all_types_and_shapes_arrive(sent):
     same(decode_reply(encode_reply(Reply.to(REQUEST, sent))).arrays, sent)
 
 
 def test_big_endian_arrays_arrive_with_their_values():
-    got = decode_reply(encode_reply(Reply.to(REQUEST, {"up/model": MODEL.astype(">f4")})))
+    got = decode_reply(
+        encode_reply(Reply.to(REQUEST, {"up/model": MODEL.astype(">f4")}))
+    )
     np.testing.assert_array_equal(got.arrays["up/model"], MODEL)
 
 
@@ -79,11 +116,15 @@ def test_a_small_model_costs_at_most_two_percent_more_than_its_bytes():
     model = np.zeros(10_000, np.float32)
     asked = dataclasses.replace(REQUEST, arrays={"received/model": model})
     assert model.nbytes < len(encode_request(asked)) <= 1.02 * model.nbytes
-    assert len(encode_reply(Reply.to(REQUEST, {"up/model": model}))) <= 1.02 * model.nbytes
+    assert (
+        len(encode_reply(Reply.to(REQUEST, {"up/model": model}))) <= 1.02 * model.nbytes
+    )
 
 
 def test_types_that_no_message_may_hold_are_not_sent():
-    with pytest.raises(ValueError, match=r"^array 'z' is complex64, a type that cannot cross the wire$"):
+    with pytest.raises(
+        ValueError, match=r"^array 'z' is complex64, a type that cannot cross the wire$"
+    ):
         encode_reply(Reply.to(REQUEST, {"z": np.zeros(2, np.complex64)}))
 
 
@@ -116,7 +157,12 @@ def test_changed_messages_are_refused_or_decoded_but_nothing_else(data):
         assert isinstance(got, Request)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner),
+    )
+)
 def test_an_envelope_of_other_values_is_refused(value):
     for key in ("round", "client", "nonce", "kind", "format", "problem"):
         envelope = json.loads(_envelope(encode_reply(REPLY)))
@@ -124,7 +170,12 @@ def test_an_envelope_of_other_values_is_refused(value):
             continue
         if key in ("client", "nonce", "problem") and isinstance(value, str):
             continue
-        if key == "round" and isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        if (
+            key == "round"
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+            and 0 <= value < 2**31
+        ):
             continue
         with pytest.raises(ValueError, match=r"both sides need the same release"):
             decode_reply(save({}, {"fedtailor": json.dumps(envelope | {key: value})}))
@@ -162,13 +213,18 @@ def test_a_request_is_no_reply():
 def test_pickles_are_refused():
     import pickle
 
-    with pytest.raises(ValueError, match=r"^it is no message of a fedtailor federation, or it is damaged$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^it is no message of a fedtailor federation, or it is damaged$",
+    ):
         decode_reply(pickle.dumps(REPLY))
 
 
 def test_booleans_must_be_booleans():
     body = encode_reply(Reply.to(REQUEST, {"m": np.array([True])}))
-    with pytest.raises(ValueError, match=r"^array 'm' holds bytes that are no booleans$"):
+    with pytest.raises(
+        ValueError, match=r"^array 'm' holds bytes that are no booleans$"
+    ):
         decode_reply(body[:-8] + body[-8:].replace(b"\x01", b"\x02"))
 
 
@@ -179,19 +235,43 @@ def test_the_right_answer_is_accepted():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"experiment": "other"}, "it answers another experiment; its kit's job.toml differs"),
+        (
+            {"experiment": "other"},
+            "it answers another experiment; its kit's job.toml differs",
+        ),
         ({"client": "south"}, "it claims to be 'south'"),
-        ({"round": 6}, "it answers exchange (6, 1) (round, number) while (7, 1) is under way"),
-        ({"exchange": 0}, "it answers exchange (7, 0) (round, number) while (7, 1) is under way"),
+        (
+            {"round": 6},
+            "it answers exchange (6, 1) (round, number) while (7, 1) is under way",
+        ),
+        (
+            {"exchange": 0},
+            "it answers exchange (7, 0) (round, number) while (7, 1) is under way",
+        ),
         ({"nonce": "cd"}, "it answers a request that is no longer open"),
         ({"task": "probe"}, "it answers the task 'probe' instead of 'client'"),
         ({"problem": "disk full"}, "it could not take part: disk full"),
         ({"arrays": {}}, "the array 'up/model' is missing"),
-        ({"arrays": {"up/model": MODEL, "x": MODEL}}, "it has an array 'x' that nobody asked for"),
-        ({"arrays": {"up/model": MODEL.astype("f8")}}, "array 'up/model' is float64; it must be float32"),
-        ({"arrays": {"up/model": MODEL[:3]}}, "array 'up/model' has shape (3,); it must be (12,)"),
-        ({"arrays": {"up/model": MODEL * np.nan}}, "array 'up/model' holds NaN or infinity"),
-        ({"arrays": {"up/model": MODEL + np.inf}}, "array 'up/model' holds NaN or infinity"),
+        (
+            {"arrays": {"up/model": MODEL, "x": MODEL}},
+            "it has an array 'x' that nobody asked for",
+        ),
+        (
+            {"arrays": {"up/model": MODEL.astype("f8")}},
+            "array 'up/model' is float64; it must be float32",
+        ),
+        (
+            {"arrays": {"up/model": MODEL[:3]}},
+            "array 'up/model' has shape (3,); it must be (12,)",
+        ),
+        (
+            {"arrays": {"up/model": MODEL * np.nan}},
+            "array 'up/model' holds NaN or infinity",
+        ),
+        (
+            {"arrays": {"up/model": MODEL + np.inf}},
+            "array 'up/model' holds NaN or infinity",
+        ),
     ],
 )
 def test_wrong_answers_are_refused_in_a_line_that_says_why(change, said):
@@ -201,7 +281,10 @@ def test_wrong_answers_are_refused_in_a_line_that_says_why(change, said):
 
 
 def test_optional_arrays_may_be_missing_and_others_may_be_infinite():
-    specs = {"a": ArraySpec((1,), "float32", optional=True), "b": ArraySpec((1,), "float32", finite=False)}
+    specs = {
+        "a": ArraySpec((1,), "float32", optional=True),
+        "b": ArraySpec((1,), "float32", finite=False),
+    }
     check_arrays({"b": np.array([np.inf], np.float32)}, specs)
     with pytest.raises(ValueError, match="'b' is missing"):
         check_arrays({"a": np.zeros(1, np.float32)}, specs)

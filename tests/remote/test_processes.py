@@ -1,4 +1,6 @@
-"""A federation of real processes on this machine: SuperLink, coordinator and clients, killed and brought back."""
+"""A federation of real processes on this machine: SuperLink, coordinator and clients,
+killed and brought back.
+"""
 
 import contextlib
 import os
@@ -14,7 +16,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
-pytest.importorskip("cryptography", reason="keys are made with `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+)
 
 import httpx
 
@@ -33,14 +37,22 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         "FEDTAILOR_PROCESS_TESTS" not in os.environ,
-        reason="starts servers and clients as processes for minutes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+        reason=(
+            "starts servers and clients as processes for minutes:"
+            " FEDTAILOR_PROCESS_TESTS=1 asks for it"
+        ),
     ),
-    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's use of pathspec
+    pytest.mark.filterwarnings(
+        "ignore:GitWildMatchPattern:DeprecationWarning"
+    ),  # Flower's use of pathspec
 ]
 
 NAMES = ("a", "b")
 SPECS = {"echo": ArraySpec((1000,), "float32"), "calls": ArraySpec((), "int64")}
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join(sys.path),
+    "PYTHONUNBUFFERED": "1",
+}
 
 CLIENT = """
 import sys, time
@@ -92,7 +104,9 @@ with connected(directory, host="127.0.0.1") as connection:
 
 def make(directory, clients=NAMES):
     make_federation(directory, clients, address=f"127.0.0.1:{free_port()}")
-    (directory / "data.csv").write_text("age,ward,label\n30,surgery,no\n41,medicine,yes\n50,medicine,no\n")
+    (directory / "data.csv").write_text(
+        "age,ward,label\n30,surgery,no\n41,medicine,yes\n50,medicine,no\n"
+    )
     job = directory / "job.toml"
     job.write_text(job.read_text().replace('"federated"', '"none"'))
     for name in clients:
@@ -106,12 +120,22 @@ def clients(directory, names=NAMES):
 
     def start(name):
         with (directory / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-c", CLIENT, str(directory / "kits" / name), str(directory / "data.csv")]
-            processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+            command = [
+                sys.executable,
+                "-c",
+                CLIENT,
+                str(directory / "kits" / name),
+                str(directory / "data.csv"),
+            ]
+            processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT
+            )
 
     for name in names:
         start(name)
-    processes_of = type("Clients", (), {"start": staticmethod(start), "by_name": processes})
+    processes_of = type(
+        "Clients", (), {"start": staticmethod(start), "by_name": processes}
+    )
     try:
         yield processes_of
     finally:
@@ -132,19 +156,42 @@ def running(tmp_path_factory):
     """A federation with its coordinator in this process, and two clients."""
     directory = tmp_path_factory.mktemp("federation") / "wards"
     make(directory)
-    with clients(directory) as others, connected(directory, tell=lambda line: None) as connection:
+    with (
+        clients(directory) as others,
+        connected(directory, tell=lambda line: None) as connection,
+    ):
         greet(connection, wait=120, tell=lambda line: None)
         yield directory, connection, others
 
 
-def ask(connection, round, *, state=-1, seconds=0.0, wait=120.0, minimum=2, lines=None, names=NAMES):
+def ask(
+    connection,
+    round,
+    *,
+    state=-1,
+    seconds=0.0,
+    wait=120.0,
+    minimum=2,
+    lines=None,
+    names=NAMES,
+):
     requests = {
         name: Request(
-            connection.job.identity, round, 0, "echo", name, state, state, time.time() + wait,
-            arrays={"model": np.full(1000, place, np.float32), "seconds": np.float32(seconds)},
+            connection.job.identity,
+            round,
+            0,
+            "echo",
+            name,
+            state,
+            state,
+            time.time() + wait,
+            arrays={
+                "model": np.full(1000, place, np.float32),
+                "seconds": np.float32(seconds),
+            },
         )
         for place, name in enumerate(names)
-    }  # fmt: skip
+    }
     tell = (lambda line: None) if lines is None else lines.append
     return exchange(connection.transport, requests, SPECS, minimum=minimum, tell=tell)
 
@@ -154,13 +201,17 @@ def test_each_client_gets_its_own_message_and_answers(running):
     for round in range(3):
         found = ask(connection, round, state=round - 1)
         for place, name in enumerate(NAMES):
-            np.testing.assert_array_equal(found.replies[name].arrays["echo"], np.full(1000, place + 1, np.float32))
+            np.testing.assert_array_equal(
+                found.replies[name].arrays["echo"], np.full(1000, place + 1, np.float32)
+            )
             assert int(found.replies[name].arrays["calls"]) == round + 1
 
 
 def test_a_client_says_how_many_rows_it_has(running):
     found = greet(running[1], wait=60)
-    assert {name: int(reply.arrays["rows"].sum()) for name, reply in found.replies.items()} == {"a": 3, "b": 3}
+    assert {
+        name: int(reply.arrays["rows"].sum()) for name, reply in found.replies.items()
+    } == {"a": 3, "b": 3}
 
 
 def test_a_client_that_is_killed_in_a_round_comes_back_and_repeats_it(running):
@@ -176,8 +227,11 @@ def test_a_client_that_is_killed_in_a_round_comes_back_and_repeats_it(running):
     timer.start()
     found = ask(connection, 11, state=10, seconds=4.0)
     timer.join()
-    # it starts from the state of round 10 again, so its answer is that of a client that was never killed
-    assert {name: int(reply.arrays["calls"]) for name, reply in found.replies.items()} == {"a": 2, "b": 2}
+    # it starts from the state of round 10 again, so its answer is that of a client that
+    # was never killed
+    assert {
+        name: int(reply.arrays["calls"]) for name, reply in found.replies.items()
+    } == {"a": 2, "b": 2}
 
 
 def test_a_client_that_stays_away_misses_the_round_and_the_others_go_on(running):
@@ -186,14 +240,23 @@ def test_a_client_that_stays_away_misses_the_round_and_the_others_go_on(running)
     try:
         lines = []
         found = ask(connection, 20, wait=15.0, minimum=1, lines=lines)
-        assert list(found.replies) == ["a"] and found.missing == ("b",) and lines == ["no answer in time from b"]
-        with pytest.raises(TooFewClients, match=r"^1 of 2 clients answered in time; the job's minimum is 2$"):
+        assert (
+            list(found.replies) == ["a"]
+            and found.missing == ("b",)
+            and lines == ["no answer in time from b"]
+        )
+        with pytest.raises(
+            TooFewClients,
+            match=r"^1 of 2 clients answered in time; the job's minimum is 2$",
+        ):
             ask(connection, 21, wait=15.0)
     finally:
         others.by_name["b"].send_signal(signal.SIGCONT)
     lines = []
     found = ask(connection, 22, lines=lines)
-    assert list(found.replies) == list(NAMES)  # what b answers late, to rounds 20 and 21, does not count
+    assert list(found.replies) == list(
+        NAMES
+    )  # what b answers late, to rounds 20 and 21, does not count
     for line in lines:
         assert line.startswith("client b: it answers exchange (2")
 
@@ -208,7 +271,9 @@ def test_a_client_that_ends_on_its_own_leaves_at_once_and_returns(running):
 
 def connect(directory, *, authority=None, key=None):
     kit = read_kit(directory / "kits" / "a")
-    connection = FleetConnection(kit.job.address, authority or kit.authority, key or read_key(kit.key))
+    connection = FleetConnection(
+        kit.job.address, authority or kit.authority, key or read_key(kit.key)
+    )
     try:
         return connection.activate()
     finally:
@@ -224,23 +289,39 @@ def test_a_client_without_a_registered_key_cannot_register_one_itself(running):
     from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
 
     kit = read_kit(running[0] / "kits" / "a")
-    connection = FleetConnection(kit.job.address, kit.authority, make_client_key().private)
+    connection = FleetConnection(
+        kit.job.address, kit.authority, make_client_key().private
+    )
     with pytest.raises(Refused):
-        connection._call(connection._client.RegisterNode, RegisterNodeFleetRequest(public_key=connection._public))
+        connection._call(
+            connection._client.RegisterNode,
+            RegisterNodeFleetRequest(public_key=connection._public),
+        )
     connection._client.close()
 
 
 def test_a_request_without_a_key_is_refused(running):
     kit = read_kit(running[0] / "kits" / "a")
     with open_client(kit) as client:
-        for path in ("pull-messages", "activate-node", "register-node", "push-messages"):
+        for path in (
+            "pull-messages",
+            "activate-node",
+            "register-node",
+            "push-messages",
+        ):
             headers = {"content-type": "application/protobuf"}
-            answer = client.post(f"https://{kit.job.address}/v1/fleet/{path}", content=b"", headers=headers)
+            answer = client.post(
+                f"https://{kit.job.address}/v1/fleet/{path}",
+                content=b"",
+                headers=headers,
+            )
             assert answer.status_code in (401, 403)
 
 
 def test_a_server_of_another_authority_is_not_trusted(running):
-    with pytest.raises(ValueError, match=r"has no certificate of this federation's authority"):
+    with pytest.raises(
+        ValueError, match=r"has no certificate of this federation's authority"
+    ):
         connect(running[0], authority=make_authority("wards").public)
 
 
@@ -260,7 +341,10 @@ def test_other_machines_cannot_reach_the_control_interface(running):
         assert client.post(f"{base}/v1/control/start-run").status_code == 403
         assert client.post(f"{base}/v1/runtime/acquire-task").status_code == 403
         assert client.get(f"{base}/docs").status_code == 403
-        assert client.post(f"{base}/v1/fleet/pull-messages", content=b"").status_code != 403
+        assert (
+            client.post(f"{base}/v1/fleet/pull-messages", content=b"").status_code
+            != 403
+        )
 
 
 def test_a_run_that_somebody_else_starts_never_begins(running):
@@ -280,18 +364,28 @@ def test_the_coordinator_is_killed_and_goes_on(tmp_path):
     links = set()
     with clients(directory), (directory / "coordinator.log").open("ab") as log:
         for wanted in (1, 3):
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT
+            )
             wait_for(lambda wanted=wanted: progress(directory) >= wanted)
             links |= children(process.pid)
             process.kill()
             process.wait()
         process = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT, timeout=120, check=True
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=ENVIRONMENT,
+            timeout=120,
+            check=True,
         )
     said = (directory / "coordinator.log").read_text().split("\n")
     rounds = [line for line in said if line.startswith("round")]
-    # a round may be done twice, as it is repeated if its end was not written; each ends as if it were done once
-    assert set(rounds) == {f"round {round} [{round + 1}, {round + 1}]" for round in range(6)}
+    # a round may be done twice, as it is repeated if its end was not written; each ends
+    # as if it were done once
+    assert set(rounds) == {
+        f"round {round} [{round + 1}, {round + 1}]" for round in range(6)
+    }
     assert len(links) >= 2
     wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in links))
 
@@ -300,10 +394,15 @@ def test_a_superlink_that_ends_is_said_in_one_line(tmp_path):
     directory = tmp_path / "wards"
     make(directory)
     with (
-        pytest.raises(RuntimeError, match=r"^the SuperLink ended: .* \(all of it in .*superlink.log\)$"),
+        pytest.raises(
+            RuntimeError,
+            match=r"^the SuperLink ended: .* \(all of it in .*superlink.log\)$",
+        ),
         connected(directory, host="127.0.0.1") as connection,
     ):
-        (link,) = (pid for pid in children(os.getpid()) if str(directory) in command_of(pid))
+        (link,) = (
+            pid for pid in children(os.getpid()) if str(directory) in command_of(pid)
+        )
         os.kill(link, signal.SIGKILL)
         wait_for(lambda: not listening(connection.job.port))
         connection.transport.online()
@@ -327,7 +426,10 @@ def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        said = rf"^cannot listen on 127.0.0.1:{port}: Address already in use; is another coordinator running\?$"
+        said = (
+            rf"^cannot listen on 127.0.0.1:{port}: Address already in use; is another"
+            r" coordinator running\?$"
+        )
         with (
             pytest.raises(ValueError, match=said),
             running_superlink(directory / "coordinator", port, host="127.0.0.1"),

@@ -1,11 +1,15 @@
-"""Trainings in which the coordinator sees sums only: the simulation's models to the bound, and nothing in the clear."""
+"""Trainings in which the coordinator sees sums only: the simulation's models to the
+bound, and nothing in the clear.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-pytest.importorskip("cryptography", reason="secure sums need `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="secure sums need `cryptography` (extra flower)"
+)
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
 from conformance.examples import PLAIN, example
@@ -24,7 +28,8 @@ from remote.test_job import job_of
 
 STREAMS = UCFL(sgd=PLAIN, streams=2)
 ROUNDS = 2
-# half a step of each of four clients, and a rounding of the sum to float32, in each round
+# half a step of each of four clients, and a rounding of the sum to float32, in each
+# round
 BOUND = ROUNDS * (4 / 2 * FixedPoint(64.0).step + 2.0**-24)
 
 
@@ -37,7 +42,9 @@ class Secure(Remote):
 
     def __init__(self, algorithm, directory, *, sums=None, **options):
         self._sums = SecureSums(open_probe=True) if sums is None else sums
-        super().__init__(algorithm, clients(), softmax_model("float32"), directory, **options)
+        super().__init__(
+            algorithm, clients(), softmax_model("float32"), directory, **options
+        )
 
     @property
     def plan(self):
@@ -62,35 +69,66 @@ class Watching(LoopbackTransport):
 
     def bytes_up(self, tasks):
         found = (reply for reply in self.replies if reply.task in tasks)
-        return sum(array.nbytes for reply in found for name, array in reply.arrays.items() if name != "work")
+        return sum(
+            array.nbytes
+            for reply in found
+            for name, array in reply.arrays.items()
+            if name != "work"
+        )
 
 
 @pytest.mark.parametrize(("algorithm", "sums"), [(example("fedavg"), 1), (STREAMS, 2)])
 def test_models_are_the_simulations_to_the_bound(algorithm, sums, tmp_path):
     ours = Secure(algorithm, tmp_path)
     watching = Watching(ours.responders)
-    training, expected = ours.training(ours.executor(watching)), simulated(algorithm, clients(), ROUNDS)
+    training, expected = (
+        ours.training(ours.executor(watching)),
+        simulated(algorithm, clients(), ROUNDS),
+    )
     for _ in range(ROUNDS):
         training.advance()
-    # training from models that differ by the bound may widen it a little: these steps are Lipschitz
-    difference = np.abs(np.asarray(training.server.model) - np.asarray(expected.server.model)).max()
-    assert difference <= 3 * BOUND and len(training.server.model) == sums and ours.lines == []
+    # training from models that differ by the bound may widen it a little: these steps
+    # are Lipschitz
+    difference = np.abs(
+        np.asarray(training.server.model) - np.asarray(expected.server.model)
+    ).max()
+    assert (
+        difference <= 3 * BOUND
+        and len(training.server.model) == sums
+        and ours.lines == []
+    )
     # no training message holds an update; one masked vector travels for each sum
     trained = [reply for reply in watching.replies if reply.task == "client"]
-    assert len(trained) == 4 * ROUNDS and all(set(reply.arrays) == {"work"} for reply in trained)
-    masked = [reply.arrays["masked"] for reply in watching.replies if reply.task == VECTORS]
-    assert {it.shape for it in masked} == {(sums, ours.plan.model.size)} and masked[0].dtype == np.uint32
-    # the ledger counts what travelled: masked vectors as models, keys and shares beside them
+    assert len(trained) == 4 * ROUNDS and all(
+        set(reply.arrays) == {"work"} for reply in trained
+    )
+    masked = [
+        reply.arrays["masked"] for reply in watching.replies if reply.task == VECTORS
+    ]
+    assert {it.shape for it in masked} == {(sums, ours.plan.model.size)} and masked[
+        0
+    ].dtype == np.uint32
+    # the ledger counts what travelled: masked vectors as models, keys and shares beside
+    # them
     stages = {reply.task for reply in watching.replies} - {"client", "probe"}
-    entries = [entry for entry in training.ledger.entries if entry.phase == "round" and entry.direction == "up"]
+    entries = [
+        entry
+        for entry in training.ledger.entries
+        if entry.phase == "round" and entry.direction == "up"
+    ]
     assert watching.bytes_up(stages) == sum(entry.bytes_unicast for entry in entries)
     models = [entry for entry in entries if entry.kind == "model"]
     assert [entry.unicasts for entry in models] == [4 * sums] * ROUNDS
-    assert sum(entry.bytes_unicast for entry in models) == 4 * ROUNDS * sums * ours.plan.model.size * 4
+    assert (
+        sum(entry.bytes_unicast for entry in models)
+        == 4 * ROUNDS * sums * ours.plan.model.size * 4
+    )
     # personal models
     personal, wanted = ours.personal(training), predictors(expected)
     for place, client in enumerate(clients().names):
-        assert_close(personal[client], [leaf[place] for leaf in wanted], tolerance=3 * BOUND)
+        assert_close(
+            personal[client], [leaf[place] for leaf in wanted], tolerance=3 * BOUND
+        )
 
 
 def test_a_client_lost_after_training_weighs_nothing_and_returns(tmp_path):
@@ -98,21 +136,33 @@ def test_a_client_lost_after_training_weighs_nothing_and_returns(tmp_path):
     lost = clients().names[1]
     answer = ours.responders[lost]
     deaf = lambda body: b"" if VECTORS.encode() in body else answer(body)  # noqa: E731 (a line is enough)
-    training = ours.training(ours.executor(LoopbackTransport({**ours.responders, lost: deaf}), minimum=3))
+    training = ours.training(
+        ours.executor(LoopbackTransport({**ours.responders, lost: deaf}), minimum=3)
+    )
     training.advance()
-    assert ours.lines == [f"client {lost}: it is no message of a fedtailor federation, or it is damaged"]
+    assert ours.lines == [
+        f"client {lost}: it is no message of a fedtailor federation, or it is damaged"
+    ]
     expected = simulated(example("fedavg"), clients(), 0)
-    expected.advance(reporting=np.array([name != lost for name in expected.population.names]))
-    np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=2 * BOUND)
+    expected.advance(
+        reporting=np.array([name != lost for name in expected.population.names])
+    )
+    np.testing.assert_allclose(
+        training.server.model, expected.server.model, rtol=0, atol=2 * BOUND
+    )
     training.executor._transport = ours.transport
     training.advance()
     expected.advance()
-    np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=3 * BOUND)
+    np.testing.assert_allclose(
+        training.server.model, expected.server.model, rtol=0, atol=3 * BOUND
+    )
     # below the minimum the round does not count, and can be done again
     training.executor._transport = LoopbackTransport({**ours.responders, lost: deaf})
     training.executor.rules = replace(training.executor.rules, minimum=4)
     before = np.array(training.server.model)
-    with pytest.raises(TooFewClients, match="3 of 4 clients are left for a secure sum, and it needs 4"):
+    with pytest.raises(
+        TooFewClients, match="3 of 4 clients are left for a secure sum, and it needs 4"
+    ):
         training.advance()
     np.testing.assert_array_equal(training.server.model, before)
     training.executor._transport = ours.transport
@@ -125,31 +175,63 @@ def test_several_vectors_of_a_client_are_added_each_in_a_sum_of_its_own(tmp_path
     ours, expected = Secure(algorithm, tmp_path), simulated(algorithm, clients(), 1)
     training = ours.training()
     training.advance()
-    np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=3 * BOUND)
-    assert training.ledger.totals().models_up == expected.ledger.totals().models_up and ours.lines == []
+    np.testing.assert_allclose(
+        training.server.model, expected.server.model, rtol=0, atol=3 * BOUND
+    )
+    assert (
+        training.ledger.totals().models_up == expected.ledger.totals().models_up
+        and ours.lines == []
+    )
 
 
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        (HypCluster(), "hypcluster's needs more of each client; `fedtailor algorithms --by sees` lists"),
-        (UCFL(), "ucfl's needs no more if streams is a number, and sigma_batch not 'auto'"),
-        (UCFL(streams=2, sigma_batch="auto"), "ucfl's needs no more if streams is a number"),
-        (UCFL(streams=3), "3 sums over 4 clients hide little; secure_aggregation needs two clients or more in a"),
+        (
+            HypCluster(),
+            (
+                "hypcluster's needs more of each client; `fedtailor algorithms --by"
+                " sees` lists"
+            ),
+        ),
+        (
+            UCFL(),
+            "ucfl's needs no more if streams is a number, and sigma_batch not 'auto'",
+        ),
+        (
+            UCFL(streams=2, sigma_batch="auto"),
+            "ucfl's needs no more if streams is a number",
+        ),
+        (
+            UCFL(streams=3),
+            (
+                "3 sums over 4 clients hide little; secure_aggregation needs two"
+                " clients or more in a"
+            ),
+        ),
     ],
 )
-def test_methods_that_need_more_are_refused_before_anything_is_sent(algorithm, said, tmp_path):
+def test_methods_that_need_more_are_refused_before_anything_is_sent(
+    algorithm, said, tmp_path
+):
     ours = Secure(algorithm, tmp_path)
     watching = Watching(ours.responders)
     with pytest.raises(ValueError) as refused:
         ours.training(ours.executor(watching))
-    assert said in str(refused.value) and "\n" not in str(refused.value) and watching.replies == []
+    assert (
+        said in str(refused.value)
+        and "\n" not in str(refused.value)
+        and watching.replies == []
+    )
 
 
 def test_numbers_beside_the_model_are_refused_before_anything_is_sent(tmp_path):
     ours = Secure(FineTune(sgd=PLAIN, best=True), tmp_path)
     watching = Watching(ours.responders)
-    with pytest.raises(ValueError, match=r"clients would send numbers beside the model \(validation_loss, "):
+    with pytest.raises(
+        ValueError,
+        match=r"clients would send numbers beside the model \(validation_loss, ",
+    ):
         ours.training(ours.executor(watching)).advance()
     assert watching.replies == []
 
@@ -165,13 +247,24 @@ class Curious(FedAvg):
 
 def test_a_server_that_looks_at_single_updates_is_stopped(tmp_path):
     ours = Secure(Curious(sgd=PLAIN), tmp_path)
-    with pytest.raises(ValueError, match="asks for single clients' vectors, and secure_aggregation shows it sums only"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "asks for single clients' vectors, and secure_aggregation shows it sums"
+            " only"
+        ),
+    ):
         ours.training().advance()
 
 
 def test_the_probe_is_open_or_refused(tmp_path):
     closed = SecureSums()
-    with pytest.raises(ValueError, match=r"needs each client's answer to the probe, which no sum hides; .* probe = "):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"needs each client's answer to the probe, which no sum hides; .* probe = "
+        ),
+    ):
         Secure(STREAMS, tmp_path, sums=closed).training()
     # a coordinator that asks all the same is refused by the clients
     ours = Secure(STREAMS, tmp_path, sums=closed)
@@ -179,7 +272,10 @@ def test_the_probe_is_open_or_refused(tmp_path):
     executor._tell = ours.lines.append
     with pytest.raises(TooFewClients):
         ours.training(executor).advance()
-    assert len(ours.lines) == 4 and "the job does not let clients answer a probe openly" in ours.lines[0]
+    assert (
+        len(ours.lines) == 4
+        and "the job does not let clients answer a probe openly" in ours.lines[0]
+    )
 
 
 def test_a_coordinator_that_asks_for_more_than_the_job_says_gets_nothing(tmp_path):
@@ -196,19 +292,33 @@ def test_a_coordinator_that_asks_for_more_than_the_job_says_gets_nothing(tmp_pat
 def test_clipped_updates_are_added_and_coded_ones_refused(tmp_path):
     uplink = (Clip(0.05),)
     ours = Secure(example("fedavg"), tmp_path, uplink=uplink)
-    training, expected = ours.training(), simulated(example("fedavg"), clients(), 1, uplink=uplink)
+    training, expected = (
+        ours.training(),
+        simulated(example("fedavg"), clients(), 1, uplink=uplink),
+    )
     training.advance()
-    np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=2 * BOUND)
+    np.testing.assert_allclose(
+        training.server.model, expected.server.model, rtol=0, atol=2 * BOUND
+    )
     with pytest.raises(
-        ValueError, match="and Cast makes it something else; of the uplink, only clip and gaussian-noise"
+        ValueError,
+        match=(
+            "and Cast makes it something else; of the uplink, only clip and"
+            " gaussian-noise"
+        ),
     ):
         Secure(example("fedavg"), tmp_path, uplink=(Cast(),)).training()
 
 
 @pytest.mark.parametrize("name", ["ditto", "scaffold"])
 def test_states_of_clients_go_on(name, tmp_path):
-    """Clients keep Ditto's personal models, and SCAFFOLD's controls, whose changes are a second sum of each round."""
-    ours, expected = Secure(example(name), tmp_path), simulated(example(name), clients(), ROUNDS)
+    """Clients keep Ditto's personal models, and SCAFFOLD's controls, whose changes are
+    a second sum of each round.
+    """
+    ours, expected = (
+        Secure(example(name), tmp_path),
+        simulated(example(name), clients(), ROUNDS),
+    )
     training = ours.training()
     for _ in range(ROUNDS):
         training.advance()
@@ -224,20 +334,52 @@ def test_a_job_asks_for_it(tmp_path):
     assert job_of(tmp_path).sums is None
     job = job_of(tmp_path, asked, average)
     assert job.sums == SecureSums() == plan_of(job).sums
-    settings = 'secure_aggregation = true\nsum_threshold = 0.8\nsum_range = 8.0\nprobe = "open"'
-    job = job_of(tmp_path, (asked[0], settings), ('use = "ucfl"', 'use = "ucfl"\nstreams = 2'))
+    settings = (
+        "secure_aggregation = true\nsum_threshold = 0.8\nsum_range = 8.0\nprobe ="
+        ' "open"'
+    )
+    job = job_of(
+        tmp_path, (asked[0], settings), ('use = "ucfl"', 'use = "ucfl"\nstreams = 2')
+    )
     assert job.sums == SecureSums(0.8, 8.0, True)
     assert job.identity != job_of(tmp_path, asked, average).identity
     for changes, said in (
-        ((asked,), "line 37: secure_aggregation shows the server sums only; ucfl's needs no more if streams is"),
-        ((asked, ('use = "ucfl"', 'use = "cfl"')), "line 37: secure_aggregation shows the server sums only, and cfl's"),
-        ((asked, ('use = "ucfl" ', 'use = "ucfl"\nstreams = 2 ')), "line 38: ucfl's server needs each client's answer"),
-        ((asked, average, ("uplink = []", 'uplink = [{ use = "quantize" }]')), "line 37: secure_aggregation adds what"),
-        (((asked[0], asked[1] + "\nsum_threshold = 0.5"), average), "line 37: sum_threshold is 0.5; it must be above"),
-        ((asked, average, ('"uniform"', '"poisson"')), "line 37: secure_aggregation needs clients enough"),
-        (((asked[0], asked[1] + "\nsum_range = 0"), average), "line 37: sum_range is 0; it must be at least 0.001"),
-        (((asked[0], asked[1] + '\nprobe = "x"'), average), "line 38: probe is 'x'; input should be 'refused'"),
-    ):  # fmt: skip
+        (
+            (asked,),
+            (
+                "line 37: secure_aggregation shows the server sums only; ucfl's needs"
+                " no more if streams is"
+            ),
+        ),
+        (
+            (asked, ('use = "ucfl"', 'use = "cfl"')),
+            "line 37: secure_aggregation shows the server sums only, and cfl's",
+        ),
+        (
+            (asked, ('use = "ucfl" ', 'use = "ucfl"\nstreams = 2 ')),
+            "line 38: ucfl's server needs each client's answer",
+        ),
+        (
+            (asked, average, ("uplink = []", 'uplink = [{ use = "quantize" }]')),
+            "line 37: secure_aggregation adds what",
+        ),
+        (
+            ((asked[0], asked[1] + "\nsum_threshold = 0.5"), average),
+            "line 37: sum_threshold is 0.5; it must be above",
+        ),
+        (
+            (asked, average, ('"uniform"', '"poisson"')),
+            "line 37: secure_aggregation needs clients enough",
+        ),
+        (
+            ((asked[0], asked[1] + "\nsum_range = 0"), average),
+            "line 37: sum_range is 0; it must be at least 0.001",
+        ),
+        (
+            ((asked[0], asked[1] + '\nprobe = "x"'), average),
+            "line 38: probe is 'x'; input should be 'refused'",
+        ),
+    ):
         with pytest.raises(ValueError) as refused:
             job_of(tmp_path, *changes)
         assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -1,16 +1,29 @@
-"""The protocol of secure sums, with clients in this process that are lost, lie, or are asked for too much."""
+"""The protocol of secure sums, with clients in this process that are lost, lie, or are
+asked for too much.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-pytest.importorskip("cryptography", reason="secure sums need `cryptography` (extra flower)")
+pytest.importorskip(
+    "cryptography", reason="secure sums need `cryptography` (extra flower)"
+)
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
 from fedtailor.remote.masks import FixedPoint
 from fedtailor.remote.messages import Request, check_arrays
-from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM, UNMASK, VECTORS, SecureSums, neighbourhoods
+from fedtailor.remote.secure_sums import (
+    KEYS,
+    SHARES,
+    STAGES,
+    SUM,
+    UNMASK,
+    VECTORS,
+    SecureSums,
+    neighbourhoods,
+)
 from fedtailor.remote.sum_client import Summand
 from fedtailor.remote.sum_server import SecureSum
 from fedtailor.remote.transport import TooFewClients
@@ -21,12 +34,16 @@ SIZE = 40
 
 
 class Circle:
-    """Clients that each hold a vector; what each stage brought is kept, as a curious coordinator would."""
+    """Clients that each hold a vector; what each stage brought is kept, as a curious
+    coordinator would.
+    """
 
     def __init__(self, names=NAMES, settings=SETTINGS, size=SIZE, seed=0):
         rng = np.random.default_rng(seed)
         self.names, self.settings, self.lines = names, settings, []
-        self.vectors = {name: rng.normal(size=size).astype(np.float32) for name in names}
+        self.vectors = {
+            name: rng.normal(size=size).astype(np.float32) for name in names
+        }
         self.clients = {name: Summand(name, settings) for name in names}
         for name, client in self.clients.items():
             client.keep(0, {"model": self.vectors[name]})
@@ -41,8 +58,15 @@ class Circle:
             if stage.task in self.lost.get(name, ()):
                 continue
             told = {"kind": "model", "number": None, **stage.told(name)}
-            request = Request("job", 0, 0, stage.task, name, algorithm={SUM: told},
-                              arrays=self.relay(stage.task, name, dict(arrays)))  # fmt: skip
+            request = Request(
+                "job",
+                0,
+                0,
+                stage.task,
+                name,
+                algorithm={SUM: told},
+                arrays=self.relay(stage.task, name, dict(arrays)),
+            )
             self.requests[stage.task][name] = request
             try:
                 answer = self.change(stage.task, name, self.clients[name](request))
@@ -54,17 +78,29 @@ class Circle:
         return found
 
     def run(self, weights, **options):
-        one = SecureSum(self.ask, self.names, len(self.vectors[self.names[0]]), self.settings, tell=self.lines.append,
-                        **options)  # fmt: skip
+        one = SecureSum(
+            self.ask,
+            self.names,
+            len(self.vectors[self.names[0]]),
+            self.settings,
+            tell=self.lines.append,
+            **options,
+        )
         return one.run(np.asarray(weights, np.float64))
 
     def plain(self, weights, without=()):
-        """The same sums of those that are not lost, whose weights grow so that rows keep their sums."""
+        """The same sums of those that are not lost, whose weights grow so that rows
+        keep their sums.
+        """
         weights = np.asarray(weights, np.float64)
         there = np.array([name not in without for name in self.names])
         left = weights * there
-        left *= np.abs(weights).sum(1, keepdims=True) / np.abs(left).sum(1, keepdims=True)
-        return left @ np.stack([self.vectors[name].astype(np.float64) for name in self.names])
+        left *= np.abs(weights).sum(1, keepdims=True) / np.abs(left).sum(
+            1, keepdims=True
+        )
+        return left @ np.stack(
+            [self.vectors[name].astype(np.float64) for name in self.names]
+        )
 
 
 def losing(stage):
@@ -84,7 +120,9 @@ def test_the_sums_are_the_plain_ones_to_the_bound():
     # weights that do not sum to 1, and negative ones
     odd = [[2.0, -1.0, 0.5, 0.5, 1.0]]
     circle = Circle()
-    np.testing.assert_allclose(circle.run(odd)[0], circle.plain(odd), atol=5 * 5 / 2 * FixedPoint(64.0).step)
+    np.testing.assert_allclose(
+        circle.run(odd)[0], circle.plain(odd), atol=5 * 5 / 2 * FixedPoint(64.0).step
+    )
 
 
 def test_what_a_client_sends_looks_random_to_the_coordinator():
@@ -93,12 +131,26 @@ def test_what_a_client_sends_looks_random_to_the_coordinator():
     plain = circle.vectors["a"].astype(np.float64)
     sent = circle.seen[VECTORS]["a"]["masked"]
     for row in sent:
-        assert abs(np.corrcoef(plain, row.view(np.int32).astype(np.float64))[0, 1]) < 0.02
+        assert (
+            abs(np.corrcoef(plain, row.view(np.int32).astype(np.float64))[0, 1]) < 0.02
+        )
         counts = np.bincount(row >> 28, minlength=16)
-        assert ((counts - 3125) ** 2 / 3125).sum() < 45  # chi square, 15 degrees of freedom
-    # nor does the sum of all but one say anything: the clients' own masks are still on it
-    others = sum((circle.seen[VECTORS][name]["masked"] for name in "bcde"), np.zeros_like(sent))
-    assert abs(np.corrcoef(plain, (sent + others)[0].view(np.int32).astype(np.float64))[0, 1]) < 0.02
+        assert (
+            (counts - 3125) ** 2 / 3125
+        ).sum() < 45  # chi square, 15 degrees of freedom
+    # nor does the sum of all but one say anything: the clients' own masks are still on
+    # it
+    others = sum(
+        (circle.seen[VECTORS][name]["masked"] for name in "bcde"), np.zeros_like(sent)
+    )
+    assert (
+        abs(
+            np.corrcoef(plain, (sent + others)[0].view(np.int32).astype(np.float64))[
+                0, 1
+            ]
+        )
+        < 0.02
+    )
     # the same vector in the same sum, masked anew: other numbers
     again = Circle(size=50_000)
     again.run(WEIGHTS)
@@ -112,7 +164,9 @@ def test_a_client_is_lost_at_any_stage_and_the_others_go_on(stage, client):
     circle.lost[client] = losing(stage)
     sums, there = circle.run(WEIGHTS)
     without = () if stage == UNMASK else (client,)
-    np.testing.assert_allclose(sums, circle.plain(WEIGHTS, without), atol=10 * FixedPoint(64.0).step)
+    np.testing.assert_allclose(
+        sums, circle.plain(WEIGHTS, without), atol=10 * FixedPoint(64.0).step
+    )
     assert there.all() and circle.lines == []
 
 
@@ -128,14 +182,21 @@ def test_a_sum_whose_clients_are_all_lost_is_not_there():
     np.testing.assert_allclose(sums[1], expected, atol=10 * FixedPoint(64.0).step)
 
 
-@pytest.mark.parametrize(("stage", "left"), [(KEYS, 2), (SHARES, 3), (VECTORS, 3), (UNMASK, 3)])
+@pytest.mark.parametrize(
+    ("stage", "left"), [(KEYS, 2), (SHARES, 3), (VECTORS, 3), (UNMASK, 3)]
+)
 def test_below_the_threshold_there_is_no_sum(stage, left):
-    """Two thirds of five are four; of those that came with keys, three are the least."""
+    """Two thirds of five are four; of those that came with keys, three are the
+    least.
+    """
     circle = Circle()
     for name in NAMES[left:]:
         circle.lost[name] = losing(stage)
     needed = 3 if stage == KEYS else 4
-    said = rf"^{left} of 5 clients are left for a secure sum, and it needs {needed}; the round does not count$"
+    said = (
+        rf"^{left} of 5 clients are left for a secure sum, and it needs {needed}; the"
+        r" round does not count$"
+    )
     with pytest.raises(TooFewClients, match=said):
         circle.run(WEIGHTS)
     assert (UNMASK in circle.seen) == (stage == UNMASK)
@@ -144,25 +205,42 @@ def test_below_the_threshold_there_is_no_sum(stage, left):
 def test_the_jobs_minimum_counts_vectors_that_arrive():
     circle = Circle()
     circle.lost["a"] = losing(VECTORS)
-    with pytest.raises(TooFewClients, match="4 of 5 clients are left for a secure sum, and it needs 5"):
+    with pytest.raises(
+        TooFewClients, match="4 of 5 clients are left for a secure sum, and it needs 5"
+    ):
         circle.run(WEIGHTS, minimum=5)
 
 
 def test_a_sum_of_one_client_almost_alone_is_not_made():
     alone = [0.02, 0.95, 0.01, 0.01, 0.01]
-    said = "client b would be 95% of sum {}, which would not hide its vector (at most 90%)"
+    said = (
+        "client b would be 95% of sum {}, which would not hide its vector (at most 90%)"
+    )
     circle = Circle()
     sums, there = circle.run([alone, *WEIGHTS])  # the others are
-    assert there.tolist() == [False, True, True] and circle.lines == [said.format(1) + "; it is left out of this round"]
-    np.testing.assert_allclose(sums[1:], circle.plain(WEIGHTS), atol=10 * FixedPoint(64.0).step)
+    assert there.tolist() == [False, True, True] and circle.lines == [
+        said.format(1) + "; it is left out of this round"
+    ]
+    np.testing.assert_allclose(
+        sums[1:], circle.plain(WEIGHTS), atol=10 * FixedPoint(64.0).step
+    )
     assert circle.seen[VECTORS]["a"]["masked"].shape == (2, SIZE) and not sums[0].any()
     circle = Circle()
-    with pytest.raises(ValueError, match=r"^client b would be 95% of sum 1.*use fewer streams, or weights that differ"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^client b would be 95% of sum 1.*use fewer streams, or weights that"
+            r" differ"
+        ),
+    ):
         circle.run([alone])
     assert VECTORS not in circle.seen
     circle = Circle()  # of two that make a sum, one is lost
     circle.lost["a"] = losing(VECTORS)
-    with pytest.raises(TooFewClients, match=r"^client b would be 100% of sum 1.* as others are lost; the round does"):
+    with pytest.raises(
+        TooFewClients,
+        match=r"^client b would be 100% of sum 1.* as others are lost; the round does",
+    ):
         circle.run([[0.5, 0.5, 0, 0, 0]])
     assert UNMASK not in circle.seen
 
@@ -171,16 +249,23 @@ def test_neighbours_on_a_ring_suffice():
     names = tuple(f"client {number}" for number in range(9))
     among = neighbourhoods(names, 4)
     assert all(len(it) == 5 and name in it for name, it in among.items())
-    assert all((one in among[other]) == (other in among[one]) for one in names for other in names)
+    assert all(
+        (one in among[other]) == (other in among[one])
+        for one in names
+        for other in names
+    )
     circle = Circle(names)
     circle.lost[names[4]] = losing(VECTORS)
     weights = np.full((1, 9), 1 / 9)
     sums, _ = circle.run(weights, neighbours=4)
-    np.testing.assert_allclose(sums, circle.plain(weights, names[4]), atol=10 * FixedPoint(64.0).step)
+    np.testing.assert_allclose(
+        sums, circle.plain(weights, names[4]), atol=10 * FixedPoint(64.0).step
+    )
     assert circle.seen[SHARES][names[0]]["shares"].shape[0] == 5
 
 
-# clients and coordinators that lie ------------------------------------------------------------------------------------
+# clients and coordinators that lie
+# ------------------------------------------------------------------------------------
 
 
 def test_a_share_that_is_changed_on_the_way_is_noticed_and_its_reader_stays_away():
@@ -194,8 +279,12 @@ def test_a_share_that_is_changed_on_the_way_is_noticed_and_its_reader_stays_away
 
     circle.relay = relay
     sums, _ = circle.run(WEIGHTS)
-    assert circle.lines == ["client b: the share of client a cannot be read: it was changed on the way"]
-    np.testing.assert_allclose(sums, circle.plain(WEIGHTS, "b"), atol=10 * FixedPoint(64.0).step)
+    assert circle.lines == [
+        "client b: the share of client a cannot be read: it was changed on the way"
+    ]
+    np.testing.assert_allclose(
+        sums, circle.plain(WEIGHTS, "b"), atol=10 * FixedPoint(64.0).step
+    )
 
 
 def test_a_client_that_opens_wrong_shares_is_named_and_done_without():
@@ -205,19 +294,31 @@ def test_a_client_that_opens_wrong_shares_is_named_and_done_without():
     for client in circle.clients.values():
         client._settings = circle.settings
     circle.change = lambda stage, name, arrays: (
-        {"shares": arrays["shares"] ^ np.uint8(7)} if (stage, name) == (UNMASK, "a") else arrays
+        {"shares": arrays["shares"] ^ np.uint8(7)}
+        if (stage, name) == (UNMASK, "a")
+        else arrays
     )
     sums, _ = circle.run(WEIGHTS)
-    np.testing.assert_allclose(sums, circle.plain(WEIGHTS, "e"), atol=10 * FixedPoint(64.0).step)
-    said = {f"client a: its share of a secret of client {owner} is wrong; it is not used" for owner in NAMES}
+    np.testing.assert_allclose(
+        sums, circle.plain(WEIGHTS, "e"), atol=10 * FixedPoint(64.0).step
+    )
+    said = {
+        f"client a: its share of a secret of client {owner} is wrong; it is not used"
+        for owner in NAMES
+    }
     assert set(circle.lines) == said
     # with none to spare there is no sum, rather than a wrong one
     circle = Circle(NAMES[:3])
     circle.settings = replace(SETTINGS, threshold=1.0)
     circle.change = lambda stage, name, arrays: (
-        {"shares": arrays["shares"] ^ np.uint8(7)} if (stage, name) == (UNMASK, "a") else arrays
+        {"shares": arrays["shares"] ^ np.uint8(7)}
+        if (stage, name) == (UNMASK, "a")
+        else arrays
     )
-    with pytest.raises(TooFewClients, match="do not unmask the sum with client a: some are wrong; the round does not"):
+    with pytest.raises(
+        TooFewClients,
+        match="do not unmask the sum with client a: some are wrong; the round does not",
+    ):
         circle.run([[0.3, 0.3, 0.4]])
 
 
@@ -232,28 +333,60 @@ def test_a_client_never_opens_both_secrets_of_another():
 
 
 def test_a_client_sends_a_vector_in_one_sum_only():
-    """Two sums over other clients would differ by the vectors of those that are in one of them only."""
+    """Two sums over other clients would differ by the vectors of those that are in one
+    of them only.
+    """
     circle = Circle()
     circle.run(WEIGHTS)
     with pytest.raises(TooFewClients):
         circle.run(WEIGHTS)
     assert circle.lines == [
-        f"client {name}: it has sent its 'model' of this round in another sum, or has none" for name in NAMES
+        f"client {name}: it has sent its 'model' of this round in another sum, or has"
+        " none"
+        for name in NAMES
     ]
 
 
 @pytest.mark.parametrize(
     ("stage", "change", "said"),
     [
-        (SHARES, {"masking": lambda it: it[[1, 0, 2, 3, 4]]}, "its own keys in this sum are not those that it made"),
-        (SHARES, {"masking": lambda it: it[[0, 1, 2, 2, 4]]}, "the clients of a sum are not told apart"),
+        (
+            SHARES,
+            {"masking": lambda it: it[[1, 0, 2, 3, 4]]},
+            "its own keys in this sum are not those that it made",
+        ),
+        (
+            SHARES,
+            {"masking": lambda it: it[[0, 1, 2, 2, 4]]},
+            "the clients of a sum are not told apart",
+        ),
         (SHARES, {"sealing": lambda it: it[:3]}, "holds no 'sealing' of 5 clients"),
-        (VECTORS, {"weights": lambda it: it * 0 + 0.95}, "it is to weigh so much in a sum"),
-        (VECTORS, {"weights": lambda it: it * np.nan}, "it is to weigh so much in a sum"),
-        (VECTORS, {"there": lambda it: it & [True, True, True, False, False]}, "only 3 of 5 clients are left"),
+        (
+            VECTORS,
+            {"weights": lambda it: it * 0 + 0.95},
+            "it is to weigh so much in a sum",
+        ),
+        (
+            VECTORS,
+            {"weights": lambda it: it * np.nan},
+            "it is to weigh so much in a sum",
+        ),
+        (
+            VECTORS,
+            {"there": lambda it: it & [True, True, True, False, False]},
+            "only 3 of 5 clients are left",
+        ),
         (VECTORS, {"there": lambda it: it[:2]}, "is not well formed"),
-        (UNMASK, {"arrived": lambda it: it & [True, False, False, False, True]}, "only 2 of 5 vectors arrived, and 4"),
-        (UNMASK, {"arrived": lambda it: it & [False, True, True, True, True]}, "the vectors of other clients arrived"),
+        (
+            UNMASK,
+            {"arrived": lambda it: it & [True, False, False, False, True]},
+            "only 2 of 5 vectors arrived, and 4",
+        ),
+        (
+            UNMASK,
+            {"arrived": lambda it: it & [False, True, True, True, True]},
+            "the vectors of other clients arrived",
+        ),
         (UNMASK, {"arrived": lambda it: it.astype(np.int8)}, "is not well formed"),
     ],
 )
@@ -262,20 +395,30 @@ def test_a_client_refuses_requests_that_would_show_more(stage, change, said):
 
     def relay(asked, name, arrays):
         if asked == stage and name == "a":
-            arrays |= {key: np.asarray(edit(arrays[key])) for key, edit in change.items()}
+            arrays |= {
+                key: np.asarray(edit(arrays[key])) for key, edit in change.items()
+            }
         return arrays
 
     circle.relay = relay
     sums, _ = circle.run(WEIGHTS)  # the others go on
-    assert len(circle.lines) == 1 and said in circle.lines[0] and circle.lines[0].startswith("client a: ")
+    assert (
+        len(circle.lines) == 1
+        and said in circle.lines[0]
+        and circle.lines[0].startswith("client a: ")
+    )
     np.testing.assert_allclose(
-        sums, circle.plain(WEIGHTS, () if stage == UNMASK else "a"), atol=10 * FixedPoint(64.0).step
+        sums,
+        circle.plain(WEIGHTS, () if stage == UNMASK else "a"),
+        atol=10 * FixedPoint(64.0).step,
     )
 
 
 def test_a_client_adds_with_others_only():
     circle = Circle(("a", "b"))
-    with pytest.raises(TooFewClients, match="2 of 2 clients are left for a secure sum, and it needs 3"):
+    with pytest.raises(
+        TooFewClients, match="2 of 2 clients are left for a secure sum, and it needs 3"
+    ):
         circle.run([[0.5, 0.5]])
     client = Summand("a", SETTINGS)
     client.keep(0, {"model": np.zeros(2, np.float32)})
@@ -283,14 +426,27 @@ def test_a_client_adds_with_others_only():
     keys = client(Request("job", 0, 0, KEYS, "a", algorithm={SUM: told}))
     alone = {name: np.stack([array, array + 1]) for name, array in keys.items()}
     with pytest.raises(ValueError, match="it adds with 3 clients or more, not with 2"):
-        client(Request("job", 0, 0, SHARES, "a", algorithm={SUM: told | {"among": ["a", "b"]}}, arrays=alone))
+        client(
+            Request(
+                "job",
+                0,
+                0,
+                SHARES,
+                "a",
+                algorithm={SUM: told | {"among": ["a", "b"]}},
+                arrays=alone,
+            )
+        )
 
 
 def test_a_number_out_of_range_is_said_and_nothing_is_sent():
     circle = Circle()
     circle.clients["c"].keep(0, {"model": np.full(SIZE, 70, np.float32)})
     circle.run(WEIGHTS)
-    said = "client c: it would send a number of size 70, and sums hold numbers up to 64; raise sum_range of the job's"
+    said = (
+        "client c: it would send a number of size 70, and sums hold numbers up to 64;"
+        " raise sum_range of the job's"
+    )
     assert len(circle.lines) == 1 and circle.lines[0].startswith(said)
 
 
@@ -304,8 +460,12 @@ def test_a_client_that_was_started_again_has_no_part():
 
     circle.relay = relay
     sums, _ = circle.run(WEIGHTS)
-    assert circle.lines == ["client c: it was started again, and has no part in this sum"]
-    np.testing.assert_allclose(sums, circle.plain(WEIGHTS, "c"), atol=10 * FixedPoint(64.0).step)
+    assert circle.lines == [
+        "client c: it was started again, and has no part in this sum"
+    ]
+    np.testing.assert_allclose(
+        sums, circle.plain(WEIGHTS, "c"), atol=10 * FixedPoint(64.0).step
+    )
     with pytest.raises(ValueError, match="does not hold what it trained in this round"):
         circle.clients["c"](replace(circle.requests[KEYS]["c"], round=1))
 

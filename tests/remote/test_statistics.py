@@ -1,4 +1,6 @@
-"""Clients' tables as they come: made alike by counts and sums of all of them, and nothing else of them is told."""
+"""Clients' tables as they come: made alike by counts and sums of all of them, and
+nothing else of them is told.
+"""
 
 import json
 from types import SimpleNamespace
@@ -49,19 +51,34 @@ rounds = {rounds}
 minimum = {minimum}
 """
 NAMES = ("a", "b", "c")
-WARDS = {"a": ["surgery", "medicine"], "b": ["medicine", "eye"], "c": ["surgery", "Ms Jones"]}
+WARDS = {
+    "a": ["surgery", "medicine"],
+    "b": ["medicine", "eye"],
+    "c": ["surgery", "Ms Jones"],
+}
 
 
 def rows_of(name, count=40):
-    """A table with gaps, text, dates and columns that nobody asked for; "Ms Jones" stands in four rows only."""
+    """A table with gaps, text, dates and columns that nobody asked for; "Ms Jones"
+    stands in four rows only.
+    """
     rng = np.random.default_rng(NAMES.index(name))
     age = np.round(rng.normal(50 + 10 * NAMES.index(name), 5, count), 1)
     ward = np.where(np.arange(count) % 20 < (10 if name != "c" else 18), *WARDS[name])
-    frame = pl.DataFrame({
-        "age": [None if place % 7 == 3 else str(value) for place, value in enumerate(age)],
-        "ward": ward, "risk": rng.choice(["low", "high"], count), "insured": rng.choice(["yes", "no"], count),
-        "seen": [f"2024-0{1 + place % 9}-11" for place in range(count)], "cost": 1000 + 20 * age, "note": "private",
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "age": [
+                None if place % 7 == 3 else str(value)
+                for place, value in enumerate(age)
+            ],
+            "ward": ward,
+            "risk": rng.choice(["low", "high"], count),
+            "insured": rng.choice(["yes", "no"], count),
+            "seen": [f"2024-0{1 + place % 9}-11" for place in range(count)],
+            "cost": 1000 + 20 * age,
+            "note": "private",
+        }
+    )
     return frame.with_columns(pl.col("age").fill_null("?"))
 
 
@@ -71,12 +88,19 @@ def clients(tmp_path):
 
     class Clients:
         def __init__(self):
-            self.directory, self.files = tmp_path, {name: tmp_path / f"{name}.csv" for name in NAMES}
+            self.directory, self.files = (
+                tmp_path,
+                {name: tmp_path / f"{name}.csv" for name in NAMES},
+            )
 
         def set(self, minimum=3, rounds=2, decorrelate=False):
             text = JOB.format(minimum=minimum, rounds=rounds)
             federated = 'preprocessing = "federated"'
-            text = text.replace(federated, f"{federated}\ndecorrelate = true") if decorrelate else text
+            text = (
+                text.replace(federated, f"{federated}\ndecorrelate = true")
+                if decorrelate
+                else text
+            )
             (tmp_path / "job.toml").write_text(text)
             self.job = read_job(tmp_path / "job.toml")
 
@@ -84,9 +108,13 @@ def clients(tmp_path):
             return ClientStore(tmp_path / f"state-{name}", self.job.identity)
 
         def start(self):
-            self.work = {name: JobWork(self.job, name, self.files[name], self.store(name)) for name in NAMES}
+            self.work = {
+                name: JobWork(self.job, name, self.files[name], self.store(name))
+                for name in NAMES
+            }
             self.responders = {
-                name: Responder(self.job.identity, name, work, work.common_vectors) for name, work in self.work.items()
+                name: Responder(self.job.identity, name, work, work.common_vectors)
+                for name, work in self.work.items()
             }
             return LoopbackTransport(self.responders)
 
@@ -101,7 +129,9 @@ def train_rows(clients):
     """What all clients' training rows hold."""
     job = clients.job
     return pl.concat(
-        read_table(path, job.schema).frame[split_rows(40, job.schema, job.seed, name)["train"]]
+        read_table(path, job.schema).frame[
+            split_rows(40, job.schema, job.seed, name)["train"]
+        ]
         for name, path in clients.files.items()
     )
 
@@ -113,18 +143,34 @@ def test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give(client
     by_name = {column.name: column for column in preprocessing.columns}
     age = rows["age"].cast(pl.Float64)
     assert 0 < age.null_count() == agreed.columns["age"].missing
-    np.testing.assert_allclose([by_name["age"].mean, by_name["age"].deviation], [age.mean(), age.std(ddof=0)], 1e-12)
+    np.testing.assert_allclose(
+        [by_name["age"].mean, by_name["age"].deviation],
+        [age.mean(), age.std(ddof=0)],
+        1e-12,
+    )
     assert by_name["age"].fill == by_name["age"].mean and by_name["age"].indicator
     seen = rows["seen"].str.to_date().to_physical()
     np.testing.assert_allclose(
-        [by_name["seen"].mean, by_name["seen"].deviation], [seen.mean(), seen.std(ddof=0)], 1e-12
+        [by_name["seen"].mean, by_name["seen"].deviation],
+        [seen.mean(), seen.std(ddof=0)],
+        1e-12,
     )
-    assert by_name["ward"].categories == ("eye", "medicine", "surgery") and by_name["ward"].other
+    assert (
+        by_name["ward"].categories == ("eye", "medicine", "surgery")
+        and by_name["ward"].other
+    )
     assert by_name["risk"].categories == ("low", "high") and not by_name["risk"].other
-    assert preprocessing.inputs[:2] == ("age", "age is missing") and len(preprocessing.inputs) == 2 + 4 + 2 + 1 + 1
-    cost = np.concatenate([work._table.y[work._split["train"]] for work in clients.work.values()])
+    assert (
+        preprocessing.inputs[:2] == ("age", "age is missing")
+        and len(preprocessing.inputs) == 2 + 4 + 2 + 1 + 1
+    )
+    cost = np.concatenate(
+        [work._table.y[work._split["train"]] for work in clients.work.values()]
+    )
     np.testing.assert_allclose(
-        [preprocessing.target_shift, preprocessing.target_scale], [cost.mean(), cost.std()], 1e-12
+        [preprocessing.target_shift, preprocessing.target_scale],
+        [cost.mean(), cost.std()],
+        1e-12,
     )
 
 
@@ -139,10 +185,18 @@ def test_no_rare_category_and_no_row_leaves_a_client(clients):
         return answer
 
     clients.start()
-    transport = LoopbackTransport({name: listening(name, it) for name, it in clients.responders.items()})
+    transport = LoopbackTransport(
+        {name: listening(name, it) for name, it in clients.responders.items()}
+    )
     agree(clients.job, transport, NAMES, wait=60)
-    told = {name: json.loads(decode_reply(body).arrays["statistics"].tobytes()) for name, body in heard[:3]}
-    assert set(told["c"]["columns"]["ward"]["categories"]) == {"surgery"} and told["c"]["columns"]["ward"]["rare"] > 0
+    told = {
+        name: json.loads(decode_reply(body).arrays["statistics"].tobytes())
+        for name, body in heard[:3]
+    }
+    assert (
+        set(told["c"]["columns"]["ward"]["categories"]) == {"surgery"}
+        and told["c"]["columns"]["ward"]["rare"] > 0
+    )
     assert not any(b"Jones" in body or b"private" in body for _, body in heard)
     assert all(set(it) == {"format", "columns", "target"} for it in told.values())
 
@@ -151,14 +205,22 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     transport = clients.start()
     agreed = agree(clients.job, transport, NAMES, wait=60)
     sizes = {name: work.sizes for name, work in clients.work.items()}
-    training = coordinate(clients.job, transport, sizes, clients.directory / "run", agreed=agreed)
+    training = coordinate(
+        clients.job, transport, sizes, clients.directory / "run", agreed=agreed
+    )
     federation, same = read_all(clients.job, clients.files)
     assert same == agreed
     plan = plan_of(clients.job, agreed)
     simulated = run(
-        plan.algorithm, federation, plan.model, 2, settings=Settings(devices=1, canonical=True),
-    )  # fmt: skip
-    assert plan.model.input_shape == (len(agreed.preprocessing(clients.job.schema).inputs),)
+        plan.algorithm,
+        federation,
+        plan.model,
+        2,
+        settings=Settings(devices=1, canonical=True),
+    )
+    assert plan.model.input_shape == (
+        len(agreed.preprocessing(clients.job.schema).inputs),
+    )
     for name in NAMES:
         mine = load_models(clients.store(name).directory / PERSONAL)[name].theta
         np.testing.assert_array_equal(mine, simulated.personal(name).theta)
@@ -168,48 +230,86 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     again = clients.start()
     assert all(work._rounds is not None for work in clients.work.values())
     clients.set(rounds=3)
-    coordinate(clients.job, again, sizes, clients.directory / "run", agreed=agreed, resume=True)
+    coordinate(
+        clients.job, again, sizes, clients.directory / "run", agreed=agreed, resume=True
+    )
 
-    # raw rows with a new ward and a gap; the kit is a directory as `init` makes it, without its key
+    # raw rows with a new ward and a gap; the kit is a directory as `init` makes it,
+    # without its key
     kit = clients.directory / "kit"
     kit.mkdir()
     (clients.directory / "state-a").rename(kit / "state")
     (kit / "job.toml").write_bytes((clients.directory / "job.toml").read_bytes())
-    for name, content in (("client.toml", 'name = "a"'), ("ca.crt", ""), ("client.key", "")):
+    for name, content in (
+        ("client.toml", 'name = "a"'),
+        ("ca.crt", ""),
+        ("client.key", ""),
+    ):
         (kit / name).write_text(content)
     (kit / "client.key").chmod(0o600)
     new = rows_of("a", 5).drop("cost").with_columns(ward=pl.lit("dental"))
     new.write_csv(clients.directory / "new.csv")
-    assert main(["federation", "predict", str(kit), "--data", str(clients.directory / "new.csv")]) == 0
+    assert (
+        main(
+            [
+                "federation",
+                "predict",
+                str(kit),
+                "--data",
+                str(clients.directory / "new.csv"),
+            ]
+        )
+        == 0
+    )
     predicted = [float(line) for line in capsys.readouterr().out.split()[1:]]
-    assert len(predicted) == 5 and all(500 < value < 4000 for value in predicted)  # in the target's own unit
+    assert len(predicted) == 5 and all(
+        500 < value < 4000 for value in predicted
+    )  # in the target's own unit
 
 
 def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     clients.set(decorrelate=True)
     agreed = agree(clients.job, clients.start(), reversed(NAMES), wait=60)
     schema = clients.job.schema
-    rows = {name: split_rows(40, schema, clients.job.seed, name)["train"] for name in NAMES}
+    rows = {
+        name: split_rows(40, schema, clients.job.seed, name)["train"] for name in NAMES
+    }
     tables = {name: read_table(path, schema) for name, path in clients.files.items()}
-    correlated = np.concatenate([tables[name].rows(agreed.columns_only).x[rows[name]] for name in NAMES])
+    correlated = np.concatenate(
+        [tables[name].rows(agreed.columns_only).x[rows[name]] for name in NAMES]
+    )
     expected = fit_decorrelation(correlated)
     found = agreed.preprocessing(schema).decorrelation
     np.testing.assert_allclose(found.mean, expected.mean, 1e-7, 1e-9)
     np.testing.assert_allclose(
         found.matrix, expected.matrix, atol=1e-5
     )  # inputs that sum to 1 do not vary in one direction
-    x = np.concatenate([clients.work[name]._table.rows(agreed).x[rows[name]] for name in NAMES])
+    x = np.concatenate(
+        [clients.work[name]._table.rows(agreed).x[rows[name]] for name in NAMES]
+    )
     inputs = x.shape[1]
     kept = np.linalg.eigvalsh(np.cov(x.T, bias=True))
-    assert inputs == 10 and np.abs(np.cov(x.T, bias=True) - np.eye(inputs)).max() < 1 and 0.9 < kept[-1] <= 1 + 1e-6
-    assert read_all(clients.job, clients.files)[1] == agreed  # the simulation agrees on the same
+    assert (
+        inputs == 10
+        and np.abs(np.cov(x.T, bias=True) - np.eye(inputs)).max() < 1
+        and 0.9 < kept[-1] <= 1 + 1e-6
+    )
+    assert (
+        read_all(clients.job, clients.files)[1] == agreed
+    )  # the simulation agrees on the same
     agreed.save(clients.directory)
     assert Statistics.load(clients.directory, schema) == agreed
-    assert about_inputs(schema, agreed).endswith("each client told 66 sums and products of its inputs.")
+    assert about_inputs(schema, agreed).endswith(
+        "each client told 66 sums and products of its inputs."
+    )
     # a job that does not ask is told so at its beginning, and takes no such sums
     clients.set()
-    assert "decorrelate = true in [data]" in about_inputs(clients.job.schema, agreed.columns_only)
-    with pytest.raises(ValueError, match=r"^these sums of products are not of the job's inputs$"):
+    assert "decorrelate = true in [data]" in about_inputs(
+        clients.job.schema, agreed.columns_only
+    )
+    with pytest.raises(
+        ValueError, match=r"^these sums of products are not of the job's inputs$"
+    ):
         Statistics.from_json(agreed.to_json(), clients.job.schema)
 
 
@@ -219,21 +319,29 @@ def test_a_client_with_few_rows_tells_no_products(clients):
     lines = []
     with pytest.raises(TooFewClients):
         agree(clients.job, clients.start(), NAMES, wait=60, tell=lines.append)
-    assert lines[0].startswith("client b: it could not take part: its 8 training rows are not more than the ")
+    assert lines[0].startswith(
+        "client b: it could not take part: its 8 training rows are not more than the "
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"age": ["x"] + ["1"] * 39}, "a.csv, row 1: 'age' is 'x', which is no number; mend it"),
-        ({"risk": ["none"] * 40}, "a.csv, row 1: 'risk' is 'none'; the job knows low, high"),
+        (
+            {"age": ["x"] + ["1"] * 39},
+            "a.csv, row 1: 'age' is 'x', which is no number; mend it",
+        ),
+        (
+            {"risk": ["none"] * 40},
+            "a.csv, row 1: 'risk' is 'none'; the job knows low, high",
+        ),
         ({"cost": [None] * 40}, "'cost'"),
     ],
 )
 def test_a_cell_that_does_not_fit_is_named(clients, change, said):
-    rows_of("a").with_columns(**{name: pl.Series(values) for name, values in change.items()}).write_csv(
-        clients.files["a"]
-    )
+    rows_of("a").with_columns(
+        **{name: pl.Series(values) for name, values in change.items()}
+    ).write_csv(clients.files["a"])
     with pytest.raises(ValueError) as refused:
         clients.start()
     assert said in str(refused.value) and "\n" not in str(refused.value)
@@ -246,26 +354,46 @@ def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients):
     with pytest.raises(TooFewClients):
         agree(clients.job, mute, NAMES, wait=60, tell=lines.append)
     assert lines[0].startswith("client b: ")
-    clients.work["b"]._table = SimpleNamespace(statistics=lambda train: Statistics(columns={}))
-    with pytest.raises(ValueError, match=r"^client b: these statistics are of other columns than the job's$"):
+    clients.work["b"]._table = SimpleNamespace(
+        statistics=lambda train: Statistics(columns={})
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^client b: these statistics are of other columns than the job's$",
+    ):
         agree(clients.job, LoopbackTransport(clients.responders), NAMES, wait=60)
 
 
-def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(clients, tmp_path):
+def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
+    clients, tmp_path
+):
     clients.start()
-    agreed = together(work._table.statistics(work._split["train"]) for work in clients.work.values())
+    agreed = together(
+        work._table.statistics(work._split["train"]) for work in clients.work.values()
+    )
     agreed.save(tmp_path)
     assert Statistics.load(tmp_path, clients.job.schema) == agreed
     content = (tmp_path / "statistics.json").read_text()
     mean = repr(agreed.columns["age"].mean)
     (tmp_path / "statistics.json").write_text(content.replace(mean, "9" + mean[1:]))
-    with pytest.raises(ValueError, match=r"^cannot read .*statistics.json: it is not what was written"):
+    with pytest.raises(
+        ValueError, match=r"^cannot read .*statistics.json: it is not what was written"
+    ):
         Statistics.load(tmp_path, clients.job.schema)
-    (tmp_path / "statistics.json").write_text('{"format": 1, "columns": {"age": {"count": -1}}}')
-    with pytest.raises(ValueError, match=r"^cannot read .*statistics.json: it is not what was written"):
+    (tmp_path / "statistics.json").write_text(
+        '{"format": 1, "columns": {"age": {"count": -1}}}'
+    )
+    with pytest.raises(
+        ValueError, match=r"^cannot read .*statistics.json: it is not what was written"
+    ):
         Statistics.load(tmp_path, clients.job.schema)
-    (tmp_path / "statistics.json").write_text(json.dumps(sealed({"format": 1, "columns": {"age": {"count": -1}}})))
-    with pytest.raises(ValueError, match=r"^cannot read .*statistics.json: these are no statistics of columns"):
+    (tmp_path / "statistics.json").write_text(
+        json.dumps(sealed({"format": 1, "columns": {"age": {"count": -1}}}))
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^cannot read .*statistics.json: these are no statistics of columns",
+    ):
         Statistics.load(tmp_path, clients.job.schema)
 
 
@@ -277,5 +405,16 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
     fresh = clients.start()
     lines = []
     with pytest.raises(TooFewClients):
-        coordinate(clients.job, fresh, sizes, clients.directory / "run", agreed=agreed, tell=lines.append)
-    assert lines[0] == "client a: it could not take part: it has not been told what the clients' tables hold together"
+        coordinate(
+            clients.job,
+            fresh,
+            sizes,
+            clients.directory / "run",
+            agreed=agreed,
+            tell=lines.append,
+        )
+    assert (
+        lines[0]
+        == "client a: it could not take part: it has not been told what the clients'"
+        " tables hold together"
+    )

@@ -1,4 +1,6 @@
-"""Exchanges with clients that fail in every way: the right answers count, and each wrong one is a line with a name."""
+"""Exchanges with clients that fail in every way: the right answers count, and each
+wrong one is a line with a name.
+"""
 
 import dataclasses
 import time
@@ -6,8 +8,20 @@ import time
 import numpy as np
 import pytest
 
-from fedtailor.remote.messages import ArraySpec, Reply, Request, decode_reply, decode_request, encode_reply
-from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients, exchange
+from fedtailor.remote.messages import (
+    ArraySpec,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+    encode_reply,
+)
+from fedtailor.remote.transport import (
+    LoopbackTransport,
+    Responder,
+    TooFewClients,
+    exchange,
+)
 
 SPECS = {"up/model": ArraySpec((3,), "float32")}
 NAMES = ("a", "b", "c")
@@ -20,7 +34,15 @@ def doubled(request):
 def requests(seconds=30.0, round=4, names=NAMES):
     model, deadline = np.arange(3, dtype=np.float32), time.time() + seconds
     return {
-        name: Request("job", round, 0, "client", name, deadline=deadline, arrays={"received/model": model + place})
+        name: Request(
+            "job",
+            round,
+            0,
+            "client",
+            name,
+            deadline=deadline,
+            arrays={"received/model": model + place},
+        )
         for place, name in enumerate(names)
     }
 
@@ -42,27 +64,52 @@ def changed(name, **change):
 def ask(clients, *, minimum=1, seconds=30.0, transport=LoopbackTransport, **options):
     lines = []
     found = exchange(
-        transport(clients), requests(seconds), SPECS, minimum=minimum, tell=lines.append, pause=0.01, **options
+        transport(clients),
+        requests(seconds),
+        SPECS,
+        minimum=minimum,
+        tell=lines.append,
+        pause=0.01,
+        **options,
     )
     return found, lines
 
 
 def test_all_answers_are_collected_in_the_order_of_the_requests():
     found, lines = ask(responders())
-    assert list(found.replies) == list(NAMES) and not found.refused and not found.missing and not lines
+    assert (
+        list(found.replies) == list(NAMES)
+        and not found.refused
+        and not found.missing
+        and not lines
+    )
     for place, reply in enumerate(found.replies.values()):
-        np.testing.assert_array_equal(reply.arrays["up/model"], 2 * (np.arange(3) + place))
+        np.testing.assert_array_equal(
+            reply.arrays["up/model"], 2 * (np.arange(3) + place)
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"client": "a"}, "client b: it claims to be 'a'"),
-        ({"experiment": "x"}, "client b: it answers another experiment; its kit's job.toml differs"),
-        ({"arrays": {"up/model": np.full(3, np.nan, np.float32)}}, "client b: array 'up/model' holds NaN or infinity"),
+        (
+            {"experiment": "x"},
+            "client b: it answers another experiment; its kit's job.toml differs",
+        ),
+        (
+            {"arrays": {"up/model": np.full(3, np.nan, np.float32)}},
+            "client b: array 'up/model' holds NaN or infinity",
+        ),
         ({"arrays": {}}, "client b: the array 'up/model' is missing"),
         ({"problem": "no rows"}, "client b: it could not take part: no rows"),
-        ({"round": 5}, "client b: it answers exchange (5, 0) (round, number) while (4, 0) is under way"),
+        (
+            {"round": 5},
+            (
+                "client b: it answers exchange (5, 0) (round, number) while (4, 0) is"
+                " under way"
+            ),
+        ),
     ],
 )
 def test_a_wrong_answer_is_refused_by_name_and_the_others_count(change, said):
@@ -74,7 +121,9 @@ def test_a_wrong_answer_is_refused_by_name_and_the_others_count(change, said):
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"\x80\x04K\x01."])
 def test_bytes_that_are_no_answer_are_refused_by_name(body):
     found, lines = ask(responders(b=lambda asked: body))
-    assert lines == ["client b: it is no message of a fedtailor federation, or it is damaged"]
+    assert lines == [
+        "client b: it is no message of a fedtailor federation, or it is damaged"
+    ]
     assert list(found.replies) == ["a", "c"]
 
 
@@ -87,28 +136,44 @@ class Twice(LoopbackTransport):
 def test_a_second_answer_is_refused_and_the_first_stands():
     found, lines = ask(responders(), transport=Twice)
     assert list(found.replies) == list(NAMES) and not found.refused
-    assert lines == [f"client {name}: it answered twice; the first answer stands" for name in NAMES]
+    assert lines == [
+        f"client {name}: it answered twice; the first answer stands" for name in NAMES
+    ]
 
 
 class StaleFirst(LoopbackTransport):
     def send(self, client, body):
         request = dataclasses.replace(decode_request(body), round=3, nonce="old")
-        self._arrived.append((client, encode_reply(Reply.to(request, {"up/model": np.full(3, 9, np.float32)}))))
+        self._arrived.append(
+            (
+                client,
+                encode_reply(
+                    Reply.to(request, {"up/model": np.full(3, 9, np.float32)})
+                ),
+            )
+        )
         super().send(client, body)
 
 
 def test_a_stale_answer_is_refused_and_the_right_one_is_awaited():
     found, lines = ask(responders(), transport=StaleFirst)
     assert lines == [
-        f"client {name}: it answers exchange (3, 0) (round, number) while (4, 0) is under way" for name in NAMES
+        f"client {name}: it answers exchange (3, 0) (round, number) while (4, 0) is"
+        " under way"
+        for name in NAMES
     ]
     assert list(found.replies) == list(NAMES)
-    assert all(float(reply.arrays["up/model"][0]) != 9 for reply in found.replies.values())
+    assert all(
+        float(reply.arrays["up/model"][0]) != 9 for reply in found.replies.values()
+    )
 
 
 class Unasked(LoopbackTransport):
     def receive(self):
-        return [*super().receive(), ("z", encode_reply(Reply("job", 4, 0, "client", "z")))]
+        return [
+            *super().receive(),
+            ("z", encode_reply(Reply("job", 4, 0, "client", "z"))),
+        ]
 
 
 def test_an_answer_of_somebody_who_was_not_asked_is_refused():
@@ -125,8 +190,15 @@ class Silent(LoopbackTransport):
 
 def test_the_deadline_ends_the_wait_and_the_minimum_decides():
     found, lines = ask(responders(), transport=Silent, seconds=0.1, minimum=2)
-    assert found.missing == ("c",) and lines == ["no answer in time from c"] and list(found.replies) == ["a", "b"]
-    with pytest.raises(TooFewClients, match=r"^2 of 3 clients answered in time; the job's minimum is 3$"):
+    assert (
+        found.missing == ("c",)
+        and lines == ["no answer in time from c"]
+        and list(found.replies) == ["a", "b"]
+    )
+    with pytest.raises(
+        TooFewClients,
+        match=r"^2 of 3 clients answered in time; the job's minimum is 3$",
+    ):
         ask(responders(), transport=Silent, seconds=0.1, minimum=3)
 
 
@@ -156,14 +228,21 @@ def test_a_client_that_comes_back_is_asked_again_and_the_others_are_not():
 
 def test_a_repeated_request_is_answered_from_memory_with_its_own_nonce():
     calls = []
-    responder = Responder("job", "a", lambda request: calls.append(1) or doubled(request))
+    responder = Responder(
+        "job", "a", lambda request: calls.append(1) or doubled(request)
+    )
     (request,) = requests(names=("a",)).values()
     first = decode_reply(responder(_body(request, nonce="one")))
     again = decode_reply(responder(_body(request, nonce="two")))
     assert len(calls) == 1 and (first.nonce, again.nonce) == ("one", "two")
     np.testing.assert_array_equal(first.arrays["up/model"], again.arrays["up/model"])
-    other = dataclasses.replace(request, arrays={"received/model": np.ones(3, np.float32)})
-    assert float(decode_reply(responder(_body(other))).arrays["up/model"][0]) == 2.0 and len(calls) == 2
+    other = dataclasses.replace(
+        request, arrays={"received/model": np.ones(3, np.float32)}
+    )
+    assert (
+        float(decode_reply(responder(_body(other))).arrays["up/model"][0]) == 2.0
+        and len(calls) == 2
+    )
     responder(_body(request, round=5))
     responder(_body(request, state_round=3))
     assert len(calls) == 4
@@ -172,7 +251,10 @@ def test_a_repeated_request_is_answered_from_memory_with_its_own_nonce():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"experiment": "x"}, "the job here differs from the coordinator's; copy its job.toml"),
+        (
+            {"experiment": "x"},
+            "the job here differs from the coordinator's; copy its job.toml",
+        ),
         ({"client": "b"}, "this is 'a', and the request is for 'b'"),
         ({"deadline": 1.0}, "the request arrived after its deadline"),
         ({"arrays": {}}, "no model"),

@@ -1,4 +1,6 @@
-"""What clients do to their updates before they send them, over messages: as in the simulation, with secrets besides."""
+"""What clients do to their updates before they send them, over messages: as in the
+simulation, with secrets besides.
+"""
 
 import numpy as np
 import pytest
@@ -28,18 +30,27 @@ def trained(training, rounds):
 
 def simulated(algorithm, clients, rounds, **options):
     machine = Settings(devices=1, canonical=True)
-    return trained(simulate(algorithm, clients, softmax_model("float32"), settings=machine, **options), rounds)
+    return trained(
+        simulate(
+            algorithm, clients, softmax_model("float32"), settings=machine, **options
+        ),
+        rounds,
+    )
 
 
 def test_compressed_updates_give_the_models_of_the_simulation(tmp_path):
-    """Error feedback is the client's, which has kept it through a restart of its process."""
+    """Error feedback is the client's, which has kept it through a restart of its
+    process.
+    """
     clients, uplink = classification(3), (Clip(0.05), TopK(0.2), Quantize(block=8))
     ours = Remote(UNIFORM, clients, softmax_model("float32"), tmp_path, uplink=uplink)
     training = trained(ours.training(), 2)
     ours.responders[clients.names[0]] = ours.client(clients.names[0])
     trained(training, 1)
     expected = simulated(UNIFORM, clients, 3, uplink=uplink)
-    np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        training.server.model, expected.server.model, rtol=0, atol=1e-5
+    )
     assert training.ledger.totals() == expected.ledger.totals() and ours.lines == []
 
 
@@ -47,18 +58,40 @@ def test_noise_on_the_mean_is_that_of_the_simulation(tmp_path):
     noise = GaussianNoise(multiplier=0.5, norm=0.05, delta=0.01, quantile=0.5)
     options = {"participation": Participation(0.9, sampling="poisson")}
     clients = classification(CLIENTS)
-    ours = Remote(UNIFORM, clients, softmax_model("float32"), tmp_path, uplink=(noise,), **options)
-    training, expected = trained(ours.training(), 2), simulated(UNIFORM, clients, 2, uplink=(noise,), **options)
-    np.testing.assert_allclose(training.server.model, expected.server.model, rtol=0, atol=1e-5)
-    assert training.uplink_state[0]["norm"] == pytest.approx(expected.uplink_state[0]["norm"]) != 0.05
+    ours = Remote(
+        UNIFORM, clients, softmax_model("float32"), tmp_path, uplink=(noise,), **options
+    )
+    training, expected = (
+        trained(ours.training(), 2),
+        simulated(UNIFORM, clients, 2, uplink=(noise,), **options),
+    )
+    np.testing.assert_allclose(
+        training.server.model, expected.server.model, rtol=0, atol=1e-5
+    )
+    assert (
+        training.uplink_state[0]["norm"]
+        == pytest.approx(expected.uplink_state[0]["norm"])
+        != 0.05
+    )
     for it in (training, expected):
         np.testing.assert_array_equal(
-            it.metrics.values("client_epsilon", "all"), it.privacy.epsilons(2)["client_epsilon"]
+            it.metrics.values("client_epsilon", "all"),
+            it.privacy.epsilons(2)["client_epsilon"],
         )
-    assert training.privacy.epsilons(2)["client_epsilon"][0] == expected.privacy.epsilons(2)["client_epsilon"][0] > 0
-    # with a secret, others than the coordinator cannot know who reports and which noise is added
+    assert (
+        training.privacy.epsilons(2)["client_epsilon"][0]
+        == expected.privacy.epsilons(2)["client_epsilon"][0]
+        > 0
+    )
+    # with a secret, others than the coordinator cannot know who reports and which noise
+    # is added
     hidden = trained(ours.training(secret=7), 1)
-    assert np.abs(np.asarray(hidden.server.model) - np.asarray(expected.server.model)).max() > 1e-4
+    assert (
+        np.abs(
+            np.asarray(hidden.server.model) - np.asarray(expected.server.model)
+        ).max()
+        > 1e-4
+    )
 
 
 PRIVATE = SGD(lr=0.1, steps=2, dp_noise=1.0, dp_norm=1.0)
@@ -66,16 +99,23 @@ PRIVATE = SGD(lr=0.1, steps=2, dp_noise=1.0, dp_norm=1.0)
 
 @pytest.mark.parametrize(
     ("algorithm", "uplink"),
-    [(UNIFORM, (GaussianNoise(norm=0.05, delta=0.01, by="client"),)), (MRMTL(sgd=PRIVATE), ())],
+    [
+        (UNIFORM, (GaussianNoise(norm=0.05, delta=0.01, by="client"),)),
+        (MRMTL(sgd=PRIVATE), ()),
+    ],
 )
 def test_a_clients_noise_is_its_secret(algorithm, uplink, tmp_path):
-    """The coordinator knows the seed, and all that follows from it; what a client adds follows from its own."""
+    """The coordinator knows the seed, and all that follows from it; what a client adds
+    follows from its own.
+    """
     clients = classification(2)
     ours = Remote(algorithm, clients, softmax_model("float32"), tmp_path, uplink=uplink)
     model = np.asarray(trained(ours.training(), 1).server.model)
     known = np.asarray(simulated(algorithm, clients, 1, uplink=uplink).server.model)
     assert np.abs(model - known).max() > 1e-3
-    ours.responders.update({name: ours.client(name) for name in clients.names})  # started again
+    ours.responders.update(
+        {name: ours.client(name) for name in clients.names}
+    )  # started again
     again = trained(ours.training(), 1)
     np.testing.assert_array_equal(again.server.model, model)
     name = "example_epsilon" if algorithm is not UNIFORM else "client_epsilon"
@@ -86,7 +126,10 @@ def test_a_clients_noise_is_its_secret(algorithm, uplink, tmp_path):
 
 def test_a_secret_is_kept_and_for_its_owner_only(tmp_path):
     first = secret_in(tmp_path)
-    assert secret_in(tmp_path) == first and (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
+    assert (
+        secret_in(tmp_path) == first
+        and (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
+    )
     (tmp_path / SECRET).write_text("none\n")
     with pytest.raises(ValueError, match="is damaged; remove it"):
         secret_in(tmp_path)
@@ -95,10 +138,19 @@ def test_a_secret_is_kept_and_for_its_owner_only(tmp_path):
 
 
 def test_a_job_says_what_leaves_a_client(tmp_path):
-    listed = '[{ use = "clip", norm = 0.5 }, { use = "top-k", fraction = 0.1 }, { use = "quantize" }]'
+    listed = (
+        '[{ use = "clip", norm = 0.5 }, { use = "top-k", fraction = 0.1 }, { use ='
+        ' "quantize" }]'
+    )
     plan = plan_of(job_of(tmp_path, ("uplink = []", f"uplink = {listed}")))
-    assert [type(it) for it in plan.uplink] == [Clip, TopK, Quantize] and plan.uplink[1].fraction == 0.1
-    assert [one["type"] for one in plan.describe(0)["uplink"]] == ["Clip", "TopK", "Quantize"]
+    assert [type(it) for it in plan.uplink] == [Clip, TopK, Quantize] and plan.uplink[
+        1
+    ].fraction == 0.1
+    assert [one["type"] for one in plan.describe(0)["uplink"]] == [
+        "Clip",
+        "TopK",
+        "Quantize",
+    ]
     noise = ("uplink = []", 'uplink = [{ use = "gaussian-noise", by = "client" }]')
     with pytest.raises(ValueError, match="set evaluate = false"):
         plan_of(job_of(tmp_path, noise))

@@ -12,7 +12,14 @@ from fedtailor.report.comparison import BASELINE_ROW, tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
 from fedtailor.report.experiment import Cell, Experiment
-from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, METRICS, ROWS, SUMMARY
+from fedtailor.storage.run_files import (
+    BASELINE,
+    CLIENTS,
+    LEDGER,
+    METRICS,
+    ROWS,
+    SUMMARY,
+)
 from report.results import NAME, write_index, write_manifest
 
 CLIENTS_OF = {"gains": 60, "loses": 60, "same": 60}
@@ -26,67 +33,132 @@ SHARE = {  # of test rows that are right
 
 
 def outcomes(method, client, seed):
-    """Of each test row whether it is right: the shares above, of rows that differ from seed to seed."""
+    """Of each test row whether it is right: the shares above, of rows that differ from
+    seed to seed.
+    """
     rng = np.random.default_rng([seed, list(CLIENTS_OF).index(client)])
-    return rng.permutation(CLIENTS_OF[client]) < SHARE[method][client] * CLIENTS_OF[client]
+    return (
+        rng.permutation(CLIENTS_OF[client]) < SHARE[method][client] * CLIENTS_OF[client]
+    )
 
 
-def make_run(path, method, seed, *, rows=True, metric="accuracy", splits=("val", "test")):
+def make_run(
+    path, method, seed, *, rows=True, metric="accuracy", splits=("val", "test")
+):
     """The files of a finished run that a decision reads."""
     path.mkdir(parents=True)
     names = list(CLIENTS_OF)
     right = {name: outcomes(method, name, seed) for name in names}
     curve = [(0, 2.0), (1, 1.5), (2, 1.2), (3, 1.0)]  # falls to the end
-    lines = [(round, name, False, "val", "loss", loss) for round, loss in curve for name in names]
+    lines = [
+        (round, name, False, "val", "loss", loss)
+        for round, loss in curve
+        for name in names
+    ]
     for split in splits:
-        lines += [(3, name, False, split, metric, float(right[name].mean())) for name in names]
+        lines += [
+            (3, name, False, split, metric, float(right[name].mean())) for name in names
+        ]
     schema = ["round", "client", "unseen", "split", "metric", "value"]
     pl.DataFrame(lines, schema=schema, orient="row").write_parquet(path / METRICS)
     sizes = {"train": [10] * 3, "val": [60] * 3, "test": [60] * 3}
-    pl.DataFrame({"client": names, "group": [None] * 3, "unseen": [False] * 3, **sizes}).write_parquet(path / CLIENTS)
+    pl.DataFrame(
+        {"client": names, "group": [None] * 3, "unseen": [False] * 3, **sizes}
+    ).write_parquet(path / CLIENTS)
     if rows:
-        parts = [pl.DataFrame({"client": [name] * 60, "row": np.arange(60), "loss": np.where(right[name], 0.1, 2.0),
-                               "correct": right[name]}) for name in names]  # fmt: skip
+        parts = [
+            pl.DataFrame(
+                {
+                    "client": [name] * 60,
+                    "row": np.arange(60),
+                    "loss": np.where(right[name], 0.1, 2.0),
+                    "correct": right[name],
+                }
+            )
+            for name in names
+        ]
         pl.concat(parts).write_parquet(path / ROWS)
         nothing = [(0, name, False, "test", metric, 0.25) for name in names]
-        pl.DataFrame(nothing, schema=schema, orient="row").write_parquet(path / BASELINE)
+        pl.DataFrame(nothing, schema=schema, orient="row").write_parquet(
+            path / BASELINE
+        )
     Ledger().frame().write_parquet(path / LEDGER)
     write_manifest(path, method, seed)
-    (path / SUMMARY).write_text(json.dumps({"metric": metric, "warnings": ["rows repeat"], "seconds_per_round": 0.1}))
+    (path / SUMMARY).write_text(
+        json.dumps(
+            {"metric": metric, "warnings": ["rows repeat"], "seconds_per_round": 0.1}
+        )
+    )
 
 
 def build(results, methods=("local", "shared", "other"), **options):
-    """An experiment of one scenario; methods' rows are called as they are, in capitals."""
+    """An experiment of one scenario; methods' rows are called as they are, in
+    capitals.
+    """
     cells = []
     for method in methods:
         for seed in SEEDS:
             make_run(results / f"runs/{method}-{seed}", method, seed, **options)
             cells.append(Cell("shift", method.upper(), seed, f"runs/{method}-{seed}"))
     candidates = [
-        {"scenario": "shift", "algorithm": "LOCAL", "parameters": {"lr": lr}, "seed": 0, "run": "", "val": lr,
-         "chosen": lr == 0.1} | {"algorithm": method}
-        for method in ("LOCAL", "OTHER") for lr in (0.01, 0.1)
-    ]  # fmt: skip
-    write_index(results, cells, algorithms=[method.upper() for method in methods], published={}, sweeps={},
-                metrics=["mean", "worst"], candidates=candidates, seeds=list(SEEDS))  # fmt: skip
+        {
+            "scenario": "shift",
+            "algorithm": "LOCAL",
+            "parameters": {"lr": lr},
+            "seed": 0,
+            "run": "",
+            "val": lr,
+            "chosen": lr == 0.1,
+        }
+        | {"algorithm": method}
+        for method in ("LOCAL", "OTHER")
+        for lr in (0.01, 0.1)
+    ]
+    write_index(
+        results,
+        cells,
+        algorithms=[method.upper() for method in methods],
+        published={},
+        sweeps={},
+        metrics=["mean", "worst"],
+        candidates=candidates,
+        seeds=list(SEEDS),
+    )
     return Experiment.read(results, NAME)
 
 
 def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     decision = decide(build(tmp_path), "shift")
-    verdict = {(client, method): word for client, method, word in
-               decision.gains.select("client", "method", "verdict").iter_rows()}  # fmt: skip
-    assert (verdict["gains", "SHARED"], verdict["loses", "SHARED"]) == ("helps", "hurts")
+    verdict = {
+        (client, method): word
+        for client, method, word in decision.gains.select(
+            "client", "method", "verdict"
+        ).iter_rows()
+    }
+    assert (verdict["gains", "SHARED"], verdict["loses", "SHARED"]) == (
+        "helps",
+        "hurts",
+    )
     assert verdict["same", "SHARED"] == verdict["same", "OTHER"] == "cannot tell"
-    gain = decision.gains.filter((pl.col("client") == "gains") & (pl.col("method") == "SHARED"))
+    gain = decision.gains.filter(
+        (pl.col("client") == "gains") & (pl.col("method") == "SHARED")
+    )
     assert gain["gain"].item() == pytest.approx(0.45) and gain["low"].item() > 0.2
     text = " ".join(decision.sentences)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
-    assert "Sharing is not shown to help on average, nor to hurt (tested over all pairs" in text  # of three clients
-    assert "SHARED, beside training alone: helps 1 of 3 clients, hurts 1, cannot tell for 1; mean gain in" in text
+    assert (
+        "Sharing is not shown to help on average, nor to hurt (tested over all pairs"
+        in text
+    )  # of three clients
+    assert (
+        "SHARED, beside training alone: helps 1 of 3 clients, hurts 1, cannot tell for"
+        " 1; mean gain in" in text
+    )
     assert "accuracy, %: -1.7 (95 % interval " in text  # (0.45 - 0.5 + 0) / 3
     # choosing per client: 0.95, 0.9, 0.7 against 0.7 on average of the best single one
-    assert decision.choice.value == pytest.approx(0.85) and decision.choice.single_value == pytest.approx(0.7)
+    assert decision.choice.value == pytest.approx(
+        0.85
+    ) and decision.choice.single_value == pytest.approx(0.7)
 
 
 def test_warnings_say_what_to_know(tmp_path):
@@ -94,39 +166,69 @@ def test_warnings_say_what_to_know(tmp_path):
     assert warnings[0] == "rows repeat"
     assert any("still falling: LOCAL, SHARED, OTHER" in warning for warning in warnings)
     assert [warning for warning in warnings if "value tried" in warning] == [
-        "LOCAL, OTHER: lr=0.1 is the largest value tried; try larger ones"  # one line for both
+        # one line for both
+        "LOCAL, OTHER: lr=0.1 is the largest value tried; try larger ones"
     ]
 
 
 def test_without_training_alone_there_is_one_line_instead(tmp_path):
     decision = decide(build(tmp_path, ("shared", "other")), "shift")
     assert decision.gains is None and decision.table is None
-    assert decision.sentences[-1] == "Gains over training alone need the method local; add it to the comparison."
+    assert (
+        decision.sentences[-1]
+        == "Gains over training alone need the method local; add it to the comparison."
+    )
 
 
 def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
     build(tmp_path, ("local", "shared"))
-    after = {  # test accuracy after rounds 1, 2 and 3; runs of methods that were left out have gone on since
-        "local": (0.5, 0.5, 0.5), "shared": (0.55, 0.6, 0.9), "other": (0.3, 0.4, 0.99), "early": (0.2, 0.99, 0.99),
-    }  # fmt: skip
+    # test accuracy after rounds 1, 2 and 3; runs of methods that were left out have
+    # gone on since
+    after = {
+        "local": (0.5, 0.5, 0.5),
+        "shared": (0.55, 0.6, 0.9),
+        "other": (0.3, 0.4, 0.99),
+        "early": (0.2, 0.99, 0.99),
+    }
     for method in ("other", "early"):
         make_run(tmp_path / f"runs/{method}-0", method, 0)
     noise = np.random.default_rng(0).normal(0, 0.001, (len(after), 3))
     for path in tmp_path.glob("runs/*"):
         method = path.name.partition("-")[0]
         luck = dict(zip(CLIENTS_OF, noise[list(after).index(method)], strict=True))
-        lines = [(rounds, name, False, "test", "accuracy", value + luck[name])
-                 for rounds, value in enumerate(after[method], 1) for name in CLIENTS_OF]  # fmt: skip
+        lines = [
+            (rounds, name, False, "test", "accuracy", value + luck[name])
+            for rounds, value in enumerate(after[method], 1)
+            for name in CLIENTS_OF
+        ]
         frame = pl.read_parquet(path / METRICS).filter(pl.col("split") == "val")
-        pl.concat([frame, pl.DataFrame(lines, schema=frame.schema, orient="row")]).write_parquet(path / METRICS)
-    cells = [Cell("shift", name.upper(), seed, f"runs/{name}-{seed}") for name in ("local", "shared") for seed in SEEDS]
+        pl.concat(
+            [frame, pl.DataFrame(lines, schema=frame.schema, orient="row")]
+        ).write_parquet(path / METRICS)
+    cells = [
+        Cell("shift", name.upper(), seed, f"runs/{name}-{seed}")
+        for name in ("local", "shared")
+        for seed in SEEDS
+    ]
     candidates = [
-        {"scenario": "shift", "algorithm": name.upper(), "parameters": {}, "seed": 0, "run": f"runs/{name}-0",
-         "val": val, "chosen": rounds == 3, "rounds": rounds}
+        {
+            "scenario": "shift",
+            "algorithm": name.upper(),
+            "parameters": {},
+            "seed": 0,
+            "run": f"runs/{name}-0",
+            "val": val,
+            "chosen": rounds == 3,
+            "rounds": rounds,
+        }
         for name, rounds, val in (
-            ("local", 3, 0.5), ("shared", 3, 0.6), ("other", 2, 0.4), ("early", 1, 0.2), ("wild", 1, None)
+            ("local", 3, 0.5),
+            ("shared", 3, 0.6),
+            ("other", 2, 0.4),
+            ("early", 1, 0.2),
+            ("wild", 1, None),
         )
-    ]  # fmt: skip
+    ]
     first = {
         "parameters": {"lr": 1},
         "run": "runs/early-0",
@@ -134,26 +236,57 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
         "val": 0.9,
     }  # left out before the other setting
     candidates.insert(0, candidates[2] | first)
-    write_index(tmp_path, cells, algorithms=[name.upper() for name in (*after, "wild")], published={}, sweeps={},
-                candidates=candidates, seeds=list(SEEDS), budget={"rounds": 1, "full": 3})  # fmt: skip
+    write_index(
+        tmp_path,
+        cells,
+        algorithms=[name.upper() for name in (*after, "wild")],
+        published={},
+        sweeps={},
+        candidates=candidates,
+        seeds=list(SEEDS),
+        budget={"rounds": 1, "full": 3},
+    )
     decision = decide(Experiment.read(tmp_path, NAME), "shift")
-    assert decision.winner.winner == "SHARED" and decision.left_out == {"EARLY": 1, "OTHER": 2}
-    gains = {(one, other): gain for one, other, gain in
-             decision.winner.pairs.select("method", "other", "difference").iter_rows()}  # fmt: skip
+    assert decision.winner.winner == "SHARED" and decision.left_out == {
+        "EARLY": 1,
+        "OTHER": 2,
+    }
+    gains = {
+        (one, other): gain
+        for one, other, gain in decision.winner.pairs.select(
+            "method", "other", "difference"
+        ).iter_rows()
+    }
     assert gains == {
         ("SHARED", "LOCAL"): pytest.approx(0.4, abs=0.003),
-        ("SHARED", "OTHER"): pytest.approx(0.2, abs=0.003), ("SHARED", "EARLY"): pytest.approx(0.35, abs=0.003),
-        ("LOCAL", "OTHER"): pytest.approx(0.1, abs=0.003), ("LOCAL", "EARLY"): pytest.approx(0.3, abs=0.003),
+        ("SHARED", "OTHER"): pytest.approx(0.2, abs=0.003),
+        ("SHARED", "EARLY"): pytest.approx(0.35, abs=0.003),
+        ("LOCAL", "OTHER"): pytest.approx(0.1, abs=0.003),
+        ("LOCAL", "EARLY"): pytest.approx(0.3, abs=0.003),
         ("OTHER", "EARLY"): pytest.approx(0.1, abs=0.003),
-    }  # fmt: skip
-    assert "SHARED is better than every other method, over 3 clients and 2 seeds" in decision.sentences[0]
-    assert decision.sentences[1].startswith("Sharing is shown to help on average by SHARED (")
-    assert decision.sentences[2].endswith("OTHER after 2 and EARLY after 1 of 3 rounds.")
-    (tmp_path / "runs/other-0" / SUMMARY).unlink()  # as while it goes on for the full comparison
+    }
+    assert (
+        "SHARED is better than every other method, over 3 clients and 2 seeds"
+        in decision.sentences[0]
+    )
+    assert decision.sentences[1].startswith(
+        "Sharing is shown to help on average by SHARED ("
+    )
+    assert decision.sentences[2].endswith(
+        "OTHER after 2 and EARLY after 1 of 3 rounds."
+    )
+    (
+        tmp_path / "runs/other-0" / SUMMARY
+    ).unlink()  # as while it goes on for the full comparison
     decision = decide(Experiment.read(tmp_path, NAME), "shift")
     assert decision.winner.winner is None and decision.winner.leader == "SHARED"
-    assert decision.sentences[2].endswith("EARLY after 1 of 3 rounds.") and "OTHER" not in decision.sentences[2]
-    assert decision.sentences[3].startswith("Nothing is said of OTHER: left out by validation data")
+    assert (
+        decision.sentences[2].endswith("EARLY after 1 of 3 rounds.")
+        and "OTHER" not in decision.sentences[2]
+    )
+    assert decision.sentences[3].startswith(
+        "Nothing is said of OTHER: left out by validation data"
+    )
 
 
 def test_runs_that_kept_no_rows_say_so(tmp_path):
@@ -165,14 +298,22 @@ def test_runs_that_kept_no_rows_say_so(tmp_path):
 
 def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
     experiment = build(tmp_path, rows=False, splits=("val",))
-    write_index(tmp_path, experiment.index.cells, algorithms=["LOCAL", "SHARED", "OTHER"], seeds=list(SEEDS),
-                published={}, sweeps={"LOCAL": {"parameter": "lr", "rows": {"1": "LOCAL"}}})  # fmt: skip
+    write_index(
+        tmp_path,
+        experiment.index.cells,
+        algorithms=["LOCAL", "SHARED", "OTHER"],
+        seeds=list(SEEDS),
+        published={},
+        sweeps={"LOCAL": {"parameter": "lr", "rows": {"1": "LOCAL"}}},
+    )
     experiment = Experiment.read(tmp_path, NAME)  # every measure, every figure
     decision = decide(experiment, "shift")
     assert (decision.winner, decision.choice, decision.gains) == (None, None, None)
     (sentence,) = decision.sentences
     assert sentence.startswith("There are no test data by which accuracy could be told")
-    assert "rows repeat" in decision.warnings  # what is known from validation data is still said
+    assert (
+        "rows repeat" in decision.warnings
+    )  # what is known from validation data is still said
     for name, table in tables(experiment).items():
         if name not in ("chosen", "shift-costs", "permuted-costs"):
             assert {str(cell) for row in table.rows for cell in row[1:]} <= {"-"}, name
@@ -180,7 +321,9 @@ def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
     for form in ("terminal", "markdown", "csv", "latex", "json"):
         assert main(["report", results, "--format", form]) == 0
         printed = capsys.readouterr().out
-        assert (sentence in printed) == (form in ("terminal", "markdown", "json")) and "nan" not in printed.lower()
+        assert (sentence in printed) == (
+            form in ("terminal", "markdown", "json")
+        ) and "nan" not in printed.lower()
     assert main(["report", results, "--out", str(out)]) == 0
     assert (
         "accuracy-by-round is left out: it needs a finished run with test rows"
@@ -194,13 +337,20 @@ def test_gains_by_a_metric_that_rows_do_not_give_are_in_accuracy(tmp_path):
     decision = decide(build(tmp_path, metric="roc_auc"), "shift")
     assert (decision.metric, decision.gain_metric) == ("roc_auc", "accuracy")
     assert "By test ROC AUC, %: " in decision.sentences[0]
-    assert any("those below are in accuracy" in sentence for sentence in decision.sentences)
+    assert any(
+        "those below are in accuracy" in sentence for sentence in decision.sentences
+    )
 
 
 def test_every_table_has_the_row_of_what_learns_nothing(tmp_path):
     found = tables(build(tmp_path))
     for name in ("mean", "worst", "shift-clients"):
-        assert [row[0] for row in found[name].rows] == ["LOCAL", "SHARED", "OTHER", BASELINE_ROW]
+        assert [row[0] for row in found[name].rows] == [
+            "LOCAL",
+            "SHARED",
+            "OTHER",
+            BASELINE_ROW,
+        ]
         assert found[name].rows[-1][1].mean == pytest.approx(25)
 
 
@@ -208,28 +358,59 @@ def test_all_forms_of_a_report_hold_the_decision(tmp_path, capsys, monkeypatch):
     experiment = build(tmp_path)
     decision = decide(experiment, "shift")
     found = as_dict(experiment, tables(experiment), [decision])["decision"]["shift"]
-    assert json.loads(json.dumps(found, allow_nan=False))["gains"][0]["client"] == "gains"
+    assert (
+        json.loads(json.dumps(found, allow_nan=False))["gains"][0]["client"] == "gains"
+    )
     assert found["winner"] is None and len(found["pairs"]) == 3
     text = markdown(experiment, tables(experiment), [decision])
-    assert "## Decision: shift" in text and "| gains | SHARED | 60 | 50.0 | 95.0 | +45.0 |" in text
+    assert (
+        "## Decision: shift" in text
+        and "| gains | SHARED | 60 | 50.0 | 95.0 | +45.0 |" in text
+    )
     assert main(["report", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.index("Decision: shift") > printed.index("gain of each client") > printed.index("mean over clients")
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out"), "--no-figures"]) == 0
-    assert len((tmp_path / "out" / NAME / "tables" / "shift-gains.csv").read_text().splitlines()) == 7
+    assert (
+        printed.index("Decision: shift")
+        > printed.index("gain of each client")
+        > printed.index("mean over clients")
+    )
+    assert (
+        main(["report", str(tmp_path), "--out", str(tmp_path / "out"), "--no-figures"])
+        == 0
+    )
+    assert (
+        len(
+            (tmp_path / "out" / NAME / "tables" / "shift-gains.csv")
+            .read_text()
+            .splitlines()
+        )
+        == 7
+    )
     monkeypatch.setattr("fedtailor.report.document.MOST_LINES", 5)
-    assert "| gains | SHARED |" not in markdown(experiment, tables(experiment), [decision])
+    assert "| gains | SHARED |" not in markdown(
+        experiment, tables(experiment), [decision]
+    )
 
 
 def test_a_curve_is_the_same_to_the_bit_whenever_it_is_asked_for(tmp_path):
-    """Else a run would not always reach its own best, and tables of times would change from call to call."""
+    """Else a run would not always reach its own best, and tables of times would change
+    from call to call.
+    """
     rng, clients, rounds = np.random.default_rng(0), 48, 51
     run = build(tmp_path, ("local",)).runs["shift"]["LOCAL"][0]
-    lines = {"round": np.repeat(np.arange(rounds), clients), "client": [f"c{n}" for n in range(clients)] * rounds}
+    lines = {
+        "round": np.repeat(np.arange(rounds), clients),
+        "client": [f"c{n}" for n in range(clients)] * rounds,
+    }
     vars(run)["metrics"] = pl.DataFrame(lines).with_columns(
-        value=rng.random(rounds * clients), unseen=False, split=pl.lit("test"), metric=pl.lit("accuracy")
+        value=rng.random(rounds * clients),
+        unseen=False,
+        split=pl.lit("test"),
+        metric=pl.lit("accuracy"),
     )
     curves = [run.curve() for _ in range(20)]
     assert len(curves[0]) == rounds and all(curve == curves[0] for curve in curves)
     values = run.metrics["value"].to_numpy().reshape(rounds, clients)
-    np.testing.assert_allclose(list(curves[0].values()), values.mean(axis=1), rtol=1e-14)
+    np.testing.assert_allclose(
+        list(curves[0].values()), values.mean(axis=1), rtol=1e-14
+    )

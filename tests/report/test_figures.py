@@ -3,14 +3,23 @@ import shutil
 import numpy as np
 import pytest
 
-from fedtailor.protocol.diagnostics import LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.protocol.diagnostics import (
+    LineDiagnostic,
+    MatrixDiagnostic,
+    TreeDiagnostic,
+)
 from fedtailor.report import drawing, figures
 from fedtailor.report.stored import StoredRun
 from report.results import CLIENTS, UNSEEN, as_loss, put_diagnostics
 
 
 def test_figures_are_written_twice_and_reproducibly(tmp_path):
-    curves = {"one panel": {"FedAvg": [{0: 0.1, 5: 0.5}, {0: 0.2, 5: 0.6}], "UCFL": [{0: 0.2, 5: 0.9}]}}
+    curves = {
+        "one panel": {
+            "FedAvg": [{0: 0.1, 5: 0.5}, {0: 0.2, 5: 0.6}],
+            "UCFL": [{0: 0.2, 5: 0.9}],
+        }
+    }
     paths = figures.lines(curves, "round", "accuracy", tmp_path / "lines")
     assert [path.suffix for path in paths] == [".png", ".svg"]
     svg = paths[1].read_bytes()
@@ -18,10 +27,23 @@ def test_figures_are_written_twice_and_reproducibly(tmp_path):
     assert paths[1].read_bytes() == svg
     one_of_each = {
         "W": MatrixDiagnostic("affinity", "W", np.eye(4) - 0.1),
-        "s": LineDiagnostic("s", "s", np.array([2, 3]), np.array([0.1, 0.5]), "streams", "silhouette", chosen=3.0),
-        "T": TreeDiagnostic("splits", "T", np.array([0, 1]), np.array([2, 5]), np.array([0, 1, 2, 2])),
+        "s": LineDiagnostic(
+            "s",
+            "s",
+            np.array([2, 3]),
+            np.array([0.1, 0.5]),
+            "streams",
+            "silhouette",
+            chosen=3.0,
+        ),
+        "T": TreeDiagnostic(
+            "splits", "T", np.array([0, 1]), np.array([2, 5]), np.array([0, 1, 2, 2])
+        ),
     }
-    panels = {title: figures.Panel(it, [it, it], np.array([0, 1, 0, 1])) for title, it in one_of_each.items()}
+    panels = {
+        title: figures.Panel(it, [it, it], np.array([0, 1, 0, 1]))
+        for title, it in one_of_each.items()
+    }
     figures.diagnostics(panels, tmp_path / "diagnostics")
     assert all(path.stat().st_size > 3000 for path in tmp_path.iterdir())
 
@@ -36,27 +58,57 @@ def test_figures_agree_on_colours(tmp_path):
     """A method keeps its colour in a figure that leaves another one out."""
     curve = [{1: 0.1, 5: 0.5}]
     labels = ["Local", "FedAvg"]
-    both = figures.lines({"a": {"Local": curve, "FedAvg": curve}}, "x", "y", tmp_path / "both", labels=labels)
-    one = figures.lines({"a": {"FedAvg": curve}}, "x", "y", tmp_path / "one", labels=labels, x_scale="log")
+    both = figures.lines(
+        {"a": {"Local": curve, "FedAvg": curve}},
+        "x",
+        "y",
+        tmp_path / "both",
+        labels=labels,
+    )
+    one = figures.lines(
+        {"a": {"FedAvg": curve}},
+        "x",
+        "y",
+        tmp_path / "one",
+        labels=labels,
+        x_scale="log",
+    )
     colours = [
-        {colour for colour in figures.COLORS[:6] if colour.lower() in path[1].read_text()} for path in (both, one)
+        {
+            colour
+            for colour in figures.COLORS[:6]
+            if colour.lower() in path[1].read_text()
+        }
+        for path in (both, one)
     ]
     assert colours == [set(figures.COLORS[:2]), {figures.COLORS[1]}]
 
 
 def test_32_labels_look_different():
-    looks = [(style["color"], style["marker"], style["linestyle"]) for style in map(figures.style, range(32))]
+    looks = [
+        (style["color"], style["marker"], style["linestyle"])
+        for style in map(figures.style, range(32))
+    ]
     assert len(set(looks)) == 32
-    assert len({(color, line) for color, _, line in looks}) == 32  # also where markers are too small to see
+    assert (
+        len({(color, line) for color, _, line in looks}) == 32
+    )  # also where markers are too small to see
 
 
 def test_six_curves_have_bands_and_the_others_are_thin(tmp_path):
-    curves = {f"m{number}": [{0: 0.1, 5: 0.1 * number}, {0: 0.2, 5: 0.15 * number}] for number in range(9)}
-    svg = figures.lines({"panel": curves}, "round", "accuracy", tmp_path / "nine")[1].read_text()
+    curves = {
+        f"m{number}": [{0: 0.1, 5: 0.1 * number}, {0: 0.2, 5: 0.15 * number}]
+        for number in range(9)
+    }
+    svg = figures.lines({"panel": curves}, "round", "accuracy", tmp_path / "nine")[
+        1
+    ].read_text()
     assert svg.count('id="FillBetweenPolyCollection') == 6 == figures.MOST_BANDS
     assert all(f"<!-- {label} -->" in svg for label in curves)  # all are named
     featured = [f"m{number}" for number in (8, 7)]
-    svg = figures.lines({"panel": curves}, "round", "y", tmp_path / "two", featured=featured)[1].read_text()
+    svg = figures.lines(
+        {"panel": curves}, "round", "y", tmp_path / "two", featured=featured
+    )[1].read_text()
     assert svg.count('id="FillBetweenPolyCollection') == 2
 
 
@@ -68,7 +120,9 @@ def test_fedavg_and_the_best_rows_are_featured(results, monkeypatch):
     means = {label: found[0].spread()["mean"] for label, found in runs.items()}
     monkeypatch.setattr(figures, "MOST_BANDS", 2)
     best = max(("Local", "UCFL"), key=means.get)
-    assert means["Average"] < means[best]  # FedAvg is there to compare with, however bad
+    assert (
+        means["Average"] < means[best]
+    )  # FedAvg is there to compare with, however bad
     assert set(drawing.featured({"s": runs})) == {"Average", best}
     # Rows with bands never share a colour, however many rows stand before them.
     order = drawing._by_look({"s": runs})
@@ -88,14 +142,22 @@ def test_values_of_a_sweep_stand_where_they_belong():
 
 
 def test_bytes_are_those_of_the_rounds_done(results):
-    """A round of FedAvg: one model down to all, one up from each; the delivery is not part of a curve."""
+    """A round of FedAvg: one model down to all, one up from each; the delivery is not
+    part of a curve.
+    """
     run = StoredRun(results / "runs/digits-permuted/fedavg-s0")
     size = 4 * (64 * 64 + 64 + 64 * 10 + 10)
-    assert list(run.by_bytes()) == [t * size * (1 + CLIENTS - UNSEEN) for t in (1, 2, 3)]
+    assert list(run.by_bytes()) == [
+        t * size * (1 + CLIENTS - UNSEEN) for t in (1, 2, 3)
+    ]
     assert list(run.by_bytes().values()) == list(run.curve().values())
     ucfl = StoredRun(results / "runs/digits-permuted/ucfl-s0")
-    assert next(iter(ucfl.by_bytes())) > 2 * (CLIENTS - UNSEEN) * size  # with the gradients of the probe
-    assert not run.silent and StoredRun(results / "runs/digits-permuted/local-s0").silent
+    assert (
+        next(iter(ucfl.by_bytes())) > 2 * (CLIENTS - UNSEEN) * size
+    )  # with the gradients of the probe
+    assert (
+        not run.silent and StoredRun(results / "runs/digits-permuted/local-s0").silent
+    )
 
 
 def test_groups_are_in_the_order_of_the_weights(results):
@@ -108,7 +170,9 @@ def test_groups_are_in_the_order_of_the_weights(results):
 
 
 def test_curves_of_losses_say_so(results, tmp_path):
-    run = StoredRun(as_loss(results / "runs/digits-permuted/local-s0", tmp_path / "run"))
+    run = StoredRun(
+        as_loss(results / "runs/digits-permuted/local-s0", tmp_path / "run")
+    )
     svg = drawing.by_round({"s": {"Local": [run]}}, tmp_path / "loss")[1].read_text()
     assert "<!-- test loss (↓ better) -->" in svg and "accuracy" not in svg
 
@@ -125,14 +189,32 @@ def test_diagnostics_that_were_changed_are_refused(results, tmp_path):
 
 
 def test_a_method_is_drawn_by_what_it_tells_whatever_it_is(results, tmp_path):
-    """The same figure for UCFL, UCFL in a schedule, and a method that the report has never heard of."""
+    """The same figure for UCFL, UCFL in a schedule, and a method that the report has
+    never heard of.
+    """
     shutil.copytree(results / "runs/digits-permuted/fedavg-s0", tmp_path / "run")
     runs = {"s": {"Mine": [StoredRun(tmp_path / "run")]}}
-    assert not drawing.collaboration(runs, tmp_path / "none") and not drawing.diagnostics(runs, tmp_path / "none")
+    assert not drawing.collaboration(
+        runs, tmp_path / "none"
+    ) and not drawing.diagnostics(runs, tmp_path / "none")
     weights = np.eye(CLIENTS - UNSEEN)
-    tree = TreeDiagnostic("splits", "Splits of mine", np.array([0]), np.array([2]), np.arange(CLIENTS - UNSEEN) % 2)
-    put_diagnostics(tmp_path / "run", [MatrixDiagnostic("collaboration", "Mine", weights), tree])
+    tree = TreeDiagnostic(
+        "splits",
+        "Splits of mine",
+        np.array([0]),
+        np.array([2]),
+        np.arange(CLIENTS - UNSEEN) % 2,
+    )
+    put_diagnostics(
+        tmp_path / "run", [MatrixDiagnostic("collaboration", "Mine", weights), tree]
+    )
     runs = {"s": {"Mine": [StoredRun(tmp_path / "run")]}}
-    assert drawing.collaboration(runs, tmp_path / "weights") and not drawing.silhouette(runs, tmp_path / "none")
+    assert drawing.collaboration(runs, tmp_path / "weights") and not drawing.silhouette(
+        runs, tmp_path / "none"
+    )
     svg = drawing.diagnostics(runs, tmp_path / "tree")[1].read_text()
-    assert "<!-- Splits of mine -->" in svg and "<!-- cluster -->" in svg and "learns from" not in svg
+    assert (
+        "<!-- Splits of mine -->" in svg
+        and "<!-- cluster -->" in svg
+        and "learns from" not in svg
+    )

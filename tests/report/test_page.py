@@ -1,4 +1,6 @@
-"""The report as a web page: what it says, that nothing in it reaches out, and how mistakes end."""
+"""The report as a web page: what it says, that nothing in it reaches out, and how
+mistakes end.
+"""
 
 import json
 import re
@@ -11,7 +13,15 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.report.decision import Decision
-from fedtailor.report.page import Chart, Page, Section, Series, page_of, render, write_page
+from fedtailor.report.page import (
+    Chart,
+    Page,
+    Section,
+    Series,
+    page_of,
+    render,
+    write_page,
+)
 from fedtailor.report.page.contents import gains
 from fedtailor.report.page.curves import curves
 from fedtailor.report.page.pictures import Gain, extent, forest, matrix
@@ -27,7 +37,9 @@ VOID = {"meta", "link", "br", "img", "input"}
 
 
 class Elements(HTMLParser):
-    """Attributes that name a resource, the texts of scripts, and whether every element is closed."""
+    """Attributes that name a resource, the texts of scripts, and whether every element
+    is closed.
+    """
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -36,7 +48,11 @@ class Elements(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href", "action", "srcset", "data")]
+        self.links += [
+            value
+            for name, value in attrs
+            if name in ("src", "href", "action", "srcset", "data")
+        ]
         if tag not in VOID:
             self.open.append(tag)
         if tag == "script":
@@ -69,35 +85,56 @@ def test_names_are_text_wherever_they_stand():
     text = render(page())
     assert "<b>x</b>" not in text
     found = Elements(text)
-    assert sum(HOSTILE in piece for piece in found.texts) >= 6  # subtitle, sentence, cell, settings, two drawings
+    assert (
+        sum(HOSTILE in piece for piece in found.texts) >= 6
+    )  # subtitle, sentence, cell, settings, two drawings
     chart = json.loads(found.scripts[0])
     assert chart["series"][0]["label"] == HOSTILE and len(chart["series"]) == SERIES
     assert chart["series"][2] == {
-        "label": "method 2", "x": [1.2, 2.2, 3.2], "y": [2.0, 2.5, None], "colour": 2, "shown": True,
-    }  # fmt: skip
-    assert chart["series"][1]["low"] == [-40, -40, None] and not chart["series"][-1]["shown"]
+        "label": "method 2",
+        "x": [1.2, 2.2, 3.2],
+        "y": [2.0, 2.5, None],
+        "colour": 2,
+        "shown": True,
+    }
+    assert (
+        chart["series"][1]["low"] == [-40, -40, None]
+        and not chart["series"][-1]["shown"]
+    )
 
 
 def test_a_thousand_clients_stay_under_the_limit():
     found = render(page(clients=1000))
     assert 300_000 < len(found.encode()) < MOST_BYTES
-    assert "data:image/png;base64," in found  # the matrix is an image, not a million squares
+    assert (
+        "data:image/png;base64," in found
+    )  # the matrix is an image, not a million squares
     rows = [[str(number), HOSTILE * 3] for number in range(20_000)]
     with pytest.raises(ValueError, match=r"MB, more than 3; compare fewer"):
-        render(Page("a", "b", {"s": [Section("t", tables=[Table("t", ["a", "b"], rows)])]}))
+        render(
+            Page("a", "b", {"s": [Section("t", tables=[Table("t", ["a", "b"], rows)])]})
+        )
 
 
 def test_parts_have_headings_where_there_are_several():
-    assert "<h2>scenario 1</h2>" in render(page(parts=2)) and "<h2>scenario 0</h2>" not in render(page())
+    assert "<h2>scenario 1</h2>" in render(
+        page(parts=2)
+    ) and "<h2>scenario 0</h2>" not in render(page())
 
 
 def test_forest_draws_gains_best_first_on_the_given_axis():
-    found = [Gain("worse", -1.0, -2.0, -0.5, "hurts"), Gain("better", 2.0, float("nan"), float("nan"), "cannot tell")]
+    found = [
+        Gain("worse", -1.0, -2.0, -0.5, "hurts"),
+        Gain("better", 2.0, float("nan"), float("nan"), "cannot tell"),
+    ]
     low, high = extent(found)
     assert low < -2.0 and high > 2.0 and low == -2.2 and high == 2.2
     markup = forest("t", "points", found, (low, high)).markup
     assert markup.index("better") < markup.index("worse")
-    assert markup.count("<circle") == 2 and len(re.findall(r'<line x1="[^"]+" x2', markup)) == 1
+    assert (
+        markup.count("<circle") == 2
+        and len(re.findall(r'<line x1="[^"]+" x2', markup)) == 1
+    )
     assert 'class="zero"' in markup and extent([]) == (-1.0, 1.0)
     zero = float(re.search(r'class="zero" x1="([^"]+)"', markup)[1])
     dots = [float(x) for x in re.findall(r'cx="([^"]+)"', markup)]
@@ -107,24 +144,56 @@ def test_forest_draws_gains_best_first_on_the_given_axis():
 def test_matrix_shows_every_number_of_few_clients():
     values = np.array([[1.0, 0.25], [np.nan, 1e-15]])
     picture = matrix("t", values, ["a", "b"])
-    assert matrix("t", np.eye(700), [""] * 700).note.endswith("700 clients in the order of their ids.")
-    assert "a from b: 0.25" in picture.markup and 'fill="#ccc"' in picture.markup and "Light is 0," in picture.note
+    assert matrix("t", np.eye(700), [""] * 700).note.endswith(
+        "700 clients in the order of their ids."
+    )
+    assert (
+        "a from b: 0.25" in picture.markup
+        and 'fill="#ccc"' in picture.markup
+        and "Light is 0," in picture.note
+    )
 
 
 def test_gains_that_are_missing_are_said_in_a_line():
-    missing = Decision("s", "accuracy", why_no_gains="Gains need the method local; add it.")
+    missing = Decision(
+        "s", "accuracy", why_no_gains="Gains need the method local; add it."
+    )
     section = gains("s", missing, 10)
-    assert section.paragraphs == ["Gains need the method local; add it."] and not section.tables
+    assert (
+        section.paragraphs == ["Gains need the method local; add it."]
+        and not section.tables
+    )
     lines = pl.DataFrame(
-        {"client": ["a", "b", "a", "b"], "method": ["x", "x", "y", "y"], "test_rows": [4] * 4, "base_value": [0.5] * 4,
-         "value": [0.75] * 4, "gain": [0.25, 0.1, -0.5, 0.0], "low": [0.1, -0.1, -0.7, -0.2],
-         "high": [0.3, 0.3, -0.1, 0.2], "verdict": ["helps", "cannot tell", "hurts", "cannot tell"]}
-    )  # fmt: skip
+        {
+            "client": ["a", "b", "a", "b"],
+            "method": ["x", "x", "y", "y"],
+            "test_rows": [4] * 4,
+            "base_value": [0.5] * 4,
+            "value": [0.75] * 4,
+            "gain": [0.25, 0.1, -0.5, 0.0],
+            "low": [0.1, -0.1, -0.7, -0.2],
+            "high": [0.3, 0.3, -0.1, 0.2],
+            "verdict": ["helps", "cannot tell", "hurts", "cannot tell"],
+        }
+    )
     section = gains("s", replace(missing, gain_metric="accuracy", gains=lines), 3)
     assert [picture.title.split(":")[0] for picture in section.pictures] == ["x", "y"]
-    assert "a: +25 [+10, +30], helps" in render(Page("a", "b", {"s": [gains("s", replace(
-        missing, gain_metric="accuracy", gains=lines), 100)]}))  # fmt: skip
-    assert len(section.tables[0].rows) == 3 and section.tables[0].note.startswith("The first 3 of 4 lines")
+    assert "a: +25 [+10, +30], helps" in render(
+        Page(
+            "a",
+            "b",
+            {
+                "s": [
+                    gains(
+                        "s", replace(missing, gain_metric="accuracy", gains=lines), 100
+                    )
+                ]
+            },
+        )
+    )
+    assert len(section.tables[0].rows) == 3 and section.tables[0].note.startswith(
+        "The first 3 of 4 lines"
+    )
 
 
 def test_page_of_an_experiment(experiment):
@@ -133,21 +202,33 @@ def test_page_of_an_experiment(experiment):
     sections = {section.title: section for section in found.parts["permuted"]}
     assert next(iter(sections)) == "Decision" and sections["Decision"].paragraphs
     clients = sections["Clients"].tables[0]
-    assert len(clients.rows) == 22 and "FedAvg" in clients.columns and "trained" in clients.columns
+    assert (
+        len(clients.rows) == 22
+        and "FedAvg" in clients.columns
+        and "trained" in clients.columns
+    )
     place, trained = clients.columns.index("FedAvg"), clients.columns.index("trained")
     fedavg = [row[place].mean for row in clients.rows if row[trained] == "yes"]
     runs = experiment.runs["permuted"]["FedAvg"]
-    assert np.mean(fedavg) == pytest.approx(100 * np.mean([run.spread()["mean"] for run in runs]), abs=1e-6)
+    assert np.mean(fedavg) == pytest.approx(
+        100 * np.mean([run.spread()["mean"] for run in runs]), abs=1e-6
+    )
     curve = sections["Curves"].charts[0].series[1]
     assert curve.label == "FedAvg" and list(curve.x) == [1, 2, 3]
     assert curve.y[-1] == pytest.approx(np.mean(fedavg), abs=1e-6)
     protocol = dict(sections["Exact protocol"].settings)
     assert (
-        protocol["which round"].startswith("the last one, 3") and "every client counts" in protocol["which weighting"]
+        protocol["which round"].startswith("the last one, 3")
+        and "every client counts" in protocol["which weighting"]
     )
     last = [100 * list(run.curve().values())[-1] for run in runs]
-    assert (curve.low[-1], curve.high[-1]) == pytest.approx((min(last), max(last)), abs=1e-6)
-    assert "measured" in sections["Calibration"].paragraphs[0] and not sections["Calibration"].charts
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx(
+        (min(last), max(last)), abs=1e-6
+    )
+    assert (
+        "measured" in sections["Calibration"].paragraphs[0]
+        and not sections["Calibration"].charts
+    )
     assert "finished" not in found.subtitle.replace("unfinished", "") and render(found)
 
 
@@ -172,17 +253,37 @@ def test_reliability_is_accuracy_by_confidence_of_clients_that_train(tmp_path):
         path.mkdir()
         (path / SUMMARY).write_text('{"metric": "accuracy"}')
         write_manifest(path, "local", 0)
-        clients = pl.DataFrame({"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]})
-        clients.with_columns(train=1, val=0, test=len(confidence)).write_parquet(path / CLIENTS)
-        measured = {"round": 1, "client": "a", "unseen": False, "split": "test", "metric": "accuracy", "value": 0.5}
+        clients = pl.DataFrame(
+            {"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]}
+        )
+        clients.with_columns(train=1, val=0, test=len(confidence)).write_parquet(
+            path / CLIENTS
+        )
+        measured = {
+            "round": 1,
+            "client": "a",
+            "unseen": False,
+            "split": "test",
+            "metric": "accuracy",
+            "value": 0.5,
+        }
         pl.DataFrame([measured]).write_parquet(path / METRICS)
-        rows = pl.DataFrame({"client": ["a"] * len(confidence), "confidence": confidence, "correct": correct})
+        rows = pl.DataFrame(
+            {
+                "client": ["a"] * len(confidence),
+                "confidence": confidence,
+                "correct": correct,
+            }
+        )
         strangers = rows.with_columns(client=pl.lit("b"), correct=pl.lit(False))
         pl.concat([rows, strangers] if unseen else [rows]).write_parquet(path / ROWS)
         return StoredRun(path)
 
-    # 30 rows at 0.85 of which 21 are right, 20 at 0.95 of which all are, and too few at 0.55
-    first = run("s0", [0.85] * 30 + [0.55] * 19, [True] * 21 + [False] * 28, unseen=True)
+    # 30 rows at 0.85 of which 21 are right, 20 at 0.95 of which all are, and too few at
+    # 0.55
+    first = run(
+        "s0", [0.85] * 30 + [0.55] * 19, [True] * 21 + [False] * 28, unseen=True
+    )
     second = run("s1", [0.95] * 20, [True] * 20, unseen=False)
     chart = reliability({"Local": [first, second]})
     perfect, line = chart.series
@@ -204,7 +305,9 @@ def test_the_command(results, capsys, tmp_path):
 def test_a_page_before_any_run_has_ended(capsys, tmp_path):
     write_index(tmp_path, [], candidates=[])
     assert main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
-    assert "nothing to decide yet" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "nothing to decide yet" in (tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_mistakes_end_in_one_line(results, capsys, tmp_path):
@@ -217,7 +320,9 @@ def test_mistakes_end_in_one_line(results, capsys, tmp_path):
     (tmp_path / "file").touch()
     assert "is a directory; name a file" in refused("--html", tmp_path)
     assert "cannot write to" in refused("--html", tmp_path / "file" / "page.html")
-    assert "exclude each other" in refused("--html", tmp_path / "a", "--out", tmp_path / "b")
+    assert "exclude each other" in refused(
+        "--html", tmp_path / "a", "--out", tmp_path / "b"
+    )
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
@@ -238,4 +343,6 @@ def test_curves_that_are_no_numbers_leave_gaps():
 def test_write_page_replaces_the_old_one(tmp_path):
     path = tmp_path / "page.html"
     path.write_text("old")
-    assert write_page(page(), path) == path and "A page" in path.read_text(encoding="utf-8")
+    assert write_page(page(), path) == path and "A page" in path.read_text(
+        encoding="utf-8"
+    )

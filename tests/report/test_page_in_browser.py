@@ -1,4 +1,6 @@
-"""The page in a real browser: no error, no request, tables that sort, series that switch, keys, widths."""
+"""The page in a real browser: no error, no request, tables that sort, series that
+switch, keys, widths.
+"""
 
 import json
 import os
@@ -14,8 +16,13 @@ import pytest
 from fedtailor.report.page import render
 from report.pages import HOSTILE, SERIES, page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser (Debian: apt-get install chromium)")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs a browser (Debian: apt-get install chromium)"
+)
 
 # Listens before anything of the page runs.
 BEFORE = """<script>
@@ -74,11 +81,17 @@ addEventListener("load", () => setTimeout(() => {
 
 @pytest.fixture(scope="module", params=[400, 1400])
 def opened(request, tmp_path_factory):
-    """What a browser of some width found, its console, and what it asked the server for."""
-    text = render(page()).replace("<title>", f"{BEFORE}<title>", 1).replace("</body>", f"{AFTER}</body>")
+    """What a browser of some width found, its console, and what it asked the server
+    for.
+    """
+    text = (
+        render(page())
+        .replace("<title>", f"{BEFORE}<title>", 1)
+        .replace("</body>", f"{AFTER}</body>")
+    )
     # A window has a least width that the page in it need not have.
-    frame = f'''<link rel="icon" href="data:,"><iframe src="/page" width="{request.param}" height="900"
-                frameborder="0"></iframe>'''
+    frame = f"""<link rel="icon" href="data:,"><iframe src="/page" width="{request.param}" height="900"
+                frameborder="0"></iframe>"""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -97,32 +110,59 @@ def opened(request, tmp_path_factory):
         thread.start()
         try:
             done = subprocess.run(
-                [CHROMIUM, "--headless=new", "--disable-gpu", "--enable-logging=stderr", "--disable-dev-shm-usage",
-                 *(["--no-sandbox"] if os.geteuid() == 0 else []),
-                 f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-                 "--disable-background-networking", "--disable-component-update", "--no-first-run",
-                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--hide-scrollbars",
-                 "--window-size=1500,1000", "--virtual-time-budget=5000", "--dump-dom",
-                 f"http://127.0.0.1:{server.server_port}/"],
-                capture_output=True, text=True, timeout=120, check=True,
-            )  # fmt: skip
+                [
+                    CHROMIUM,
+                    "--headless=new",
+                    "--disable-gpu",
+                    "--enable-logging=stderr",
+                    "--disable-dev-shm-usage",
+                    *(["--no-sandbox"] if os.geteuid() == 0 else []),
+                    f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+                    "--disable-background-networking",
+                    "--disable-component-update",
+                    "--no-first-run",
+                    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+                    "--hide-scrollbars",
+                    "--window-size=1500,1000",
+                    "--virtual-time-budget=5000",
+                    "--dump-dom",
+                    f"http://127.0.0.1:{server.server_port}/",
+                ],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
         finally:
             server.shutdown()
             thread.join()
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert found is not None, done.stderr[-2000:]
-    return json.loads(unescape(found[1])) | {"console": done.stderr, "asked": asked, "wanted": request.param}
+    return json.loads(unescape(found[1])) | {
+        "console": done.stderr,
+        "asked": asked,
+        "wanted": request.param,
+    }
 
 
 def test_no_error_and_no_request(opened):
     assert opened["problems"] == [] and "CONSOLE" not in opened["console"]
-    assert opened["asked"] == ["/", "/page"] and opened["resources"] == ["data:,"][: len(opened["resources"])]
+    assert (
+        opened["asked"] == ["/", "/page"]
+        and opened["resources"] == ["data:,"][: len(opened["resources"])]
+    )
 
 
 def test_tables_sort_by_numbers_and_by_names(opened):
     first, ascending, descending, by_name = opened["sorted"]
     assert first == ["b", "a10", HOSTILE, "a9", "c"]
-    assert ascending == ["c", HOSTILE, "b", "a10", "a9"]  # -20, -3, 9.5, 100, and no number last
+    assert ascending == [
+        "c",
+        HOSTILE,
+        "b",
+        "a10",
+        "a9",
+    ]  # -20, -3, 9.5, 100, and no number last
     assert descending == ["a10", "b", HOSTILE, "c", "a9"]
     assert by_name == [HOSTILE, "a9", "a10", "b", "c"]
     assert opened["aria"] == ["ascending", "none"]

@@ -1,21 +1,37 @@
 import numpy as np
 import pytest
 
-from fedtailor.report.tables import Number, Table, mean_and_deviation, mean_of, published
+from fedtailor.report.tables import (
+    Number,
+    Table,
+    mean_and_deviation,
+    mean_of,
+    published,
+)
 from fedtailor.report.units import unit_of
 
-TABLE = Table("digits_a, 2 seeds", ["method", "accuracy"], [["UCFL_x", "0.9 ± 0.1"], ["a|b", "50 %"]])
+TABLE = Table(
+    "digits_a, 2 seeds",
+    ["method", "accuracy"],
+    [["UCFL_x", "0.9 ± 0.1"], ["a|b", "50 %"]],
+)
 
 
 def test_formats():
     header = ["**digits_a, 2 seeds**", "", "| method | accuracy |", "| --- | ---: |"]
-    assert TABLE.markdown().splitlines() == [*header, "| UCFL_x | 0.9 ± 0.1 |", r"| a\|b | 50 % |"]
+    assert TABLE.markdown().splitlines() == [
+        *header,
+        "| UCFL_x | 0.9 ± 0.1 |",
+        r"| a\|b | 50 % |",
+    ]
     assert TABLE.csv() == "method,accuracy\nUCFL_x,0.9 ± 0.1\na|b,50 %\n"
     assert r"UCFL\_x & 0.9 $\pm$ 0.1 \\" in TABLE.latex() and r"50 \%" in TABLE.latex()
 
 
 def test_headers_have_several_lines_on_a_terminal_only():
-    table = Table("t", ["scenario", "method", "worst\nclient"], [["a", "b", "1"]], text=2)
+    table = Table(
+        "t", ["scenario", "method", "worst\nclient"], [["a", "b", "1"]], text=2
+    )
     assert table.csv().splitlines()[0] == "scenario,method,worst client"
     assert "| --- | --- | ---: |" in table.markdown() and "{llr}" in table.latex()
 
@@ -43,10 +59,22 @@ def test_mean_and_deviation():
 
 
 def test_square_brackets_and_colons_are_no_markup(capsys):
-    table = Table("[t]", ["m [bold]", ":smile:"], [["Ditto [weak]", "[/]"], ["[red]x[/red]", Number(1.0, "1.0 [2]")]])
+    table = Table(
+        "[t]",
+        ["m [bold]", ":smile:"],
+        [["Ditto [weak]", "[/]"], ["[red]x[/red]", Number(1.0, "1.0 [2]")]],
+    )
     table.show()
     shown = capsys.readouterr().out
-    for text in ("[t]", "m [bold]", ":smile:", "Ditto [weak]", "[/]", "[red]x[/red]", "1.0 [2]"):
+    for text in (
+        "[t]",
+        "m [bold]",
+        ":smile:",
+        "Ditto [weak]",
+        "[/]",
+        "[red]x[/red]",
+        "1.0 [2]",
+    ):
         assert text in shown
 
 
@@ -57,17 +85,37 @@ def test_line_ends_in_labels_stay_within_a_cell():
 
 
 def test_the_best_is_bold_whether_high_or_low():
-    rows = [["a", mean_of([0.1, 0.2])], ["b", mean_of([0.3, 0.4])], ["c", mean_of([0.9])], ["d", "-"]]
-    marked = [Table("t", ["m", "x"], rows, higher_is_better={1: higher}).latex() for higher in (True, False)]
-    assert r"b & \textbf{0.350 $\pm$ 0.071}" in marked[0] and marked[0].count("textbf") == 1
+    rows = [
+        ["a", mean_of([0.1, 0.2])],
+        ["b", mean_of([0.3, 0.4])],
+        ["c", mean_of([0.9])],
+        ["d", "-"],
+    ]
+    marked = [
+        Table("t", ["m", "x"], rows, higher_is_better={1: higher}).latex()
+        for higher in (True, False)
+    ]
+    assert (
+        r"b & \textbf{0.350 $\pm$ 0.071}" in marked[0]
+        and marked[0].count("textbf") == 1
+    )
     assert r"a & \textbf{0.150" in marked[1] and marked[1].count("textbf") == 1
     tie = [["a", mean_of([0.10004])], ["b", mean_of([0.1])], ["c", mean_of([0.0])]]
-    assert Table("t", ["m", "x"], tie, higher_is_better={1: True}).latex().count("textbf") == 2
+    assert (
+        Table("t", ["m", "x"], tie, higher_is_better={1: True}).latex().count("textbf")
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("figure", "mean", "std"),
-    [("76.7 ± 4.0", 76.7, 4.0), (68.2, 68.2, None), (" .9+-.1", 0.9, 0.1), ("82 %", 82.0, None), ("-1", -1.0, None)],
+    [
+        ("76.7 ± 4.0", 76.7, 4.0),
+        (68.2, 68.2, None),
+        (" .9+-.1", 0.9, 0.1),
+        ("82 %", 82.0, None),
+        ("-1", -1.0, None),
+    ],
 )
 def test_published_figures_are_numbers(figure, mean, std):
     found = published(figure)
@@ -75,9 +123,19 @@ def test_published_figures_are_numbers(figure, mean, std):
 
 
 def test_other_published_figures_are_text():
-    assert [published(text) for text in ("-", "about 80", "1.2.3")] == ["-", "about 80", "1.2.3"]
+    assert [published(text) for text in ("-", "about 80", "1.2.3")] == [
+        "-",
+        "about 80",
+        "1.2.3",
+    ]
 
 
 def test_a_difference_that_is_shown_as_zero_has_no_sign_of_its_own():
     unit = unit_of("accuracy")
-    assert [unit.signed(value) for value in (-0.0, -0.04, 0.04, -0.06, 2.5)] == ["+0.0", "+0.0", "+0.0", "-0.1", "+2.5"]
+    assert [unit.signed(value) for value in (-0.0, -0.04, 0.04, -0.06, 2.5)] == [
+        "+0.0",
+        "+0.0",
+        "+0.0",
+        "-0.1",
+        "+2.5",
+    ]

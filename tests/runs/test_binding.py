@@ -15,7 +15,9 @@ DATA = from_arrays(X, np.arange(8) % 2, np.repeat(["a", "b"], 4))
 
 
 class OfTorch:
-    """Stands for a class that is defined below torch.nn, which tests need not install."""
+    """Stands for a class that is defined below torch.nn, which tests need not
+    install.
+    """
 
     __module__ = "torch.nn.modules.linear"
 
@@ -34,7 +36,13 @@ class Own(OfTorch):
         ),
         (eqx.nn.MLP, "an Equinox module; give what makes it"),
         (linen.Dense(2), "a Flax module; wrap it with fedtailor.models.from_linen"),
-        (LogisticRegression(), "a scikit-learn estimator, which is not trained in rounds; take fedtailor.models.logi"),
+        (
+            LogisticRegression(),
+            (
+                "a scikit-learn estimator, which is not trained in rounds; take"
+                " fedtailor.models.logi"
+            ),
+        ),
         (ft.models.mlp, r"a function; call it: fedtailor.models.mlp\(\)"),
         ("mlp", r"'mlp'; fedtailor.models makes models, such as mlp\(64\)"),
         (None, "None; fedtailor.models makes models"),
@@ -47,12 +55,22 @@ def test_models_of_the_wrong_kind(model, said):
 
 
 def test_methods_and_federations_of_the_wrong_kind():
-    with pytest.raises(ValueError, match=r"^the method is the class FedAvg; make one of it: FedAvg\(\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the method is the class FedAvg; make one of it: FedAvg\(\)$",
+    ):
         ft.run(ft.FedAvg, DATA, ft.models.logistic(), rounds=1)
-    with pytest.raises(ValueError, match=r"^the method is 'fedavg'; give one such as fedtailor.FedAvg\(\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the method is 'fedavg'; give one such as fedtailor.FedAvg\(\)$",
+    ):
         ft.run("fedavg", DATA, ft.models.logistic(), rounds=1)
     for data, named in (("own.csv", "'own.csv'"), (X, "of the kind ndarray")):
         with pytest.raises(
-            ValueError, match=f"^the federation is {named}; make one with fedtailor.federation.from_arr"
+            ValueError,
+            match=(
+                f"^the federation is {named}; make one with"
+                " fedtailor.federation.from_arr"
+            ),
         ):
             ft.run(ft.FedAvg(), data, ft.models.logistic(), rounds=1)

@@ -36,7 +36,15 @@ FILES = (CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMM
 
 def start(directory, **options):
     federation = classification(unseen=[False, False, True, False, False])
-    return run(METHOD, federation, softmax_model("float32"), 2, directory=directory, checkpoint_every=1, **options)
+    return run(
+        METHOD,
+        federation,
+        softmax_model("float32"),
+        2,
+        directory=directory,
+        checkpoint_every=1,
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,9 @@ def test_any_damaged_file_of_a_run_is_found(everything, tmp_path, capsys, name):
     assert not found["whole"] and name in found["what"] and "\n" not in found["what"]
 
 
-def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(everything, tmp_path):
+def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
+    everything, tmp_path
+):
     shutil.copytree(everything / "runs", tmp_path / "runs")
     index = tmp_path / "two" / INDEX
     index.parent.mkdir()
@@ -90,8 +100,14 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(everyt
 
 def test_a_damaged_proof_in_a_run_is_found(everything, tmp_path):
     shutil.copytree(everything / "runs" / "a", tmp_path / "run")
-    proof = json.dumps(sealed({"format": "fedtailor proof of forgetting 1", "found": 0}))
-    for text, whole in ((proof, True), (proof.replace("found", "fuond"), False), (proof[:-3], False)):
+    proof = json.dumps(
+        sealed({"format": "fedtailor proof of forgetting 1", "found": 0})
+    )
+    for text, whole in (
+        (proof, True),
+        (proof.replace("found", "fuond"), False),
+        (proof[:-3], False),
+    ):
         (tmp_path / "run" / "forgotten.json").write_text(text)
         (found,) = check(tmp_path)
         assert found.whole == whole
@@ -120,7 +136,11 @@ def test_an_unfinished_run_is_whole(everything, tmp_path):
 @pytest.mark.parametrize("name", ["models", "federation"])
 def test_damaged_exports_and_federations_are_found(everything, tmp_path, name):
     copy = tmp_path / name
-    shutil.copytree(everything / name, copy) if name == "models" else shutil.copy(everything / name, copy)
+    (
+        shutil.copytree(everything / name, copy)
+        if name == "models"
+        else shutil.copy(everything / name, copy)
+    )
     path = copy / "models.safetensors" if name == "models" else copy
     damaged = bytearray(path.read_bytes())
     damaged[-3] ^= 1
@@ -130,7 +150,9 @@ def test_damaged_exports_and_federations_are_found(everything, tmp_path, name):
 
 
 def test_an_export_as_onnx_is_checked_by_its_sums(tmp_path):
-    """The files need no ONNX to be checked: what they hold is only compared with the digests."""
+    """The files need no ONNX to be checked: what they hold is only compared with the
+    digests.
+    """
     for name in ("a.onnx", "b.onnx", "preprocessing.json"):
         (tmp_path / name).write_bytes(name.encode() * 9)
     (found,) = check(tmp_path)
@@ -141,7 +163,11 @@ def test_an_export_as_onnx_is_checked_by_its_sums(tmp_path):
     for change in (lambda path: path.write_bytes(b"other"), lambda path: path.unlink()):
         change(tmp_path / "b.onnx")
         (found,) = check(tmp_path)
-        assert not found.whole and "(b.onnx: not what was written)" in found.what and "a.onnx" not in found.what
+        assert (
+            not found.whole
+            and "(b.onnx: not what was written)" in found.what
+            and "a.onnx" not in found.what
+        )
 
 
 def test_nothing_to_check_is_one_line(tmp_path, capsys):
@@ -150,28 +176,46 @@ def test_nothing_to_check_is_one_line(tmp_path, capsys):
         assert capsys.readouterr().err.count("\n") == 1
 
 
-# fedtailor 0.1.0 ------------------------------------------------------------------------------------------------------
+# fedtailor 0.1.0
+# --------------------------------------------------------------------------------------
 
 
 def test_runs_of_0_1_0_are_read():
     stored = StoredRun(OLD / "run")
-    assert stored.summary["rounds"] == 2 and stored.manifest["versions"]["fedtailor"] == "0.1.0"
-    assert list(stored.curve()) == [1, 2] and stored.scores().height == 4 and stored.clients.height == 5
+    assert (
+        stored.summary["rounds"] == 2
+        and stored.manifest["versions"]["fedtailor"] == "0.1.0"
+    )
+    assert (
+        list(stored.curve()) == [1, 2]
+        and stored.scores().height == 4
+        and stored.clients.height == 5
+    )
     assert stored.ledger.totals().gradients > 0
     found = {finding.path.name: finding for finding in check(OLD)}
-    assert all(finding.whole and "0.1" in finding.what for finding in found.values()) and len(found) == 2
+    assert (
+        all(finding.whole and "0.1" in finding.what for finding in found.values())
+        and len(found) == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
-    [("[data]", "[dta]", "name and clients in [data]"), ("outputs = ", "out = ", "outputs in [model]")],
+    [
+        ("[data]", "[dta]", "name and clients in [data]"),
+        ("outputs = ", "out = ", "outputs in [model]"),
+    ],
 )
-def test_manifests_without_digests_are_refused_where_they_lack_a_setting(tmp_path, old, new, said):
+def test_manifests_without_digests_are_refused_where_they_lack_a_setting(
+    tmp_path, old, new, said
+):
     shutil.copytree(OLD / "run", tmp_path / "run")
     path = tmp_path / "run" / MANIFEST
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(ValueError, match=re.escape(f"{MANIFEST} has no {said}; repeat the run")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{MANIFEST} has no {said}; repeat the run")
+    ):
         list_models(tmp_path / "run")
 
 
@@ -187,14 +231,20 @@ def test_runs_of_0_1_0_are_not_resumed(tmp_path):
     shutil.copytree(OLD / "run", tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(
-        Unusable, match=r"written by fedtailor 0.1, whose runs can be reported but not resumed"
+        Unusable,
+        match=r"written by fedtailor 0.1, whose runs can be reported but not resumed",
     ) as caught:
         start(tmp_path / "run", resume=True)
     assert "\n" not in str(caught.value)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()
+    } == before
 
 
 def test_models_of_0_1_0_are_read():
     found = load_models(OLD / "models")
     assert len(found) == 5
-    assert all(np.isfinite(model.theta).all() and len(model.theta) == 15 for model in found.values())
+    assert all(
+        np.isfinite(model.theta).all() and len(model.theta) == 15
+        for model in found.values()
+    )

@@ -1,4 +1,6 @@
-"""Client states in a file: a run that dies between any two steps on the disk goes on from its last checkpoint."""
+"""Client states in a file: a run that dies between any two steps on the disk goes on
+from its last checkpoint.
+"""
 
 import gc
 import os
@@ -27,14 +29,20 @@ def fsync(file):
 
 
 class Disk:
-    """Counts the calls that change files; the one numbered `dies_at` does half its work, and no later one any.
+    """Counts the calls that change files; the one numbered `dies_at` does half its
+    work, and no later one any.
 
     A process that dies loses nothing that it wrote, so nothing waits for the disk."""
 
     def __init__(self, monkeypatch, dies_at=None):
         self.steps, self.dies_at, self.calls = 0, dies_at, Counter()
         monkeypatch.setattr(os, "fsync", fsync)
-        for owner, name in ((os, "pwrite"), (os, "fsync"), (Path, "replace"), (Path, "unlink")):
+        for owner, name in (
+            (os, "pwrite"),
+            (os, "fsync"),
+            (Path, "replace"),
+            (Path, "unlink"),
+        ):
             monkeypatch.setattr(owner, name, self.counted(getattr(owner, name)))
 
     def counted(self, call):
@@ -54,14 +62,21 @@ class Disk:
 def start(directory, resume=False):
     federation = classification(unseen=[False, False, True, False, False])
     settings, model = Settings(state_limit=0), softmax_model("float32")
-    options = {"participation": 0.5, "checkpoint_every": 1, "settings": settings, "resume": resume}
+    options = {
+        "participation": 0.5,
+        "checkpoint_every": 1,
+        "settings": settings,
+        "resume": resume,
+    }
     run(Ditto(sgd=TRAINED), federation, model, ROUNDS, directory=directory, **options)
     return {name: (directory / name).read_bytes() for name in (METRICS, LEDGER)}
 
 
 @pytest.fixture
 def quick_collections():
-    """What the tests before this one have left is not looked through in each of its many collections."""
+    """What the tests before this one have left is not looked through in each of its
+    many collections.
+    """
     gc.collect()
     gc.freeze()
     yield
@@ -74,7 +89,9 @@ def test_whenever_a_run_dies_it_goes_on_from_its_last_checkpoint(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch)
         whole = start(tmp_path / "whole")
-    assert disk.calls["pwrite"] == 2 * ROUNDS  # the states of the reporters, and no others for a checkpoint
+    assert (
+        disk.calls["pwrite"] == 2 * ROUNDS
+    )  # the states of the reporters, and no others for a checkpoint
     assert disk.calls["fsync"] >= 3 * ROUNDS
     resumed = 0
     for step in range(1, disk.steps + 1):

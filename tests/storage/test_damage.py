@@ -1,4 +1,6 @@
-"""Files that were damaged, or belong to another run, are refused or replaced, and never believed."""
+"""Files that were damaged, or belong to another run, are refused or replaced, and never
+believed.
+"""
 
 import json
 import logging
@@ -19,7 +21,14 @@ from fedtailor.algorithms import Ditto, Local
 from fedtailor.executors import Settings
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
-from fedtailor.storage import Damaged, DirectoryLock, Interrupted, RunDirectory, Unusable, load_models
+from fedtailor.storage import (
+    Damaged,
+    DirectoryLock,
+    Interrupted,
+    RunDirectory,
+    Unusable,
+    load_models,
+)
 from fedtailor.storage.checkpoint import load_tree
 from fedtailor.storage.digests import SEAL, frame_digest, is_sealed, sealed
 from fedtailor.storage.export import MODELS
@@ -42,7 +51,14 @@ TABLES = (METRICS, LEDGER)
 def start(directory, rounds=4, method=METHOD, **options):
     federation = classification(unseen=[False, False, True, False, False])
     options = {"checkpoint_every": 1, **options}
-    return run(method, federation, softmax_model("float32"), rounds, directory=directory, **options)
+    return run(
+        method,
+        federation,
+        softmax_model("float32"),
+        rounds,
+        directory=directory,
+        **options,
+    )
 
 
 def content(directory):
@@ -69,19 +85,27 @@ def change_value(path, column):
     frame = pl.read_parquet(path)
     values = frame[column].to_numpy().copy()
     values[0] += 1
-    frame.with_columns(pl.Series(column, values, dtype=frame[column].dtype)).write_parquet(path)
+    frame.with_columns(
+        pl.Series(column, values, dtype=frame[column].dtype)
+    ).write_parquet(path)
 
 
-@pytest.mark.parametrize(("name", "column"), [(METRICS, "value"), (LEDGER, "unicasts"), (CLIENTS, "train")])
+@pytest.mark.parametrize(
+    ("name", "column"), [(METRICS, "value"), (LEDGER, "unicasts"), (CLIENTS, "train")]
+)
 def test_a_changed_number_in_a_table_is_refused(half, name, column):
     change_value(half / name, column)
-    with pytest.raises(Damaged, match=rf"{name} is damaged, or the checkpoint is another run's"):
+    with pytest.raises(
+        Damaged, match=rf"{name} is damaged, or the checkpoint is another run's"
+    ):
         start(half, resume=True)
 
 
 def test_a_changed_manifest_is_refused(half):
     text = (half / MANIFEST).read_text()
-    (half / MANIFEST).write_text(text.replace("platform", "platforn"))  # settings are compared anyway; this is none
+    (half / MANIFEST).write_text(
+        text.replace("platform", "platforn")
+    )  # settings are compared anyway; this is none
     with pytest.raises(Damaged, match=r"manifest.toml is damaged"):
         start(half, resume=True)
 
@@ -95,7 +119,9 @@ def test_another_runs_checkpoint_is_refused(half, tmp_path):
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(half, whole, caplog, damage):
-    assert [load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)] == [1, 2]
+    assert [
+        load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)
+    ] == [1, 2]
     written = bytearray((half / CHECKPOINT).read_bytes())
     written[-9] ^= 4
     (half / CHECKPOINT).write_bytes(written if damage == "bit" else written[:50])
@@ -103,20 +129,31 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(half, whole, caplog, 
         (half / CHECKPOINT).unlink()
     with caplog.at_level(logging.WARNING, "fedtailor"):
         done = start(half, resume=True)
-    assert "going on from the one before, round 1" in caplog.text and caplog.text.count("\n") == 1
+    assert (
+        "going on from the one before, round 1" in caplog.text
+        and caplog.text.count("\n") == 1
+    )
     assert len(done.training.round_seconds) == 4
     assert content(half) == whole
-    assert [load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)] == [3, 4]
+    assert [
+        load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)
+    ] == [3, 4]
 
 
 def test_a_damaged_checkpoint_never_takes_the_place_of_a_good_one(half, monkeypatch):
     (half / CHECKPOINT).write_bytes(b"damaged")
     start(half, rounds=2, resume=True)  # saves round 2 again
-    assert [load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)] == [1, 2]
+    assert [
+        load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)
+    ] == [1, 2]
 
 
 def test_states_in_a_file_fall_back_too(tmp_path):
-    options = {"method": Ditto(sgd=METHOD.sgd), "participation": 0.5, "settings": Settings(state_limit=0)}
+    options = {
+        "method": Ditto(sgd=METHOD.sgd),
+        "participation": 0.5,
+        "settings": Settings(state_limit=0),
+    }
     start(tmp_path / "whole", **options)
     start(tmp_path / "run", rounds=3, **options)
     (tmp_path / "run" / CHECKPOINT).write_bytes(b"damaged")
@@ -127,7 +164,9 @@ def test_states_in_a_file_fall_back_too(tmp_path):
 def test_both_checkpoints_damaged_is_one_line(half):
     for name in (CHECKPOINT, CHECKPOINT_BEFORE):
         (half / name).write_bytes(b"damaged")
-    with pytest.raises(Damaged, match=r"checkpoint-before.safetensors is damaged .* start again") as caught:
+    with pytest.raises(
+        Damaged, match=r"checkpoint-before.safetensors is damaged .* start again"
+    ) as caught:
         start(half, resume=True)
     assert "\n" not in str(caught.value)
 
@@ -152,7 +191,9 @@ def test_a_changed_summary_is_no_summary(half):
 
 
 def test_a_seal_is_of_what_json_keeps():
-    content = sealed({"a": float("nan"), "b": [float("inf"), 0.1, None], "c": {"d": (1, 2)}})
+    content = sealed(
+        {"a": float("nan"), "b": [float("inf"), 0.1, None], "c": {"d": (1, 2)}}
+    )
     assert content["a"] is None and content["b"] == [None, 0.1, None]
     again = json.loads(json.dumps(content, allow_nan=False))
     assert is_sealed(again) and not is_sealed({**again, "a": 1}) and is_sealed({"a": 1})
@@ -160,20 +201,28 @@ def test_a_seal_is_of_what_json_keeps():
 
 
 def test_the_digest_of_a_table_is_of_its_content(tmp_path):
-    frame = pl.DataFrame({"a": ["x", "yz", None], "b": [1.0, 2.0, None], "c": [True, False, True]})
+    frame = pl.DataFrame(
+        {"a": ["x", "yz", None], "b": [1.0, 2.0, None], "c": [True, False, True]}
+    )
     frame.write_parquet(tmp_path / "t", compression="uncompressed")
     assert frame_digest(pl.read_parquet(tmp_path / "t")) == frame_digest(frame)
     others = [
-        frame.head(2), frame.reverse(), frame.rename({"a": "d"}), frame.with_columns(pl.col("b").fill_null(0)),
-        frame.with_columns(a=pl.Series(["xy", "z", None])), frame.with_columns(a=pl.Series(["x", "yz", ""])),
+        frame.head(2),
+        frame.reverse(),
+        frame.rename({"a": "d"}),
+        frame.with_columns(pl.col("b").fill_null(0)),
+        frame.with_columns(a=pl.Series(["xy", "z", None])),
+        frame.with_columns(a=pl.Series(["x", "yz", ""])),
         frame.with_columns(pl.col("b").cast(pl.Float32)),
-    ]  # fmt: skip
+    ]
     assert len({frame_digest(one) for one in [frame, *others]}) == 1 + len(others)
 
 
 def test_a_summary_without_test_data_is_json(tmp_path):
     federation = classification(test=0)
-    done = run(METHOD, federation, softmax_model("float32"), 1, directory=tmp_path / "run")
+    done = run(
+        METHOD, federation, softmax_model("float32"), 1, directory=tmp_path / "run"
+    )
     assert np.isnan(done.summary().mean)
 
     def refuse(constant):
@@ -183,7 +232,8 @@ def test_a_summary_without_test_data_is_json(tmp_path):
     assert found["mean"] is None and found["worst"] is None
 
 
-# one writer -----------------------------------------------------------------------------------------------------------
+# one writer
+# --------------------------------------------------------------------------------------
 
 
 def test_a_directory_has_one_writer(half, whole):
@@ -195,7 +245,14 @@ def test_a_directory_has_one_writer(half, whole):
         refused.append(str(caught.value))
 
     start(half, resume=True, progress=second)
-    assert refused == [f"{half} is in use by process {os.getpid()}; wait until it ends, or name another directory"] * 2
+    assert (
+        refused
+        == [
+            f"{half} is in use by process {os.getpid()}; wait until it ends, or name"
+            " another directory"
+        ]
+        * 2
+    )
     assert content(half) == whole
     assert not (half / ".lock").exists()
 
@@ -211,9 +268,14 @@ with DirectoryLock(Path(sys.argv[1])):
 
 
 def test_a_process_that_is_killed_gives_its_directory_back(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)
+    }
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holder.stdout is not None
     with holder.stdout:
@@ -239,12 +301,15 @@ def test_a_run_that_is_asked_to_end_saves_first(tmp_path, whole, which):
     with pytest.raises(Interrupted):
         start(tmp_path, checkpoint_every=4, progress=ask)
     assert signal.getsignal(which) is before
-    assert load_tree(tmp_path / CHECKPOINT)["round"] == 3  # although it came after the checkpoint's turn
+    assert (
+        load_tree(tmp_path / CHECKPOINT)["round"] == 3
+    )  # although it came after the checkpoint's turn
     start(tmp_path, resume=True)
     assert content(tmp_path) == whole
 
 
-# what is said at resume -----------------------------------------------------------------------------------------------
+# what is said at resume
+# --------------------------------------------------------------------------------------
 
 
 def edited(directory, old, new):
@@ -260,8 +325,16 @@ def edited(directory, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("devices = 2", "devices = 7", "devices 2 instead of 7: last bits may differ; canonical aggregation"),
-        ("canonical = false", "canonical = true", "canonical False instead of True: last bits may differ"),
+        (
+            "devices = 2",
+            "devices = 7",
+            "devices 2 instead of 7: last bits may differ; canonical aggregation",
+        ),
+        (
+            "canonical = false",
+            "canonical = true",
+            "canonical False instead of True: last bits may differ",
+        ),
         ("\njax = ", "\njax = '0.1' #", "instead of 0.1: last bits may differ"),
         ("devices = 2", "devices = 2", ""),
     ],
@@ -277,7 +350,12 @@ def test_other_circumstances_are_said(half, caplog, old, new, said):
 def test_canonical_runs_do_not_depend_on_devices(tmp_path, caplog):
     start(tmp_path / "run", rounds=1, settings=Settings(canonical=True))
     with caplog.at_level(logging.WARNING, "fedtailor"):
-        start(tmp_path / "run", rounds=2, resume=True, settings=Settings(canonical=True, devices=1))
+        start(
+            tmp_path / "run",
+            rounds=2,
+            resume=True,
+            settings=Settings(canonical=True, devices=1),
+        )
     assert caplog.text == ""
     start(tmp_path / "whole", rounds=2, settings=Settings(canonical=True))
     assert content(tmp_path / "run") == content(tmp_path / "whole")
@@ -297,7 +375,9 @@ def test_a_resume_without_a_checkpoint_is_said(tmp_path, whole, caplog):
 
 @pytest.mark.parametrize("rounds", [10**30, 2**31, 0, -1, 1.5, True, "3", None])
 def test_rounds_that_are_none_are_refused(tmp_path, rounds):
-    with pytest.raises(ValueError, match=r"^rounds is .*; it must be a whole number, 1 to 2147483647$"):
+    with pytest.raises(
+        ValueError, match=r"^rounds is .*; it must be a whole number, 1 to 2147483647$"
+    ):
         start(tmp_path / "run", rounds=rounds)
     for option in ("evaluate_every", "checkpoint_every"):
         with pytest.raises(ValueError, match=f"^{option} is "):
@@ -330,16 +410,28 @@ def test_modes_follow_the_umask(tmp_path):
         start(tmp_path / "run", rounds=2).export(tmp_path / "models")
     finally:
         os.umask(before)
-    found = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
-    assert set(found.values()) == {0o640} and {CHECKPOINT, MODELS, SUMMARY, "manifest.json"} <= set(found)
+    found = {
+        path.name: path.stat().st_mode & 0o777
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert set(found.values()) == {0o640} and {
+        CHECKPOINT,
+        MODELS,
+        SUMMARY,
+        "manifest.json",
+    } <= set(found)
 
 
-# exports --------------------------------------------------------------------------------------------------------------
+# exports
+# --------------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_of_an_export_is_noticed(half, tmp_path):
     start(half, rounds=2, resume=True).export(tmp_path / "models")
-    expected = {name: model.theta for name, model in load_models(tmp_path / "models").items()}
+    expected = {
+        name: model.theta for name, model in load_models(tmp_path / "models").items()
+    }
     rng, refused = np.random.default_rng(0), 0
     for path in sorted((tmp_path / "models").iterdir()):
         written = path.read_bytes()
@@ -368,9 +460,15 @@ def test_an_export_leaves_nothing_half_written(half, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(ValueError, match=r"cannot write models to .*No space left on device; name another"):
+        with pytest.raises(
+            ValueError,
+            match=r"cannot write models to .*No space left on device; name another",
+        ):
             done.export(tmp_path / "models")
     assert list((tmp_path / "models").iterdir()) == []
     done.export(tmp_path / "models")
-    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["manifest.json", MODELS]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [
+        "manifest.json",
+        MODELS,
+    ]
     assert Path(tmp_path / "models").is_dir()

@@ -5,14 +5,35 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedtailor.protocol.diagnostics import LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
-from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics, write_diagnostics
+from fedtailor.protocol.diagnostics import (
+    LineDiagnostic,
+    MatrixDiagnostic,
+    TreeDiagnostic,
+)
+from fedtailor.storage.diagnostics import (
+    ARRAYS,
+    DIAGNOSTICS,
+    read_diagnostics,
+    write_diagnostics,
+)
 
 FOUND = [
     MatrixDiagnostic("affinity", "Affinity", np.array([[0.1, 0.9], [-0.4, 1.4]])),
-    LineDiagnostic("gain", "Gain", np.arange(3), np.array([0.5, np.nan, 0.25]), "client", "gain"),
-    LineDiagnostic("silhouette", "S", np.arange(2.0, 4), np.array([0.1, 0.2]), "streams", "silhouette", chosen=3.0),
-    TreeDiagnostic("splits", "Splits", np.array([0, 0]), np.array([3, 8]), np.array([0, 1, 2, 1])),
+    LineDiagnostic(
+        "gain", "Gain", np.arange(3), np.array([0.5, np.nan, 0.25]), "client", "gain"
+    ),
+    LineDiagnostic(
+        "silhouette",
+        "S",
+        np.arange(2.0, 4),
+        np.array([0.1, 0.2]),
+        "streams",
+        "silhouette",
+        chosen=3.0,
+    ),
+    TreeDiagnostic(
+        "splits", "Splits", np.array([0, 0]), np.array([3, 8]), np.array([0, 1, 2, 1])
+    ),
 ]
 
 
@@ -22,7 +43,9 @@ def test_all_kinds_come_back_as_they_were(tmp_path):
     assert [type(one) for one in found] == [type(one) for one in FOUND]
     for one, other in zip(found, FOUND, strict=True):
         for field in dataclasses.fields(other):
-            np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
+            np.testing.assert_array_equal(
+                getattr(one, field.name), getattr(other, field.name)
+            )
 
 
 def test_a_method_without_any_leaves_no_file(tmp_path):
@@ -34,7 +57,13 @@ def test_a_method_without_any_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [(DIAGNOSTICS, b"[{"), (DIAGNOSTICS, b'[{"kind": "cube"}]'), (DIAGNOSTICS, b"[3]"), (ARRAYS, b"x"), (ARRAYS, None)],
+    [
+        (DIAGNOSTICS, b"[{"),
+        (DIAGNOSTICS, b'[{"kind": "cube"}]'),
+        (DIAGNOSTICS, b"[3]"),
+        (ARRAYS, b"x"),
+        (ARRAYS, None),
+    ],
 )
 def test_damage_is_named(tmp_path, name, content):
     write_diagnostics(tmp_path, FOUND)

@@ -1,4 +1,6 @@
-"""Personal models by themselves: what they refuse to predict, and that a disk gives them back."""
+"""Personal models by themselves: what they refuse to predict, and that a disk gives
+them back.
+"""
 
 import json
 
@@ -13,10 +15,14 @@ from fedtailor.protocol import Mixture, NearestNeighbors
 from fedtailor.storage import PersonalModel, check, export_models
 from fedtailor.storage.export import load_models, write_models
 
-FRAME = pl.DataFrame({
-    "site": ["a", "b"] * 20, "age": [20.0 + number for number in range(40)],
-    "town": ["Rome", "Oslo", "Bern", "Bern"] * 10, "y": [100.0 + 3 * number for number in range(40)],
-})  # fmt: skip
+FRAME = pl.DataFrame(
+    {
+        "site": ["a", "b"] * 20,
+        "age": [20.0 + number for number in range(40)],
+        "town": ["Rome", "Oslo", "Bern", "Bern"] * 10,
+        "y": [100.0 + 3 * number for number in range(40)],
+    }
+)
 
 
 def model_of(shape=(3,), outputs=2, **options):
@@ -28,11 +34,18 @@ def test_nan_and_infinite_inputs_are_refused_with_their_place():
     model, x = model_of(), np.zeros((4, 3))
     assert model.predict(x).shape == (4,)
     x[2, 1], x[3, 0] = np.nan, np.inf
-    with pytest.raises(ValueError, match="the input is nan in row 2, column 1, counted from 0; fill such places in"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "the input is nan in row 2, column 1, counted from 0; fill such places in"
+        ),
+    ):
         model.predict(x)
     with pytest.raises(ValueError, match="the input is inf in row 0, column 0"):
         model.probabilities(x[3:].astype(np.float32))
-    with pytest.raises(ValueError, match=r"is 1e\+300 in row 0, column 2"):  # infinite in single precision
+    with pytest.raises(
+        ValueError, match=r"is 1e\+300 in row 0, column 2"
+    ):  # infinite in single precision
         model.predict([[0.0, 0.0, 1e300]])
     image = np.zeros((2, 4, 4, 1), np.float32)
     image[1, 2, 3, 0] = -np.inf
@@ -53,9 +66,15 @@ def test_raw_rows_are_predicted_in_the_targets_own_unit():
     rows = [{"town": "Rome", "age": 33.0}, {"town": "Oslo", "age": 50}]
     inputs = table.preprocessing.transform(rows)
     unit = table.preprocessing
-    expected = model.predict(inputs)[:, 0].astype(float) * unit.target_scale + unit.target_shift
+    expected = (
+        model.predict(inputs)[:, 0].astype(float) * unit.target_scale
+        + unit.target_shift
+    )
     np.testing.assert_allclose(model.predict_rows(rows), expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="column 'age' is missing in row 1, and in training it never was"):
+    with pytest.raises(
+        ValueError,
+        match="column 'age' is missing in row 1, and in training it never was",
+    ):
         model.predict_rows({"town": "Rome", "age": None})
     with pytest.raises(ValueError, match="'wage'"):
         model.predict_rows({"town": "Rome", "age": 33.0, "wage": 1})
@@ -63,9 +82,16 @@ def test_raw_rows_are_predicted_in_the_targets_own_unit():
         model.predict_rows({"town": "Rome"})
     with pytest.raises(ValueError, match="'town' is 'Paris'"):
         model.predict_rows({"town": "Paris", "age": 3.0})
-    imputed = model.predict_rows({"town": "Rome", "age": float("nan")}, missing="impute")
-    np.testing.assert_allclose(imputed, model.predict_rows({"town": "Rome", "age": unit.columns[0].fill}))
-    with pytest.raises(ValueError, match="was not trained on a table: its model takes arrays; use predict"):
+    imputed = model.predict_rows(
+        {"town": "Rome", "age": float("nan")}, missing="impute"
+    )
+    np.testing.assert_allclose(
+        imputed, model.predict_rows({"town": "Rome", "age": unit.columns[0].fill})
+    )
+    with pytest.raises(
+        ValueError,
+        match="was not trained on a table: its model takes arrays; use predict",
+    ):
         model_of().predict_rows(rows)
 
 
@@ -77,11 +103,21 @@ def test_a_model_saves_itself_with_its_preprocessing(tmp_path):
     rows = FRAME.drop("y", "site")
     np.testing.assert_array_equal(again.predict_rows(rows), model.predict_rows(rows))
     assert [one.whole for one in check(tmp_path / "a")] == [True]
-    export_models([model_of(), PersonalModel("Eve", model_of().theta, model_of().model)], tmp_path / "two")
-    with pytest.raises(ValueError, match="holds the models of 2 clients; use load_models"):
+    export_models(
+        [model_of(), PersonalModel("Eve", model_of().theta, model_of().model)],
+        tmp_path / "two",
+    )
+    with pytest.raises(
+        ValueError, match="holds the models of 2 clients; use load_models"
+    ):
         ft.PersonalModel.load(tmp_path / "two")
-    (tmp_path / "a" / "preprocessing.json").write_text(model.preprocessing.to_json().replace("Rome", "Nice"))
-    with pytest.raises(ValueError, match=r"preprocessing\.json is missing or damaged .its digest is wrong"):
+    (tmp_path / "a" / "preprocessing.json").write_text(
+        model.preprocessing.to_json().replace("Rome", "Nice")
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"preprocessing\.json is missing or damaged .its digest is wrong",
+    ):
         ft.PersonalModel.load(tmp_path / "a")
     assert [one.whole for one in check(tmp_path / "a")] == [False]
 
@@ -90,19 +126,38 @@ def test_every_kind_of_predictor_comes_back(tmp_path):
     model, rng = mlp(4).bind((3,), 2), np.random.default_rng(0)
     theta = np.asarray(model.init(jax.random.key(0)))
     neighbors = NearestNeighbors(
-        theta, rng.normal(size=(5, 4)).astype(np.float32), np.array([0, 1, 1, 0, 1], np.int32),
-        np.array([True, True, True, True, False]), np.float32(0.4), np.float32(1.5), k=2,
-    )  # fmt: skip
-    mixture = Mixture(np.array([0.25, 0.75], np.float32), np.stack([theta, -theta]), logits=True)
+        theta,
+        rng.normal(size=(5, 4)).astype(np.float32),
+        np.array([0, 1, 1, 0, 1], np.int32),
+        np.array([True, True, True, True, False]),
+        np.float32(0.4),
+        np.float32(1.5),
+        k=2,
+    )
+    mixture = Mixture(
+        np.array([0.25, 0.75], np.float32), np.stack([theta, -theta]), logits=True
+    )
     kinds = {"vector": theta, "mixture": mixture, "neighbors": neighbors}
-    models = [PersonalModel(name, predictor, model, 0.5, (2.0, 1.0, 3.0)) for name, predictor in kinds.items()]
+    models = [
+        PersonalModel(name, predictor, model, 0.5, (2.0, 1.0, 3.0))
+        for name, predictor in kinds.items()
+    ]
     write_models(models, tmp_path, "mine.json")
-    found, x = load_models(tmp_path, manifest_name="mine.json"), rng.normal(size=(6, 3)).astype(np.float32)
+    found, x = (
+        load_models(tmp_path, manifest_name="mine.json"),
+        rng.normal(size=(6, 3)).astype(np.float32),
+    )
     assert list(found) == list(kinds)
     for one in models:
         assert isinstance(found[one.name].predictor, type(one.predictor))
         np.testing.assert_array_equal(found[one.name].outputs(x), one.outputs(x))
-    with pytest.raises(ValueError, match="predicts with a model and its own examples, which are not exported"):
+    with pytest.raises(
+        ValueError,
+        match="predicts with a model and its own examples, which are not exported",
+    ):
         export_models(models, tmp_path / "export")
     assert not (tmp_path / "export").exists()
-    assert "neighbors" in json.loads((tmp_path / "mine.json").read_text())["clients"]["neighbors"]
+    assert (
+        "neighbors"
+        in json.loads((tmp_path / "mine.json").read_text())["clients"]["neighbors"]
+    )

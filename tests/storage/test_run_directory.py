@@ -25,7 +25,14 @@ from fedtailor.runs import run
 from fedtailor.storage import Interrupted, load_models
 from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.storage.run_directory import RunDirectory
-from fedtailor.storage.run_files import CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY
+from fedtailor.storage.run_files import (
+    CHECKPOINT,
+    CLIENTS,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    SUMMARY,
+)
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 ALGORITHM = UCFL(sgd=TRAINED)
@@ -38,15 +45,27 @@ def start(directory, rounds=4, algorithm=ALGORITHM, **options):
 
 
 def test_trees_survive_exactly(tmp_path):
-    tree = {"a": [1, 2.5, None, "x", True], "b": (np.arange(3, dtype=np.uint32), {}), "c": np.float32(0.1)}
+    tree = {
+        "a": [1, 2.5, None, "x", True],
+        "b": (np.arange(3, dtype=np.uint32), {}),
+        "c": np.float32(0.1),
+    }
     tree |= {"empty": np.zeros((0, 2)), "scalar": np.array(3.5), "device": jnp.ones(2)}
     save_tree(tmp_path / "tree", tree)
     found = load_tree(tmp_path / "tree")
-    assert found["a"] == tree["a"] and isinstance(found["b"], tuple) and found["b"][1] == {}
+    assert (
+        found["a"] == tree["a"]
+        and isinstance(found["b"], tuple)
+        and found["b"][1] == {}
+    )
     np.testing.assert_array_equal(found["b"][0], tree["b"][0])
     assert found["b"][0].dtype == np.uint32
     assert found["c"] == tree["c"] and found["c"].dtype == np.float32
-    assert found["empty"].shape == (0, 2) and found["scalar"].shape == () and isinstance(found["device"], jax.Array)
+    assert (
+        found["empty"].shape == (0, 2)
+        and found["scalar"].shape == ()
+        and isinstance(found["device"], jax.Array)
+    )
     with pytest.raises(TypeError, match="cannot be written"):
         save_tree(tmp_path / "no", {"f": object()})
     assert not (tmp_path / "no").exists()
@@ -67,13 +86,19 @@ def test_a_stopped_run_ends_with_the_same_bytes(tmp_path):
     done = start(tmp_path / "parts", resume=True)
     assert len(done.training.round_seconds) == 4
     for name in (METRICS, LEDGER):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "parts" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
     # resuming what is finished changes nothing, more rounds go on
     start(tmp_path / "parts", resume=True)
-    assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+    assert (tmp_path / "parts" / METRICS).read_bytes() == (
+        tmp_path / "whole" / METRICS
+    ).read_bytes()
     start(tmp_path / "parts", rounds=5, resume=True)
     start(tmp_path / "longer", rounds=5)
-    assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "longer" / METRICS).read_bytes()
+    assert (tmp_path / "parts" / METRICS).read_bytes() == (
+        tmp_path / "longer" / METRICS
+    ).read_bytes()
 
 
 KILLED = """
@@ -93,11 +118,15 @@ def test_a_killed_run_ends_with_the_same_bytes(tmp_path):
     start(tmp_path / "whole")
     tests = Path(__file__).parents[1]
     paths = [str(tests), str(tests.parent / "src")]
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "parts"), *paths], timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "parts"), *paths], timeout=300
+    )
     assert done.returncode == -signal.SIGKILL
     assert load_tree(tmp_path / "parts" / CHECKPOINT)["round"] == 2
     start(tmp_path / "parts", resume=True)
-    assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+    assert (tmp_path / "parts" / METRICS).read_bytes() == (
+        tmp_path / "whole" / METRICS
+    ).read_bytes()
 
 
 def test_a_save_that_did_not_end_is_cut_off(tmp_path):
@@ -107,7 +136,9 @@ def test_a_save_that_did_not_end_is_cut_off(tmp_path):
     pl.concat([frame, frame]).write_parquet(tmp_path / "parts" / METRICS)
     start(tmp_path / "parts", rounds=3, resume=True)
     start(tmp_path / "whole", rounds=3, resume=True)
-    assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+    assert (tmp_path / "parts" / METRICS).read_bytes() == (
+        tmp_path / "whole" / METRICS
+    ).read_bytes()
 
 
 def test_what_is_not_ours_is_refused_and_left_alone(tmp_path):
@@ -122,8 +153,15 @@ def test_what_is_not_ours_is_refused_and_left_alone(tmp_path):
     before = (directory / METRICS).read_bytes()
     with pytest.raises(ValueError, match="already holds a run"):
         start(directory, rounds=1, algorithm=FedAvg(sgd=TRAINED))
-    with pytest.raises(ValueError, match=r"other settings \(algorithm.sgd.lr: 0.1, now 0.2\)"):
-        start(directory, rounds=2, algorithm=FedAvg(sgd=SGD(lr=0.2, momentum=0.9, epochs=2, batch_size=8)), resume=True)
+    with pytest.raises(
+        ValueError, match=r"other settings \(algorithm.sgd.lr: 0.1, now 0.2\)"
+    ):
+        start(
+            directory,
+            rounds=2,
+            algorithm=FedAvg(sgd=SGD(lr=0.2, momentum=0.9, epochs=2, batch_size=8)),
+            resume=True,
+        )
     with pytest.raises(ValueError, match="rounds is 0"):
         start(directory, rounds=0, algorithm=FedAvg(sgd=TRAINED), resume=True)
     assert (directory / METRICS).read_bytes() == before
@@ -141,7 +179,9 @@ def test_damage_is_one_line(tmp_path, name):
 
 def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
     start(tmp_path / "run", rounds=2)
-    before = {name: (tmp_path / "run" / name).read_bytes() for name in (METRICS, CHECKPOINT)}
+    before = {
+        name: (tmp_path / "run" / name).read_bytes() for name in (METRICS, CHECKPOINT)
+    }
 
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
@@ -167,7 +207,9 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch):
     assert RunDirectory(tmp_path / "run").finished_summary(2) is not None
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="this system has no full device"
+)
 @pytest.mark.parametrize("name", [METRICS, LEDGER])
 def test_a_really_full_disk_is_one_line(tmp_path, monkeypatch, name):
     start(tmp_path / "run", rounds=2)
@@ -181,13 +223,19 @@ def test_a_really_full_disk_is_one_line(tmp_path, monkeypatch, name):
 
     with monkeypatch.context() as patch:
         patch.setattr("fedtailor.storage.run_directory.private_folder", full)
-        with pytest.raises(ValueError, match=r"cannot write to .* make room and resume") as caught:
+        with pytest.raises(
+            ValueError, match=r"cannot write to .* make room and resume"
+        ) as caught:
             start(tmp_path / "run", rounds=4, resume=True)
     assert "\n" not in str(caught.value)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before  # the summary, too
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()
+    } == before  # the summary, too
     start(tmp_path / "run", rounds=4, resume=True)
     start(tmp_path / "whole", rounds=4)
-    assert (tmp_path / "run" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+    assert (tmp_path / "run" / METRICS).read_bytes() == (
+        tmp_path / "whole" / METRICS
+    ).read_bytes()
 
 
 def test_one_wrong_bit_is_noticed(tmp_path):
@@ -202,15 +250,25 @@ def test_one_wrong_bit_is_noticed(tmp_path):
 
 def test_the_directory_tells_what_the_run_tells(tmp_path):
     done = start(tmp_path / "run", rounds=2)
-    assert Ledger.from_frame(pl.read_parquet(tmp_path / "run" / LEDGER)).totals() == done.ledger.totals()
+    assert (
+        Ledger.from_frame(pl.read_parquet(tmp_path / "run" / LEDGER)).totals()
+        == done.ledger.totals()
+    )
     assert pl.read_parquet(tmp_path / "run" / METRICS).equals(done.frame())
 
 
 def test_the_manifest_says_what_was_run(tmp_path):
     start(tmp_path / "run", rounds=1)
     found = tomllib.loads((tmp_path / "run" / MANIFEST).read_text())
-    assert found["algorithm"]["name"] == "ucfl" and found["algorithm"]["sgd"]["momentum"] == 0.9
-    assert found["run"]["seed"] == 0 and found["model"]["outputs"] == 3 and found["versions"]["jax"]
+    assert (
+        found["algorithm"]["name"] == "ucfl"
+        and found["algorithm"]["sgd"]["momentum"] == 0.9
+    )
+    assert (
+        found["run"]["seed"] == 0
+        and found["model"]["outputs"] == 3
+        and found["versions"]["jax"]
+    )
 
 
 def test_personal_models_come_home(tmp_path):
@@ -219,7 +277,9 @@ def test_personal_models_come_home(tmp_path):
     result.export(tmp_path / "models")
     found = load_models(tmp_path / "models")
     x = federation.client(2).test.x
-    np.testing.assert_array_equal(found["client 2"].outputs(x), result.personal(2).outputs(x))
+    np.testing.assert_array_equal(
+        found["client 2"].outputs(x), result.personal(2).outputs(x)
+    )
     result.export(tmp_path / "one", clients=["client 1"])
     assert list(load_models(tmp_path / "one")) == ["client 1"]
     with pytest.raises(ValueError, match="not empty"):
@@ -229,7 +289,9 @@ def test_personal_models_come_home(tmp_path):
 
 
 def test_a_finished_run_that_is_extended_and_killed_has_no_summary(tmp_path):
-    """Else tables would show the numbers of the end beside the rows of what followed."""
+    """Else tables would show the numbers of the end beside the rows of what
+    followed.
+    """
     first = start(tmp_path / "run", rounds=2)
     before = json.loads((tmp_path / "run" / SUMMARY).read_text())
     assert before["rounds"] == 2
@@ -239,14 +301,25 @@ def test_a_finished_run_that_is_extended_and_killed_has_no_summary(tmp_path):
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        start(tmp_path / "run", rounds=5, resume=True, checkpoint_every=1, progress=killed_in_round_4)
-    assert load_tree(tmp_path / "run" / CHECKPOINT)["round"] >= 3 and not (tmp_path / "run" / SUMMARY).exists()
+        start(
+            tmp_path / "run",
+            rounds=5,
+            resume=True,
+            checkpoint_every=1,
+            progress=killed_in_round_4,
+        )
+    assert (
+        load_tree(tmp_path / "run" / CHECKPOINT)["round"] >= 3
+        and not (tmp_path / "run" / SUMMARY).exists()
+    )
     done = start(tmp_path / "run", rounds=5, resume=True)
     after = json.loads((tmp_path / "run" / SUMMARY).read_text())
     assert after["rounds"] == 5
     # Seconds are those of all invocations, not of the last one.
     assert len(done.training.round_seconds) == 5
-    assert done.training.round_seconds[:2] == pytest.approx(first.training.round_seconds)
+    assert done.training.round_seconds[:2] == pytest.approx(
+        first.training.round_seconds
+    )
     assert after["training_seconds"] == pytest.approx(sum(done.training.round_seconds))
     assert after["training_seconds"] > before["training_seconds"]
 
@@ -255,14 +328,25 @@ def test_a_finished_run_says_so_and_who_took_part(tmp_path):
     done = start(tmp_path / "run")
     store = RunDirectory(tmp_path / "run")
     summary = store.finished_summary(4)
-    assert summary is not None and summary["mean"] == done.summary().mean and summary["rounds"] == 4
-    assert summary["training_seconds"] == pytest.approx(sum(done.training.round_seconds))
-    assert store.finished_summary(5) is None and RunDirectory(tmp_path / "other").finished_summary(4) is None
+    assert (
+        summary is not None
+        and summary["mean"] == done.summary().mean
+        and summary["rounds"] == 4
+    )
+    assert summary["training_seconds"] == pytest.approx(
+        sum(done.training.round_seconds)
+    )
+    assert (
+        store.finished_summary(5) is None
+        and RunDirectory(tmp_path / "other").finished_summary(4) is None
+    )
     clients = pl.read_parquet(tmp_path / "run" / CLIENTS)
     assert clients["client"].to_list() == list(done.federation.names)
     assert clients["unseen"].to_list() == [False, False, True, False, False]
     for split in ("train", "val", "test"):
-        assert clients[split].to_list() == getattr(done.federation, split).sizes.tolist()
+        assert (
+            clients[split].to_list() == getattr(done.federation, split).sizes.tolist()
+        )
 
 
 def test_a_diverged_run_says_so(tmp_path):
@@ -273,6 +357,14 @@ def test_a_diverged_run_says_so(tmp_path):
 
 
 def test_a_schedule_has_a_manifest(tmp_path):
-    start(tmp_path / "run", rounds=2, algorithm=Then(FedAvg(sgd=TRAINED), rounds=1, next=Local(sgd=TRAINED)))
+    start(
+        tmp_path / "run",
+        rounds=2,
+        algorithm=Then(FedAvg(sgd=TRAINED), rounds=1, next=Local(sgd=TRAINED)),
+    )
     found = tomllib.loads((tmp_path / "run" / MANIFEST).read_text())["algorithm"]
-    assert (found["name"], found["first"]["name"], found["next"]["name"]) == ("then", "fedavg", "local")
+    assert (found["name"], found["first"]["name"], found["next"]["name"]) == (
+        "then",
+        "fedavg",
+        "local",
+    )

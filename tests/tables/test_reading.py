@@ -17,15 +17,20 @@ def frame():
     """Three sites, accents in a category, gaps, a date."""
     rng = np.random.default_rng(0)
     n = 90
-    return pl.DataFrame({
-        "site": [f"00{number % 3 + 7}" for number in range(n)],
-        "age": rng.integers(20, 80, n),
-        "mass": [None if rng.random() < 0.1 else round(float(value), 2) for value in rng.normal(70, 9, n)],
-        "colour": rng.choice(["bleu", "doré", "écru"], n),
-        "smoker": rng.random(n) < 0.4,
-        "seen": [f"2024-0{month}-11" for month in rng.integers(1, 9, n)],
-        "sick": rng.choice(["no", "yes"], n),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "site": [f"00{number % 3 + 7}" for number in range(n)],
+            "age": rng.integers(20, 80, n),
+            "mass": [
+                None if rng.random() < 0.1 else round(float(value), 2)
+                for value in rng.normal(70, 9, n)
+            ],
+            "colour": rng.choice(["bleu", "doré", "écru"], n),
+            "smoker": rng.random(n) < 0.4,
+            "seen": [f"2024-0{month}-11" for month in rng.integers(1, 9, n)],
+            "sick": rng.choice(["no", "yes"], n),
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +43,74 @@ def same(table, expected):
     np.testing.assert_array_equal(table.x, expected.x)
     np.testing.assert_array_equal(table.y, expected.y)
     for split in ("train", "val", "test"):
-        np.testing.assert_array_equal(getattr(table, split).rows, getattr(expected, split).rows)
+        np.testing.assert_array_equal(
+            getattr(table, split).rows, getattr(expected, split).rows
+        )
     assert (table.names, table.class_names) == (expected.names, expected.class_names)
 
 
 def test_every_column_has_the_inputs_of_its_kind(expected):
     assert expected.preprocessing.inputs == (
-        "age", "mass", "mass is missing", "colour = bleu", "colour = doré", "colour = écru", "smoker", "seen",
-    )  # fmt: skip
-    assert expected.names == ("007", "008", "009") and expected.class_names == ("no", "yes")
+        "age",
+        "mass",
+        "mass is missing",
+        "colour = bleu",
+        "colour = doré",
+        "colour = écru",
+        "smoker",
+        "seen",
+    )
+    assert expected.names == ("007", "008", "009") and expected.class_names == (
+        "no",
+        "yes",
+    )
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"],
+)
 def test_encodings_are_recognised(frame, expected, encoding, tmp_path):
     (tmp_path / "t.csv").write_bytes(frame.write_csv(null_value="?").encode(encoding))
     table = from_table(tmp_path / "t.csv", **ROLES)
     same(table, expected)
-    assert table.name == "t" and any("Windows-1252" in note for note in table.notes) == (encoding == "cp1252")
+    assert table.name == "t" and any(
+        "Windows-1252" in note for note in table.notes
+    ) == (encoding == "cp1252")
     same(from_table(tmp_path / "t.csv", **ROLES, encoding=encoding), expected)
 
 
 @pytest.mark.parametrize(
     ("name", "separator", "comma", "gap"),
     [
-        ("t.csv", ",", False, ""), ("t.csv", ";", True, "NA"), ("t.csv", ";", False, "n/a"), ("t.csv", "\t", True, "-"),
-        ("t.tsv", "\t", False, "NaN"), ("t.txt", "|", False, " ? "), ("t.csv.gz", ";", True, "."),
+        ("t.csv", ",", False, ""),
+        ("t.csv", ";", True, "NA"),
+        ("t.csv", ";", False, "n/a"),
+        ("t.csv", "\t", True, "-"),
+        ("t.tsv", "\t", False, "NaN"),
+        ("t.txt", "|", False, " ? "),
+        ("t.csv.gz", ";", True, "."),
         ("t.CSV", ",", False, "null"),
     ],
-)  # fmt: skip
-def test_separators_decimals_and_words_for_gaps_are_recognised(frame, expected, name, separator, comma, gap, tmp_path):
-    text = frame.write_csv(separator=separator, decimal_comma=comma, null_value=gap).replace("\n", "\r\n").encode()
+)
+def test_separators_decimals_and_words_for_gaps_are_recognised(
+    frame, expected, name, separator, comma, gap, tmp_path
+):
+    text = (
+        frame.write_csv(separator=separator, decimal_comma=comma, null_value=gap)
+        .replace("\n", "\r\n")
+        .encode()
+    )
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
     table = from_table(tmp_path / name, **ROLES)
     same(table, expected)
     assert any("decimal comma" in note for note in table.notes) == comma
-    same(from_table(tmp_path / name, **ROLES, separator=separator, decimal="," if comma else "."), expected)
+    same(
+        from_table(
+            tmp_path / name, **ROLES, separator=separator, decimal="," if comma else "."
+        ),
+        expected,
+    )
 
 
 def test_quotes_blank_lines_spaces_and_names_of_rows(frame, expected, tmp_path):
@@ -83,8 +121,8 @@ def test_quotes_blank_lines_spaces_and_names_of_rows(frame, expected, tmp_path):
         table = from_table(tmp_path / "t.csv", **ROLES)
         same(table, expected)
         assert (
-            "Column without a name is left out: a different whole number in every row (an id or a running number)."
-            in table.notes
+            "Column without a name is left out: a different whole number in every row"
+            " (an id or a running number)." in table.notes
         )
 
 
@@ -92,15 +130,31 @@ def test_a_cell_far_below_decides_for_its_column(tmp_path):
     rows = 30_000
     mass = [str(number % 97) for number in range(rows)]
     mass[-1], late = "0.5", ["?"] * (rows - 40) + ["1.25", "2.5"] * 20
-    frame = pl.DataFrame({"site": ["a", "b"] * (rows // 2), "mass": mass, "late": late, "sick": [0, 0, 1] * 10_000})
+    frame = pl.DataFrame(
+        {
+            "site": ["a", "b"] * (rows // 2),
+            "mass": mass,
+            "late": late,
+            "sick": [0, 0, 1] * 10_000,
+        }
+    )
     frame.write_csv(tmp_path / "t.csv")
-    columns = {column.name: column for column in from_table(tmp_path / "t.csv", **ROLES).preprocessing.columns}
-    assert (columns["mass"].kind, columns["late"].kind, columns["late"].indicator) == ("number", "number", True)
+    columns = {
+        column.name: column
+        for column in from_table(tmp_path / "t.csv", **ROLES).preprocessing.columns
+    }
+    assert (columns["mass"].kind, columns["late"].kind, columns["late"].indicator) == (
+        "number",
+        "number",
+        True,
+    )
 
 
 def test_parquet_and_typed_frames(frame, expected, tmp_path):
     typed = frame.with_columns(
-        pl.col("seen").str.to_date(), pl.col("colour").cast(pl.Categorical), pl.col("mass").fill_null(float("nan"))
+        pl.col("seen").str.to_date(),
+        pl.col("colour").cast(pl.Categorical),
+        pl.col("mass").fill_null(float("nan")),
     )
     typed.write_parquet(tmp_path / "t.parquet")
     same(from_table(tmp_path / "t.parquet", **ROLES), expected)
@@ -109,8 +163,12 @@ def test_parquet_and_typed_frames(frame, expected, tmp_path):
 
 
 def test_pandas_frames(frame, expected):
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed; fedtailor does not need it")
-    same(from_table(pandas.DataFrame(frame.to_dict(as_series=False)), **ROLES), expected)
+    pandas = pytest.importorskip(
+        "pandas", reason="pandas is not installed; fedtailor does not need it"
+    )
+    same(
+        from_table(pandas.DataFrame(frame.to_dict(as_series=False)), **ROLES), expected
+    )
     twice = pandas.DataFrame([[1, 2]], columns=["site", "site"])
     with pytest.raises(ValueError, match="several columns 'site'; rename"):
         from_table(twice, **ROLES)
@@ -121,7 +179,12 @@ def workbook(path, frame):
     kinds = {True: '<c t="inlineStr"><is><t>{}</t></is></c>', False: "<c><v>{}</v></c>"}
     rows = ["".join(kinds[True].format(name) for name in frame.columns)]
     for row in frame.rows():
-        rows.append("".join(kinds[isinstance(cell, str)].format("" if cell is None else cell) for cell in row))
+        rows.append(
+            "".join(
+                kinds[isinstance(cell, str)].format("" if cell is None else cell)
+                for cell in row
+            )
+        )
     sheet = "".join(f"<row>{row}</row>" for row in rows)
     main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     relations = "http://schemas.openxmlformats.org/package/2006/relationships"
@@ -130,19 +193,23 @@ def workbook(path, frame):
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(
             "[Content_Types].xml",
-            '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
-            f'<Override PartName="/xl/workbook.xml" ContentType="{kind}.sheet.main+xml"/>'
-            f'<Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}.worksheet+xml"/></Types>',
+            "<Types"
+            ' xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Override'
+            ' PartName="/xl/workbook.xml"'
+            f' ContentType="{kind}.sheet.main+xml"/><Override'
+            ' PartName="/xl/worksheets/sheet1.xml"'
+            f' ContentType="{kind}.worksheet+xml"/></Types>',
         )
         file.writestr(
             "_rels/.rels",
-            f'<Relationships xmlns="{relations}"><Relationship Id="r1" Type="{document}/office'
-            'Document" Target="xl/workbook.xml"/></Relationships>',
+            f'<Relationships xmlns="{relations}"><Relationship Id="r1"'
+            f' Type="{document}/officeDocument"'
+            ' Target="xl/workbook.xml"/></Relationships>',
         )
         file.writestr(
             "xl/workbook.xml",
-            f'<workbook xmlns="{main}" xmlns:r="{document}"><sheets><sheet name="visits" '
-            'sheetId="1" r:id="r1"/></sheets></workbook>',
+            f'<workbook xmlns="{main}" xmlns:r="{document}"><sheets><sheet'
+            ' name="visits" sheetId="1" r:id="r1"/></sheets></workbook>',
         )
         file.writestr(
             "xl/_rels/workbook.xml.rels",
@@ -150,7 +217,8 @@ def workbook(path, frame):
             f'"{document}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
         )
         file.writestr(
-            "xl/worksheets/sheet1.xml", f'<worksheet xmlns="{main}"><sheetData>{sheet}</sheetData></worksheet>'
+            "xl/worksheets/sheet1.xml",
+            f'<worksheet xmlns="{main}"><sheetData>{sheet}</sheetData></worksheet>',
         )
 
 
@@ -158,7 +226,9 @@ def test_excel_sheets(frame, expected, tmp_path):
     pytest.importorskip("fastexcel", reason="the extra `excel` is not installed")
     workbook(
         tmp_path / "t.xlsx",
-        frame.cast({"smoker": pl.String}).with_columns(pl.col("mass").cast(pl.String).fill_null("?")),
+        frame.cast({"smoker": pl.String}).with_columns(
+            pl.col("mass").cast(pl.String).fill_null("?")
+        ),
     )
     same(from_table(tmp_path / "t.xlsx", **ROLES), expected)
     same(from_table(tmp_path / "t.xlsx", **ROLES, sheet="visits"), expected)
@@ -171,7 +241,9 @@ def test_columns_of_arrays_are_columns_of_numbers():
     images[:, 3] = 7
     roles = {"site": ["a", "b"] * 30, "sick": [0, 0, 1] * 20}
     for kind in (pl.Array(pl.UInt8, 16), pl.List(pl.UInt8)):
-        table = from_table(pl.DataFrame({**roles, "image": pl.Series(images).cast(kind)}), **ROLES)
+        table = from_table(
+            pl.DataFrame({**roles, "image": pl.Series(images).cast(kind)}), **ROLES
+        )
         assert table.x.shape == (60, 15) and "image[3]" in table.preprocessing.ignored
         one = table.preprocessing.transform({"image": images[5]})
         np.testing.assert_array_equal(one[0], table.x[5])
@@ -180,4 +252,9 @@ def test_columns_of_arrays_are_columns_of_numbers():
 def test_users_own_words_for_missing_cells(frame, expected, tmp_path):
     frame.with_columns(pl.col("mass").fill_null(-9)).write_csv(tmp_path / "t.csv")
     same(from_table(tmp_path / "t.csv", **ROLES, missing=["-9"]), expected)
-    same(from_table(frame.with_columns(pl.col("mass").fill_null(-9)), **ROLES, missing=["-9"]), expected)
+    same(
+        from_table(
+            frame.with_columns(pl.col("mass").fill_null(-9)), **ROLES, missing=["-9"]
+        ),
+        expected,
+    )

@@ -1,4 +1,6 @@
-"""The engine: one set of numbers whatever the order, the devices, the chunk or the debugger; clear failures."""
+"""The engine: one set of numbers whatever the order, the devices, the chunk or the
+debugger; clear failures.
+"""
 
 from dataclasses import replace
 
@@ -7,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.problems import EXACT, ROUNDED, classification, float64, personal, predictors, softmax_model, train
+from conformance.problems import (
+    EXACT,
+    ROUNDED,
+    classification,
+    float64,
+    personal,
+    predictors,
+    softmax_model,
+    train,
+)
 from fedtailor.algorithms import IFCA, UCFL, Ditto, FedAvg, FineTune, Local
 from fedtailor.executors.map_clients import balanced_order
 from fedtailor.federation import Ragged
@@ -36,30 +47,46 @@ def test_by_hand_one_client_two_steps():
         sgd = SGD(lr=0.3, momentum=0.5, weight_decay=0.1, epochs=2, batch_size=8)
         training = train(Local(sgd=sgd), federation, model, 1)
         theta = np.asarray(training.initial(0))
-        x, y = (jnp.asarray(rows[federation.train[0]]) for rows in (federation.x, federation.y))
+        x, y = (
+            jnp.asarray(rows[federation.train[0]])
+            for rows in (federation.x, federation.y)
+        )
         velocity = np.zeros_like(theta)
         for _ in range(2):
             # full-batch gradient of softmax regression, theta = [weight, bias]
             params = model.params(jnp.asarray(theta))
-            gradient = jax.grad(lambda p: model.losses(model.logits(p, x), y).mean())(params)
+            gradient = jax.grad(lambda p: model.losses(model.logits(p, x), y).mean())(
+                params
+            )
             velocity = 0.5 * velocity + np.asarray(model.vector(gradient)) + 0.1 * theta
             theta = theta - 0.3 * velocity
         np.testing.assert_allclose(personal(training)[0], theta, **EXACT)
 
 
 @pytest.mark.as_shipped
-@pytest.mark.parametrize("algorithm", [FedAvg(sgd=TRAINED), UCFL(sgd=TRAINED, streams=2)], ids=["fedavg", "ucfl"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAvg(sgd=TRAINED), UCFL(sgd=TRAINED, streams=2)],
+    ids=["fedavg", "ucfl"],
+)
 def test_the_order_of_listing_devices_and_chunks_do_not_matter(algorithm):
     with float64():
         federation, model = classification(), softmax_model()
         base = personal(train(algorithm, federation, model, 2))
         order = np.array([3, 0, 4, 2, 1])
         np.testing.assert_allclose(
-            personal(train(algorithm, reordered(federation, order), model, 2)), base[order], **EXACT
+            personal(train(algorithm, reordered(federation, order), model, 2)),
+            base[order],
+            **EXACT,
         )
         # three clients a device: a chunk, and one that is left
-        np.testing.assert_allclose(personal(train(algorithm, federation, model, 2, chunk=2)), base, **EXACT)
-        one, two = (personal(train(algorithm, federation, model, 2, devices=n, canonical=True)) for n in (1, 2))
+        np.testing.assert_allclose(
+            personal(train(algorithm, federation, model, 2, chunk=2)), base, **EXACT
+        )
+        one, two = (
+            personal(train(algorithm, federation, model, 2, devices=n, canonical=True))
+            for n in (1, 2)
+        )
         np.testing.assert_array_equal(one, two)
         np.testing.assert_allclose(one, base, **EXACT)
 
@@ -68,7 +95,16 @@ def test_newcomers_are_served_alike_by_any_number_of_devices():
     """Their states are outputs of the exchange before."""
     federation = classification(unseen=[False, False, True, False, False])
     one, two = (
-        predictors(train(Ditto(sgd=TRAINED), federation, softmax_model("float32"), 1, devices=n, canonical=True))
+        predictors(
+            train(
+                Ditto(sgd=TRAINED),
+                federation,
+                softmax_model("float32"),
+                1,
+                devices=n,
+                canonical=True,
+            )
+        )
         for n in (1, 2)
     )
     np.testing.assert_array_equal(one, two)
@@ -78,14 +114,17 @@ def test_the_debug_engine_gives_the_same_numbers():
     with float64():
         federation, model = classification(clients=2, sizes=[9, 13]), softmax_model()
         fast, slow = (
-            personal(train(FedAvg(sgd=TRAINED), federation, model, 1, debug=debug)) for debug in (False, True)
+            personal(train(FedAvg(sgd=TRAINED), federation, model, 1, debug=debug))
+            for debug in (False, True)
         )
     np.testing.assert_allclose(slow, fast, **EXACT)
 
 
 def test_single_precision_agrees_with_double():
     federation = classification()
-    single = personal(train(FedAvg(sgd=TRAINED), federation, softmax_model("float32"), 1))
+    single = personal(
+        train(FedAvg(sgd=TRAINED), federation, softmax_model("float32"), 1)
+    )
     with float64():
         double = personal(train(FedAvg(sgd=TRAINED), federation, softmax_model(), 1))
     np.testing.assert_allclose(single, double, **ROUNDED)
@@ -102,10 +141,14 @@ def test_steps_instead_of_epochs_continue_over_permutations():
 
 def test_work_is_counted_in_examples():
     federation = classification(clients=2, sizes=[9, 20])
-    training = train(FedAvg(sgd=SGD(epochs=3, batch_size=8)), federation, softmax_model("float32"), 1)
+    training = train(
+        FedAvg(sgd=SGD(epochs=3, batch_size=8)), federation, softmax_model("float32"), 1
+    )
     frame = training.ledger.frame()
     assert frame["gradients"].sum() == 3 * 29
-    partial = train(Local(sgd=SGD(steps=4, batch_size=8)), federation, softmax_model("float32"), 1)
+    partial = train(
+        Local(sgd=SGD(steps=4, batch_size=8)), federation, softmax_model("float32"), 1
+    )
     # 9 samples: batches of 8, 1, 8, 1; 20 samples: 8, 8, 4, 8
     assert partial.ledger.frame()["gradients"].sum() == 18 + 28
 
@@ -116,10 +159,16 @@ def test_divergence_names_client_and_round_and_keeps_what_was_finished(debug):
     x = federation.x.copy()
     x[federation.train[1]] *= 1e30
     training = train(
-        Local(sgd=SGD(lr=1e30, batch_size=8)), replace(federation, x=x), softmax_model("float32"), 0, debug=debug
+        Local(sgd=SGD(lr=1e30, batch_size=8)),
+        replace(federation, x=x),
+        softmax_model("float32"),
+        0,
+        debug=debug,
     )
     before = np.asarray(training.executor.client_states["model"])
-    with pytest.raises(Diverged, match=r"client 'client 1'.*round 0.*learning rate") as caught:
+    with pytest.raises(
+        Diverged, match=r"client 'client 1'.*round 0.*learning rate"
+    ) as caught:
         training.advance()
     assert (caught.value.client, caught.value.round) == ("client 1", 0)
     assert (caught.value.step is not None) == debug
@@ -135,11 +184,17 @@ def test_absent_clients_keep_their_state():
     class Sampled(Local):
         participants = "reporters"
 
-    training = train(Sampled(), federation, softmax_model("float32"), 0, participation=participation)
+    training = train(
+        Sampled(), federation, softmax_model("float32"), 0, participation=participation
+    )
     before = np.asarray(training.executor.client_states["model"])
     training.advance()
-    changed = (np.asarray(training.executor.client_states["model"]) != before).any(axis=1)
-    np.testing.assert_array_equal(changed, participation.sample(training.population.ids, 0, 0))
+    changed = (np.asarray(training.executor.client_states["model"]) != before).any(
+        axis=1
+    )
+    np.testing.assert_array_equal(
+        changed, participation.sample(training.population.ids, 0, 0)
+    )
 
 
 def test_participation_is_keyed_by_id():
@@ -173,15 +228,28 @@ def test_finetune_with_no_epochs_is_fedavg_and_after_no_rounds_local():
         tuned = train(FineTune(sgd=TRAINED, tune=SGD(epochs=0)), federation, model, 2)
         np.testing.assert_array_equal(personal(tuned), fedavg)
         untrained = train(FineTune(sgd=TRAINED, tune=TRAINED), federation, model, 0)
-        np.testing.assert_array_equal(personal(untrained), personal(train(Local(sgd=TRAINED), federation, model, 1)))
+        np.testing.assert_array_equal(
+            personal(untrained),
+            personal(train(Local(sgd=TRAINED), federation, model, 1)),
+        )
 
 
 def test_a_run_reports_personal_models_and_serves_newcomers():
     federation = classification(unseen=[False, False, True, False, False])
-    result = run(FineTune(sgd=TRAINED), federation, softmax_model("float32"), rounds=3, evaluate_every=2)
+    result = run(
+        FineTune(sgd=TRAINED),
+        federation,
+        softmax_model("float32"),
+        rounds=3,
+        evaluate_every=2,
+    )
     summary = result.summary()
     assert summary.clients == 4
-    assert [e.round for e in result.metrics.evaluations if e.metric == "loss" and e.split == "test"] == [2, 2, 3, 3]
+    assert [
+        e.round
+        for e in result.metrics.evaluations
+        if e.metric == "loss" and e.split == "test"
+    ] == [2, 2, 3, 3]
     client = federation.client("client 2")
     own = result.personal("client 2")
     accuracy = (own.predict(client.test.x) == client.test.y).mean()
@@ -191,7 +259,10 @@ def test_a_run_reports_personal_models_and_serves_newcomers():
     everyone = result.personal_models()
     for value, index in zip(values, federation.seen, strict=True):
         client = federation.client(int(index))
-        assert value == pytest.approx((everyone[client.name].predict(client.test.x) == client.test.y).mean(), abs=1e-6)
+        assert value == pytest.approx(
+            (everyone[client.name].predict(client.test.x) == client.test.y).mean(),
+            abs=1e-6,
+        )
     guest = result.enroll(client.train.x, client.train.y)
     assert guest.theta.shape == own.theta.shape
     with pytest.raises(ValueError, match="already in the federation"):
@@ -205,9 +276,20 @@ def test_rounds_do_not_recompile():
     from fedtailor.executors.map_clients import map_clients
 
     model = softmax_model("float32")
-    train(FedAvg(sgd=SGD(lr=0.1, epochs=1, batch_size=8)), classification(sizes=[10, 20, 30, 17, 3]), model, 2)
+    train(
+        FedAvg(sgd=SGD(lr=0.1, epochs=1, batch_size=8)),
+        classification(sizes=[10, 20, 30, 17, 3]),
+        model,
+        2,
+    )
     programs = map_clients._cache_size()
-    train(FedAvg(sgd=SGD(lr=0.3, epochs=2, batch_size=8)), classification(sizes=[20, 11, 9, 30, 10]), model, 2, seed=3)
+    train(
+        FedAvg(sgd=SGD(lr=0.3, epochs=2, batch_size=8)),
+        classification(sizes=[20, 11, 9, 30, 10]),
+        model,
+        2,
+        seed=3,
+    )
     assert map_clients._cache_size() == programs
 
 
@@ -220,23 +302,41 @@ def test_an_empty_val_split_is_no_metric():
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_batch_of_a_billion_samples_is_all_that_a_client_has(drop_last):
-    federation, model = classification(clients=2, sizes=[9, 5]), softmax_model("float32")
+    federation, model = (
+        classification(clients=2, sizes=[9, 5]),
+        softmax_model("float32"),
+    )
     all_of_them, billion = (
-        personal(train(Local(sgd=SGD(lr=0.1, epochs=2, batch_size=size, drop_last=drop_last)), federation, model, 1))
+        personal(
+            train(
+                Local(sgd=SGD(lr=0.1, epochs=2, batch_size=size, drop_last=drop_last)),
+                federation,
+                model,
+                1,
+            )
+        )
         for size in (1024, 10**9)
     )
     np.testing.assert_array_equal(billion, all_of_them)
-    with pytest.raises(ValueError, match="batch_size is 1000000000000; it must be below"):
+    with pytest.raises(
+        ValueError, match="batch_size is 1000000000000; it must be below"
+    ):
         SGD(batch_size=10**12)
 
 
 def test_a_model_that_no_machine_holds_is_refused_at_once():
-    with pytest.raises(ValueError, match=r"^a model of 8,000,000,000,003 numbers needs .* GiB of memory"):
+    with pytest.raises(
+        ValueError,
+        match=r"^a model of 8,000,000,000,003 numbers needs .* GiB of memory",
+    ):
         simulate(FedAvg(), classification(clients=2), mlp(10**12))
 
 
 def test_more_clusters_than_clients_are_refused():
-    with pytest.raises(ValueError, match="clusters is 10000, and there are 2 clients; ask for at most as many"):
+    with pytest.raises(
+        ValueError,
+        match="clusters is 10000, and there are 2 clients; ask for at most as many",
+    ):
         simulate(IFCA(clusters=10_000), classification(clients=2), softmax_model())
 
 

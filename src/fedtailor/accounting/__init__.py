@@ -1,7 +1,14 @@
-"""What personalization costs: the ledger of a run, and the time it would take over a wireless network."""
+"""What personalization costs: the ledger of a run, and the time it would take over a
+wireless network.
+"""
 
 from fedtailor.accounting.ledger import MODEL_KINDS, Entry, Ledger, Phase, Totals
-from fedtailor.accounting.wireless import WIRELESS_PRESETS, Wireless, accuracy_by_time, time_to_reach
+from fedtailor.accounting.wireless import (
+    WIRELESS_PRESETS,
+    Wireless,
+    accuracy_by_time,
+    time_to_reach,
+)
 
 __all__ = [
     "MODEL_KINDS",

@@ -1,4 +1,6 @@
-"""The ledger: what travels and what is computed, derived from the messages themselves."""
+"""The ledger: what travels and what is computed, derived from the messages
+themselves.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 Phase = Literal["probe", "round", "delivery", "unseen"]
-"""When: before training, in a round, when the final models are handed out, or in the service of unseen clients."""
+"""When: before training, in a round, when the final models are handed out, or in the
+service of unseen clients.
+"""
 
 
 SHARING = "sharing"
@@ -23,7 +27,8 @@ SHARING = "sharing"
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the ledger: one kind of message in one direction of one exchange, or the computation of the clients.
+    """One row of the ledger: one kind of message in one direction of one exchange, or
+    the computation of the clients.
 
     Attributes:
         round: the round; for `delivery` and `unseen`, the number of rounds done.
@@ -33,7 +38,8 @@ class Entry:
         clients: clients that receive, send or compute.
         streams: distinct vectors that at least one client receives (down only).
         unicasts: vectors counted once for each client that receives or sends them.
-        bytes_multicast: bytes where a stream for many clients is sent once (for uplinks, `bytes_unicast`).
+        bytes_multicast: bytes where a stream for many clients is sent once (for
+            uplinks, `bytes_unicast`).
         bytes_unicast: bytes where it is sent to each of them.
         scalars: single numbers, counted for each client; they are not in the bytes.
         gradients: gradients of single examples that clients computed.
@@ -56,10 +62,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over training and the delivery of the final models; the service of unseen clients is not included.
+    """Sums over training and the delivery of the final models; the service of unseen
+    clients is not included.
 
     Attributes:
-        models_down: models (of `MODEL_KINDS`) sent to clients, a stream for many of them counted once (multicast).
+        models_down: models (of `MODEL_KINDS`) sent to clients, a stream for many of
+            them counted once (multicast).
         models_down_unicast: the same, counted once for each client.
         models_up: models sent by clients.
         bytes_down: bytes of everything sent to clients, multicast.
@@ -84,7 +92,9 @@ class Totals:
 
 
 class Ledger:
-    """What travelled and what was computed in a run. It reads messages and knows no method."""
+    """What travelled and what was computed in a run. It reads messages and knows no
+    method.
+    """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = list(entries)
@@ -105,35 +115,63 @@ class Ledger:
         Args:
             round: the round, or the number of rounds done.
             phase: see `Phase`.
-            downlink: what the server sends; what clients already hold (`Streams.already_held`) is free.
-            update: kind -> what clients answer, [c, ...]; only those that report are charged.
+            downlink: what the server sends; what clients already hold
+                (`Streams.already_held`) is free.
+            update: kind -> what clients answer, [c, ...]; only those that report are
+                charged.
             reporting: [c] who reports.
             gradients: gradients of single examples that the cohort computed.
             forwards: its forward passes of single examples without a gradient.
-            beside: bytes down and up beside these messages: keys and shares of secure sums.
+            beside: bytes down and up beside these messages: keys and shares of secure
+                sums.
 
         Raises:
             ValueError: the phase is unknown.
         """
         if phase not in get_args(Phase):
-            raise ValueError(f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}")
+            raise ValueError(
+                f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}"
+            )
         clients = len(reporting)
         reporters = int(np.count_nonzero(reporting))
-        # Down: all clients of the cohort receive; up: those send that report; computing: all of them.
+        # Down: all clients of the cohort receive; up: those send that report;
+        # computing: all of them.
         for kind, sent in downlink.streams.items():
             self.entries.extend(_sent(round, phase, kind, sent))
         for kind in downlink.scalars:
-            self.entries.append(Entry(round, phase, "down", kind, clients, scalars=clients))
+            self.entries.append(
+                Entry(round, phase, "down", kind, clients, scalars=clients)
+            )
         if reporters:
-            self.entries.extend(_answered(round, phase, kind, value, reporters) for kind, value in update.items())
+            self.entries.extend(
+                _answered(round, phase, kind, value, reporters)
+                for kind, value in update.items()
+            )
         for direction, size in zip(("down", "up"), beside, strict=True):
             if size:
                 self.entries.append(
-                    Entry(round, phase, direction, SHARING, reporters, bytes_multicast=size, bytes_unicast=size)
+                    Entry(
+                        round,
+                        phase,
+                        direction,
+                        SHARING,
+                        reporters,
+                        bytes_multicast=size,
+                        bytes_unicast=size,
+                    )
                 )
-        # A round without messages and without work gets an entry all the same: time over a network counts rounds.
+        # A round without messages and without work gets an entry all the same: time
+        # over a network counts rounds.
         if gradients or forwards or phase in ("probe", "round"):
-            work = Entry(round, phase, "compute", "work", clients, gradients=int(gradients), forwards=int(forwards))
+            work = Entry(
+                round,
+                phase,
+                "compute",
+                "work",
+                clients,
+                gradients=int(gradients),
+                forwards=int(forwards),
+            )
             self.entries.append(work)
 
     def totals(self) -> Totals:
@@ -160,13 +198,23 @@ class Ledger:
         """How many distinct models the server sends at the end of training.
 
         Returns:
-            The streams of the last round, or of the delivery if that needs more: a first round may start from models
-            that clients hold, and the cohort of a last one may lack the clients of some streams.
+            The streams of the last round, or of the delivery if that needs more: a
+            first round may start from models that clients hold, and the cohort of a
+            last one may lack the clients of some streams.
         """
         models = [entry for entry in self.entries if entry.kind in MODEL_KINDS]
-        last_round = max((entry.round for entry in self.entries if entry.phase == "round"), default=None)
-        in_last_round = sum(entry.streams for entry in models if entry.phase == "round" and entry.round == last_round)
-        in_delivery = sum(entry.streams for entry in models if entry.phase == "delivery")
+        last_round = max(
+            (entry.round for entry in self.entries if entry.phase == "round"),
+            default=None,
+        )
+        in_last_round = sum(
+            entry.streams
+            for entry in models
+            if entry.phase == "round" and entry.round == last_round
+        )
+        in_delivery = sum(
+            entry.streams for entry in models if entry.phase == "delivery"
+        )
         return max(in_last_round, in_delivery)
 
     def frame(self) -> "pl.DataFrame":
@@ -177,8 +225,13 @@ class Ledger:
         """
         import polars as pl
 
-        schema = {field.name: pl.String if field.type is str else pl.Int64 for field in fields(Entry)}
-        return pl.DataFrame([astuple(entry) for entry in self.entries], schema, orient="row")
+        schema = {
+            field.name: pl.String if field.type is str else pl.Int64
+            for field in fields(Entry)
+        }
+        return pl.DataFrame(
+            [astuple(entry) for entry in self.entries], schema, orient="row"
+        )
 
     @staticmethod
     def from_frame(frame: "pl.DataFrame") -> "Ledger":
@@ -193,7 +246,9 @@ class Ledger:
         names = [field.name for field in fields(Entry)]
         missing = [name for name in names if name not in frame.columns]
         if missing:
-            raise ValueError(f"this is no ledger: it has no column {', '.join(missing)}")
+            raise ValueError(
+                f"this is no ledger: it has no column {', '.join(missing)}"
+            )
         return Ledger(Entry(*values) for values in frame.select(names).iter_rows())
 
 
@@ -204,7 +259,8 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
         Its entry; nothing where nobody receives it, or all hold it already.
     """
     rows = np.sort(np.asarray(sent.recipients), axis=1)
-    # A client that is sent one stream twice needs it once: of equal neighbours only the first counts.
+    # A client that is sent one stream twice needs it once: of equal neighbours only the
+    # first counts.
     counted = rows >= 0
     counted[:, 1:] &= rows[:, 1:] != rows[:, :-1]
     unicasts = int(np.count_nonzero(counted))
@@ -238,7 +294,8 @@ def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> 
     # one number a client: a scalar
     if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
-    # A client that trains several models [k, d] sends k vectors; other kinds of answers count as one.
+    # A client that trains several models [k, d] sends k vectors; other kinds of answers
+    # count as one.
     vectors = prod(value.shape[1:-1]) if kind in MODEL_KINDS else 1
     size = reporters * _bytes_of_row(value)
     return Entry(

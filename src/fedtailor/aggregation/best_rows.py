@@ -1,4 +1,6 @@
-"""Weights of sources that have few samples, or another distribution, where both cost something."""
+"""Weights of sources that have few samples, or another distribution, where both cost
+something.
+"""
 
 from dataclasses import dataclass
 
@@ -22,12 +24,16 @@ class BestRows:
 
 
 def best_rows(
-    biases: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"] | Float[np.ndarray, " m"], complexity: float
+    biases: Float[np.ndarray, "rows m"],
+    sizes: Int[np.ndarray, " m"] | Float[np.ndarray, " m"],
+    complexity: float,
 ) -> BestRows:
-    """The exact minimum over the simplex of c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij, for each row.
+    """The exact minimum over the simplex of c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij,
+    for each row.
 
-    Stationarity gives w_j in proportion to n_j max(nu - b_j, 0) with sum_j n_j max(nu - b_j, 0)^2 = c^2, and nu is the
-    minimum: a quadratic equation once it is known which clients take part, and these are the ones of least bias.
+    Stationarity gives w_j in proportion to n_j max(nu - b_j, 0) with sum_j n_j max(nu -
+    b_j, 0)^2 = c^2, and nu is the minimum: a quadratic equation once it is known which
+    clients take part, and these are the ones of least bias.
 
     Args:
         biases: b_ij, the cost of client j's data to client i, as 2 d(P_i, P_j).
@@ -42,7 +48,9 @@ def best_rows(
     """
     require(complexity > 0, f"complexity is {complexity}; it must be above 0")
     sizes = np.asarray(sizes, np.float64)
-    rows = [_best_row(bias, sizes, complexity) for bias in np.asarray(biases, np.float64)]
+    rows = [
+        _best_row(bias, sizes, complexity) for bias in np.asarray(biases, np.float64)
+    ]
     weights = np.array([weights for weights, _ in rows]).reshape(np.shape(biases))
     return BestRows(weights, np.array([bound for _, bound in rows], np.float64))
 
@@ -60,7 +68,8 @@ def _best_row(
     Returns:
         The weights [m], which sum to 1, and the minimum.
     """
-    # A constant added to all costs changes the minimum by that constant, and no weight: small numbers lose no digits.
+    # A constant added to all costs changes the minimum by that constant, and no weight:
+    # small numbers lose no digits.
     least = bias.min()
     above_least = bias - least
     order = np.argsort(bias, kind="stable")
@@ -69,8 +78,9 @@ def _best_row(
     s0 = np.cumsum(samples)
     s1 = np.cumsum(samples * b)
     s2 = np.cumsum(samples * b**2)
-    # For the k nearest the equation is s0 nu^2 - 2 s1 nu + s2 = c^2, with s_p the sum of their n_j b_j^p, of which nu
-    # is the larger root. They are all that take part if nu does not reach the next one's cost.
+    # For the k nearest the equation is s0 nu^2 - 2 s1 nu + s2 = c^2, with s_p the sum
+    # of their n_j b_j^p, of which nu is the larger root. They are all that take part if
+    # nu does not reach the next one's cost.
     mean = s1 / s0
     nus = mean + np.sqrt(np.maximum(mean**2 - (s2 - complexity**2) / s0, 0.0))
     next_bias = np.append(b[1:], np.inf)

@@ -1,7 +1,7 @@
 """One short file per method.
 
-Every module of this folder that defines a method is found; the imports below only tell type checkers and editors of
-those that come with fedtailor.
+Every module of this folder that defines a method is found; the imports below only tell
+type checkers and editors of those that come with fedtailor.
 """
 
 from fedtailor.algorithms.afl import AFL

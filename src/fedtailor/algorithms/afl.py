@@ -56,19 +56,23 @@ class AFLState(ServerState):
 
 @hyperparameters
 class AFL(Algorithm):
-    """Agnostic federated learning (Mohri et al. 2019, algorithm 1; Mansour et al. 2020, appendix B).
+    """Agnostic federated learning (Mohri et al. 2019, algorithm 1; Mansour et al. 2020,
+    appendix B).
 
     A saddle point of the loss over all mixtures lambda of the clients,  min_w max_lambda sum_k lambda_k F_k(w):
 
         w      <- w - gamma_w sum_k lambda_k grad F_k(w)
         lambda <- projection onto the simplex of  lambda + gamma_l (F_1(w), ..., F_m(w))
 
-    both at the old w and lambda. The result is the average of all iterates w (the last one cycles). When only some
-    clients report, their terms are multiplied by m / |S|, which leaves both steps unbiased. Where these weights of the
-    reporters' models (`update="model"`) sum to more than 1, they are scaled to sum 1: w stops at the models' mean.
+    both at the old w and lambda. The result is the average of all iterates w (the last
+    one cycles). When only some clients report, their terms are multiplied by m / |S|,
+    which leaves both steps unbiased. Where these weights of the reporters' models
+    (`update="model"`) sum to more than 1, they are scaled to sum 1: w stops at the
+    models' mean.
 
-    The server's state tells the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k / N, of the generalization
-    bound: 1 where lambda = p, larger the more the mixture relies on clients with few samples.
+    The server's state tells the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k
+    / N, of the generalization bound: 1 where lambda = p, larger the more the mixture
+    relies on clients with few samples.
     """
 
     about: ClassVar[About] = About(
@@ -82,14 +86,16 @@ class AFL(Algorithm):
     )
 
     lr: float = 0.1
-    """Rate gamma_w of the model (Li et al. 2020, released code of q-FFL, whose AFL runs with 0.1)."""
+    """Rate gamma_w of the model (Li et al. 2020, released code of q-FFL, whose AFL runs
+    with 0.1).
+    """
     lambda_lr: float = 0.1
     """Rate gamma_l of the mixture; 0 keeps it as it starts (same source: 0.1)."""
     initial: Literal["uniform", "samples"] = "uniform"
     """The first lambda: 1/m for every client, or p_k by training samples."""
     update: Literal["gradient", "model"] = "gradient"
-    """What a client sends: its full gradient at w (the paper), or w trained by `sgd` (then w moves towards the clients'
-    models by their lambda, and `lr` is not used)."""
+    """What a client sends: its full gradient at w (the paper), or w trained by `sgd`
+    (then w moves towards the clients' models by their lambda, and `lr` is not used)."""
     sgd: SGD = SGD(lr=0.1)
     """Local training, for `update="model"`."""
     average: bool = True
@@ -97,46 +103,66 @@ class AFL(Algorithm):
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
-        require(self.lambda_lr >= 0, f"lambda_lr is {self.lambda_lr}; it must be 0 (fixed mixture) or more")
         require(
-            self.initial in ("uniform", "samples"), f"initial is {self.initial!r}; it must be 'uniform' or 'samples'"
+            self.lambda_lr >= 0,
+            f"lambda_lr is {self.lambda_lr}; it must be 0 (fixed mixture) or more",
         )
-        require(self.update in ("gradient", "model"), f"update is {self.update!r}; it must be 'gradient' or 'model'")
+        require(
+            self.initial in ("uniform", "samples"),
+            f"initial is {self.initial!r}; it must be 'uniform' or 'samples'",
+        )
+        require(
+            self.update in ("gradient", "model"),
+            f"update is {self.update!r}; it must be 'gradient' or 'model'",
+        )
 
     def init_server(self, init: Init, population: Population) -> AFLState:
         shares = population.sizes / population.sizes.sum()
         clients = len(population)
         mixture = shares if self.initial == "samples" else np.full(clients, 1 / clients)
         theta = init(0)[None]
-        return AFLState(model=theta, average=theta, rounds=0, mixture=mixture, shares=shares)
+        return AFLState(
+            model=theta, average=theta, rounds=0, mixture=mixture, shares=shares
+        )
 
     def broadcast(self, server: AFLState, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
-        # F_k(w) of the model as received: both steps of a round are taken at the old (w, lambda).
+        # F_k(w) of the model as received: both steps of a round are taken at the old
+        # (w, lambda).
         loss = local.loss(theta)
         if self.update == "model":
             return state, {"model": local.sgd(theta, self.sgd), "loss": loss}
         return state, {"gradient": local.gradient(theta), "loss": loss}
 
-    def server(self, server: AFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> AFLState:
+    def server(
+        self, server: AFLState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> AFLState:
         if not cohort.reporting.any():
             return server
         mixture, theta, rounds = server.mixture, server.model, server.rounds + 1
-        # m / |S|: a sum over the reporters is then, in expectation, the sum over all clients.
+        # m / |S|: a sum over the reporters is then, in expectation, the sum over all
+        # clients.
         scale = cohort.reporting * len(mixture) / cohort.reporting.sum()
         weights = (mixture[cohort.position] * scale)[None]
         if self.update == "model":
-            # more than the whole way to the clients' mean would overshoot it; rounding is no overshooting
+            # more than the whole way to the clients' mean would overshoot it; rounding
+            # is no overshooting
             total = round(weights.sum(), 12)
             theta = mix(theta, answers["model"], weights / max(1.0, total))
         else:
-            # Primal step. Mixed onto zeros, the row of weights gives the sum of lambda_k grad F_k(w) alone.
-            theta = theta - self.lr * mix(jnp.zeros_like(theta), answers["gradient"], weights)
+            # Primal step. Mixed onto zeros, the row of weights gives the sum of
+            # lambda_k grad F_k(w) alone.
+            theta = theta - self.lr * mix(
+                jnp.zeros_like(theta), answers["gradient"], weights
+            )
         losses = np.zeros(len(mixture))
-        # Dual step, with the losses at that same old w; clients that are absent count as without loss.
+        # Dual step, with the losses at that same old w; clients that are absent count
+        # as without loss.
         sent = answers.host("loss").astype(np.float64)
         losses[cohort.position] = np.where(cohort.reporting, sent, 0) * scale
         return server.replace(
@@ -148,7 +174,9 @@ class AFL(Algorithm):
         )
 
     def serve(self, server: AFLState, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams.everyone(self.global_model(server), len(cohort))})
+        return Downlink(
+            {"model": Streams.everyone(self.global_model(server), len(cohort))}
+        )
 
     def global_model(self, server: AFLState) -> Float[Array, " d"]:
         return (server.average if self.average else server.model)[0]
@@ -156,11 +184,16 @@ class AFL(Algorithm):
     def diagnostics(self, server: AFLState) -> Sequence[Diagnostic]:
         clients = np.arange(len(server.mixture))
         title = f"The worst mixture of clients (skewness {server.skewness:.3g})"
-        return [LineDiagnostic("mixture", title, clients, server.mixture, "client", "lambda")]
+        return [
+            LineDiagnostic(
+                "mixture", title, clients, server.mixture, "client", "lambda"
+            )
+        ]
 
 
 def skewness(mixture: NDArray[np.floating], shares: NDArray[np.floating]) -> float:
-    """How unevenly a mixture relies on clients, for the samples that they have (Mansour et al. 2020, appendix B).
+    """How unevenly a mixture relies on clients, for the samples that they have (Mansour
+    et al. 2020, appendix B).
 
     Args:
         mixture: lambda [m], which sums to 1.

@@ -33,14 +33,16 @@ Pair = tuple[Params, Params]
 class APFL(FedAvg):
     """Adaptive personalized federated learning (Deng et al. 2020, algorithm 1).
 
-    A client predicts with alpha v + (1 - alpha) w. Its copy w_i of the global model is trained as in FedAvg, whatever
-    alpha; at the same time, on the same batches, the loss of the mixture trains its own v, which it keeps:
+    A client predicts with alpha v + (1 - alpha) w. Its copy w_i of the global model is
+    trained as in FedAvg, whatever alpha; at the same time, on the same batches, the
+    loss of the mixture trains its own v, which it keeps:
 
         w_i <- w_i - eta g_i(w_i),    v <- v - eta alpha g_i( alpha v + (1 - alpha) w_i )
 
-    Once a round, on its first batch, alpha <- alpha - eta_alpha < g_i(alpha v + (1 - alpha) w_i), v - w_i >, kept in
-    [0, 1]. alpha = 0 is FedAvg and alpha = 1 is training alone. The paper mixes parameters; its released code mixes the
-    outputs of the two models (`mix="logits"`), with the gradients that belong to them.
+    Once a round, on its first batch, alpha <- alpha - eta_alpha < g_i(alpha v + (1 -
+    alpha) w_i), v - w_i >, kept in [0, 1]. alpha = 0 is FedAvg and alpha = 1 is
+    training alone. The paper mixes parameters; its released code mixes the outputs of
+    the two models (`mix="logits"`), with the gradients that belong to them.
     """
 
     about: ClassVar[About] = About(
@@ -56,47 +58,76 @@ class APFL(FedAvg):
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=50)
     """Local training of both models (released code: rate 0.1, 10 steps, batch 50)."""
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weights of the average over reporters: equal (Deng et al., algorithm 1), or by training samples n_i."""
+    """Weights of the average over reporters: equal (Deng et al., algorithm 1), or by
+    training samples n_i.
+    """
     alpha: float = 0.5
     """Share of the personal model, at the start (released code: 0.5)."""
     alpha_lr: ZeroIsStatic = 0.1
-    """Rate of alpha, once a round; 0 keeps alpha as it is (released code: the rate of the models)."""
+    """Rate of alpha, once a round; 0 keeps alpha as it is (released code: the rate of
+    the models).
+    """
     mix: Literal["parameters", "logits"] = "parameters"
-    """What is mixed: the parameters of the two models (the paper), or their outputs (the released code)."""
+    """What is mixed: the parameters of the two models (the paper), or their outputs
+    (the released code).
+    """
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, f"alpha is {self.alpha}; it must be in [0, 1]")
-        require(self.alpha_lr >= 0, f"alpha_lr is {self.alpha_lr}; it must be 0 (fixed alpha) or more")
-        require(self.mix in ("parameters", "logits"), f"mix is {self.mix!r}; it must be 'parameters' or 'logits'")
+        require(
+            self.alpha_lr >= 0,
+            f"alpha_lr is {self.alpha_lr}; it must be 0 (fixed alpha) or more",
+        )
+        require(
+            self.mix in ("parameters", "logits"),
+            f"mix is {self.mix!r}; it must be 'parameters' or 'logits'",
+        )
         require(
             is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "apfl's coupled steps are plain SGD; train without momentum and without an optimizer",
+            "apfl's coupled steps are plain SGD; train without momentum and without an"
+            " optimizer",
         )
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
         rate = sgd.rate(local.round)
 
-        def step(carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]) -> tuple[Pair, Array]:
+        def step(
+            carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]
+        ) -> tuple[Pair, Array]:
             (v, w), alpha = carry
-            # Both gradients are taken before anything moves: the mixture is made of the w that this batch has not
-            # trained yet.
+            # Both gradients are taken before anything moves: the mixture is made of the
+            # w that this batch has not trained yet.
             of_v, slope = self._gradients(local, (v, w), alpha, batch)
             if not is_off(self.alpha_lr):
-                # Once a round, on its first batch; in all other steps the slope is not computed.
+                # Once a round, on its first batch; in all other steps the slope is not
+                # computed.
                 is_first = index == 0
-                alpha = jax.lax.cond(is_first, lambda: jnp.clip(alpha - self.alpha_lr * slope(), 0, 1), lambda: alpha)
+                alpha = jax.lax.cond(
+                    is_first,
+                    lambda: jnp.clip(alpha - self.alpha_lr * slope(), 0, 1),
+                    lambda: alpha,
+                )
             v = descend(v, of_v, sgd, rate)
             w = descend(w, local.batch_gradient(w, batch), sgd, rate)
             return (v, w), alpha
 
-        # v goes on from where the client's last round left it, w_i from the model received.
+        # v goes on from where the client's last round left it, w_i from the model
+        # received.
         start = local.params(state["model"]), local.params(inbox["model"][0])
         steps = local.steps(sgd)
-        (v, w), alpha = local.loop((start, state["alpha"]), step, steps, sgd.batch_size, drop_last=sgd.drop_last)
+        (v, w), alpha = local.loop(
+            (start, state["alpha"]),
+            step,
+            steps,
+            sgd.batch_size,
+            drop_last=sgd.drop_last,
+        )
         return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w)}
 
     def _gradients(
@@ -109,13 +140,15 @@ class APFL(FedAvg):
             alpha: share of v in the mixture.
 
         Returns:
-            The gradient with respect to v, and a function that gives the derivative with respect to alpha (which costs
-            another pass over the models' entries and is wanted once a round only).
+            The gradient with respect to v, and a function that gives the derivative
+            with respect to alpha (which costs another pass over the models' entries and
+            is wanted once a round only).
         """
         v, w = pair
         if self.mix == "parameters":
             mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w)
-            # By the chain rule d mixture / dv = alpha, and d mixture / d alpha = v - w: one gradient serves both.
+            # By the chain rule d mixture / dv = alpha, and d mixture / d alpha = v - w:
+            # one gradient serves both.
             g = local.batch_gradient(mixture, batch)
 
             def slope() -> Array:
@@ -124,19 +157,28 @@ class APFL(FedAvg):
 
             return jax.tree.map(lambda g: alpha * g, g), slope
 
-        # Outputs, not parameters, are mixed here, so no single model has this loss: differentiate through both.
+        # Outputs, not parameters, are mixed here, so no single model has this loss:
+        # differentiate through both.
         def loss(v: Params, alpha: Array) -> Array:
-            mixed = alpha * local.logits(v, batch.x) + (1 - alpha) * local.logits(w, batch.x)
-            return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(batch.weight.sum(), 1)
+            mixed = alpha * local.logits(v, batch.x) + (1 - alpha) * local.logits(
+                w, batch.x
+            )
+            return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(
+                batch.weight.sum(), 1
+            )
 
         local.count_work(gradients=1, forwards=1)
         of_v, of_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
         return of_v, lambda: of_alpha
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         v, w, alpha = state["model"], inbox["model"][0], state["alpha"]
         if self.mix == "logits":
-            return Mixture(jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True)
+            return Mixture(
+                jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True
+            )
         return alpha * v + (1 - alpha) * w
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:

@@ -50,7 +50,9 @@ class Split(ServerState):
     round: int
     """When."""
     parent: int
-    """The cluster that was split. Its first half keeps the number; split k makes cluster k + 1 of the second."""
+    """The cluster that was split. Its first half keeps the number; split k makes
+    cluster k + 1 of the second.
+    """
     model: Float[np.ndarray, " d"]
     """The parent's model before the split."""
     first: NDArray[np.int64]
@@ -66,7 +68,9 @@ class CFLState(ServerState):
     """The clusters, and the splits that made them."""
 
     model: Float[Array, "s d"]
-    """One model for each cluster, and rows of zeros for clusters to come (see `_capacity`)."""
+    """One model for each cluster, and rows of zeros for clusters to come (see
+    `_capacity`).
+    """
     cluster: NDArray[np.int64]
     """The cluster of each client [m]."""
     splits: list[Split]
@@ -77,24 +81,31 @@ class CFLState(ServerState):
 class CFL(Algorithm):
     """Clustered federated learning (Sattler, Mueller and Samek 2020).
 
-    Each cluster runs FedAvg on the updates D_i of its clients. All clients start in one; a cluster is split in two when
-    it is stationary as a whole while some of its clients are not,
+    Each cluster runs FedAvg on the updates D_i of its clients. All clients start in
+    one; a cluster is split in two when it is stationary as a whole while some of its
+    clients are not,
 
         | mean D_i | < eps1    and    max_i | D_i | > eps2,
 
-    by the cosines S_ij = <D_i, D_j> / (|D_i| |D_j|): the bipartition whose largest similarity across is smallest, or
-    (released code, the default) agglomerative clustering with complete linkage. The paper accepts a bipartition iff
-    sqrt((1 - max_across S_ij) / 2) > gamma_max. Each half goes on from the parent's model plus the mean of its own
-    updates. Updates compare only from one model and within a whole cluster, hence full participation.
+    by the cosines S_ij = <D_i, D_j> / (|D_i| |D_j|): the bipartition whose largest
+    similarity across is smallest, or (released code, the default) agglomerative
+    clustering with complete linkage. The paper accepts a bipartition iff sqrt((1 -
+    max_across S_ij) / 2) > gamma_max. Each half goes on from the parent's model plus
+    the mean of its own updates. Updates compare only from one model and within a whole
+    cluster, hence full participation.
 
-    The server keeps the log of splits: the parent's model, who went where, and the mean direction of either side's
-    updates. A client that never took part walks down this tree: at each split it computes its own update of the
-    parent's model and goes to the side with whose members it has the higher mean cosine.
+    The server keeps the log of splits: the parent's model, who went where, and the mean
+    direction of either side's updates. A client that never took part walks down this
+    tree: at each split it computes its own update of the parent's model and goes to the
+    side with whose members it has the higher mean cosine.
     """
 
     about: ClassVar[About] = About(
         name="cfl",
-        paper="Sattler et al. 2020, Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization",
+        paper=(
+            "Sattler et al. 2020, Clustered Federated Learning: Model-Agnostic"
+            " Distributed Multitask Optimization"
+        ),
         down="1 model of its cluster",
         up="1 model",
         keeps="nothing",
@@ -105,48 +116,76 @@ class CFL(Algorithm):
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=128, lr_decay=0.01)
     """Local training (released code; see `persist`)."""
     persist: bool = False
-    """Keep the momentum of local training on the client from round to round (released code), or start it at zero in
-    every round. A split does not reset it."""
+    """Keep the momentum of local training on the client from round to round (released
+    code), or start it at zero in every round. A split does not reset it."""
     eps1: MayBeInfinite = 0.4
-    """Norm of a cluster's mean update below which it is stationary (released code; a norm of whole-model updates: it
-    scales with rate, epochs and model; about a tenth of the largest norm at the start is a rule of thumb)."""
+    """Norm of a cluster's mean update below which it is stationary (released code; a
+    norm of whole-model updates: it scales with rate, epochs and model; about a tenth of
+    the largest norm at the start is a rule of thumb)."""
     eps2: MayBeInfinite = 1.6
-    """Norm of a client's update above which it is not stationary (released code; scales as eps1)."""
+    """Norm of a client's update above which it is not stationary (released code; scales
+    as eps1).
+    """
     first_split: TracedInt = 20
     """Rounds without splits at the start (released code: 20)."""
     min_clients: TracedInt = 3
     """Clients that a cluster must have to be split (released code: more than 2)."""
     linkage: Literal["complete", "single"] = "complete"
-    """The bipartition: agglomerative with complete linkage (released code), or the paper's optimal one (single)."""
+    """The bipartition: agglomerative with complete linkage (released code), or the
+    paper's optimal one (single).
+    """
     gamma_max: float | None = None
-    """The paper's bound for accepting a split, in [0, 1); None accepts every one (released code)."""
+    """The paper's bound for accepting a split, in [0, 1); None accepts every one
+    (released code).
+    """
     weights: Literal["samples", "uniform"] = "samples"
-    """Weights of the averages: by training samples n_i (the paper), or equal (the released code)."""
+    """Weights of the averages: by training samples n_i (the paper), or equal (the
+    released code).
+    """
 
     def __post_init__(self) -> None:
-        require(self.eps1 >= 0 and self.eps2 >= 0, f"eps1 {self.eps1} and eps2 {self.eps2} must be 0 or more")
         require(
-            not self.persist or not (is_off(self.sgd.momentum) or self.sgd.optimizer is not None),
-            "persist keeps the momentum of local training, which has none; give sgd a momentum and no optimizer",
+            self.eps1 >= 0 and self.eps2 >= 0,
+            f"eps1 {self.eps1} and eps2 {self.eps2} must be 0 or more",
         )
-        require(self.min_clients >= 2, f"min_clients is {self.min_clients}; it must be 2 or more")
+        require(
+            not self.persist
+            or not (is_off(self.sgd.momentum) or self.sgd.optimizer is not None),
+            "persist keeps the momentum of local training, which has none; give sgd a"
+            " momentum and no optimizer",
+        )
+        require(
+            self.min_clients >= 2,
+            f"min_clients is {self.min_clients}; it must be 2 or more",
+        )
         linkages = ("complete", "single")
-        require(self.linkage in linkages, f"linkage is {self.linkage!r}; it must be one of {linkages}")
+        require(
+            self.linkage in linkages,
+            f"linkage is {self.linkage!r}; it must be one of {linkages}",
+        )
         valid = self.gamma_max is None or 0 <= self.gamma_max < 1
-        require(valid, f"gamma_max is {self.gamma_max}; it must be in [0, 1), or None to accept every split")
+        require(
+            valid,
+            f"gamma_max is {self.gamma_max}; it must be in [0, 1), or None to accept"
+            " every split",
+        )
 
     def check(self, population: Population) -> None:
         require(
             population.reporters_per_round == len(population),
-            f"cfl splits a cluster only when all its clients report, and only {population.reporters_per_round} of "
-            f"{len(population)} do in a round; train with full participation",
+            "cfl splits a cluster only when all its clients report, and only"
+            f" {population.reporters_per_round} of {len(population)} do in a round;"
+            " train with full participation",
         )
 
-    # rounds ---------------------------------------------------------------------------------------------------------
+    # rounds
+    # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> CFLState:
         model = _with_capacity(init(0)[None], _capacity(1))
-        return CFLState(model=model, cluster=np.zeros(len(population), np.int64), splits=[])
+        return CFLState(
+            model=model, cluster=np.zeros(len(population), np.int64), splits=[]
+        )
 
     def broadcast(self, server: CFLState, cohort: Cohort) -> Downlink:
         cluster = server.cluster[cohort.position].astype(np.int32)
@@ -155,17 +194,22 @@ class CFL(Algorithm):
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"velocity": jnp.zeros_like(theta)} if self.persist else ()
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         if not self.persist:
             return state, {"model": local.sgd(theta, self.sgd)}
         trained, velocity = sgd_from_velocity(local, theta, state["velocity"], self.sgd)
         return {"velocity": velocity}, {"model": trained}
 
-    def server(self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> CFLState:
+    def server(
+        self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> CFLState:
         models = answers["model"]
-        # The averages of the present clusters say which of these are stationary. Where one is split, each half starts
-        # from the parent's old model, too, and so is averaged anew.
+        # The averages of the present clusters say which of these are stationary. Where
+        # one is split, each half starts from the parent's old model, too, and so is
+        # averaged anew.
         averages = self._averages(server, models, cohort)
         after = server
         for members in self._unsettled(server, averages, models, cohort):
@@ -174,11 +218,15 @@ class CFL(Algorithm):
             averages = self._averages(after, models, cohort)
         return after.replace(model=averages)
 
-    def _averages(self, server: CFLState, models: ClientRows, cohort: Cohort) -> Float[Array, "s d"]:
+    def _averages(
+        self, server: CFLState, models: ClientRows, cohort: Cohort
+    ) -> Float[Array, "s d"]:
         """Every cluster's average; a cluster nobody of which reports stays as it is."""
         share = reporter_weights(cohort, self.weights)
         cluster = server.cluster[cohort.position]
-        return mix(server.model, models, cluster_averages(cluster, len(server.model), share))
+        return mix(
+            server.model, models, cluster_averages(cluster, len(server.model), share)
+        )
 
     def _unsettled(
         self, server: CFLState, averages: Array, models: ClientRows, cohort: Cohort
@@ -193,32 +241,49 @@ class CFL(Algorithm):
         cluster = server.cluster[cohort.position]
         # | mean D_i | of every cluster and | D_i | of every client: how far averages and models are from where they
         # started.
-        of_clusters = np.asarray(_distances(averages, server.model, np.arange(len(averages))))
+        of_clusters = np.asarray(
+            _distances(averages, server.model, np.arange(len(averages)))
+        )
         starts = models.to_rows(cluster, fill=0)
-        of_clients = np.asarray(_distances(models.values, server.model, starts))[models.row]
+        of_clients = np.asarray(_distances(models.values, server.model, starts))[
+            models.row
+        ]
         unsettled = []
         for number in np.unique(cluster):
             members = np.flatnonzero((cluster == number) & cohort.reporting)
             # updates compare only within a whole cluster
             whole = len(members) == np.count_nonzero(server.cluster == number)
             divisible = whole and len(members) >= self.min_clients
-            if divisible and of_clusters[number] < self.eps1 and of_clients[members].max() > self.eps2:
+            if (
+                divisible
+                and of_clusters[number] < self.eps1
+                and of_clients[members].max() > self.eps2
+            ):
                 unsettled.append(members)
         return unsettled
 
-    def _split(self, server: CFLState, members: NDArray[np.int64], models: ClientRows, cohort: Cohort) -> CFLState:
-        """The server with one more cluster, on its parent's model; unchanged if the split is rejected."""
+    def _split(
+        self,
+        server: CFLState,
+        members: NDArray[np.int64],
+        models: ClientRows,
+        cohort: Cohort,
+    ) -> CFLState:
+        """The server with one more cluster, on its parent's model; unchanged if the
+        split is rejected.
+        """
         parent = int(server.cluster[cohort.position[members[0]]])
         model = server.model[parent]
         updates = np.asarray(models.take(members)) - np.asarray(model)
         similarity = cosine_similarity(updates)
         second = bipartition(similarity, self.linkage) == 1
-        # The paper's test of a bipartition needs the largest similarity between its halves, alpha_cross^max there.
+        # The paper's test of a bipartition needs the largest similarity between its
+        # halves, alpha_cross^max there.
         across = similarity[second][:, ~second].max()
         if self.gamma_max is not None and np.sqrt((1 - across) / 2) <= self.gamma_max:
             return server
-        # The mean of unit vectors is all that newcomers need: its product with an update is |update| times the mean
-        # cosine.
+        # The mean of unit vectors is all that newcomers need: its product with an
+        # update is |update| times the mean cosine.
         lengths = np.linalg.norm(updates, axis=1, keepdims=True)
         units = updates / np.maximum(lengths, np.finfo(updates.dtype).tiny)
         split = Split(
@@ -227,14 +292,19 @@ class CFL(Algorithm):
             model=np.asarray(model),
             first=cohort.position[members[~second]],
             second=cohort.position[members[second]],
-            directions=np.stack([units[~second].mean(axis=0), units[second].mean(axis=0)]),
+            directions=np.stack(
+                [units[~second].mean(axis=0), units[second].mean(axis=0)]
+            ),
         )
         splits = [*server.splits, split]
-        # The first half keeps the parent's number and model, the second gets the next number and a copy of that model.
+        # The first half keeps the parent's number and model, the second gets the next
+        # number and a copy of that model.
         cluster = server.cluster.copy()
         cluster[split.second] = len(splits)
         grown = _with_capacity(server.model, _capacity(len(splits) + 1))
-        return CFLState(model=grown.at[len(splits)].set(model), cluster=cluster, splits=splits)
+        return CFLState(
+            model=grown.at[len(splits)].set(model), cluster=cluster, splits=splits
+        )
 
     def diagnostics(self, server: CFLState) -> Sequence[Diagnostic]:
         return [
@@ -247,14 +317,16 @@ class CFL(Algorithm):
             )
         ]
 
-    # newcomers ------------------------------------------------------------------------------------------------------
+    # newcomers
+    # ----------------------------------------------------------------------------------
 
     def serve(self, server: CFLState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return self.broadcast(server, cohort)
         if not server.splits:
             return Downlink({"model": Streams.everyone(server.model[0], len(cohort))})
-        # the whole tree, in arrays of the capacity: clusters 0..splits, and what is known of splits 0..splits-1
+        # the whole tree, in arrays of the capacity: clusters 0..splits, and what is
+        # known of splits 0..splits-1
         numbers = np.arange(len(server.model))
         splits = len(server.splits)
         clusters = numbers <= splits
@@ -285,26 +357,37 @@ class CFL(Algorithm):
         clusters, parents_models = inbox["model"][:capacity], inbox["model"][capacity:]
         directions = inbox["gradient"].reshape(capacity, 2, -1)
 
-        # In the order in which they were made, splits lead from the root to a leaf: after split k the client stands in
-        # one of clusters 0..k+1.
+        # In the order in which they were made, splits lead from the root to a leaf:
+        # after split k the client stands in one of clusters 0..k+1.
         def descend(split: Array, cluster: Array) -> Array:
-            # only at splits of the cluster that it stands in does it train; elsewhere its update is 0
+            # only at splits of the cluster that it stands in does it train; elsewhere
+            # its update is 0
             here = inbox.received["parent"][split] & (parent[split] == cluster)
             steps = jnp.where(here, local.steps(self.sgd), 0)
-            update = local.sgd(parents_models[split], self.sgd, steps=steps) - parents_models[split]
-            # Both mean cosines times |update|, which does not matter for which of them is larger.
+            update = (
+                local.sgd(parents_models[split], self.sgd, steps=steps)
+                - parents_models[split]
+            )
+            # Both mean cosines times |update|, which does not matter for which of them
+            # is larger.
             first, second = (directions[split] * update).sum(axis=1)
-            return jnp.where(second > first, split + 1, cluster)  # split k made cluster k + 1
+            return jnp.where(
+                second > first, split + 1, cluster
+            )  # split k made cluster k + 1
 
         leaf = local.fori_loop(capacity, descend, jnp.int32(0))
         return {"model": clusters[leaf]}
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return state["model"] if "model" in state else inbox["model"][0]
 
 
 def _capacity(clusters: int) -> int:
-    """Rows kept for clusters: powers of two, so that most splits change no shape and recompile nothing."""
+    """Rows kept for clusters: powers of two, so that most splits change no shape and
+    recompile nothing.
+    """
     return max(next_power_of_two(clusters), 4)
 
 
@@ -317,7 +400,9 @@ def _with_capacity(rows: ArrayLike, capacity: int) -> Array:
 
 
 @jax.jit
-def _distances(models: Float[Array, "c d"], starts: Float[Array, "s d"], start: Int[Array, " c"]) -> Float[Array, " c"]:
+def _distances(
+    models: Float[Array, "c d"], starts: Float[Array, "s d"], start: Int[Array, " c"]
+) -> Float[Array, " c"]:
     """How far each model is from the one it started from.
 
     Args:

@@ -16,54 +16,77 @@ _ROUNDING = 1e-9
 
 @hyperparameters
 class CGPFLHeur(Contextual):
-    """CGPFL whose number of contexts minimises a bound on the generalization error (Tang et al. 2022, section 4.4).
+    """CGPFL whose number of contexts minimises a bound on the generalization error
+    (Tang et al. 2022, section 4.4).
 
-    After the first round, with m training samples in all and m_i of client i, K minimises eq. 11
+    After the first round, with m training samples in all and m_i of client i, K
+    minimises eq. 11
 
-        e(K) = sqrt( (d K / m) log(e m / d) ) + mu sum_i (m_i / m) min_k |w_i - omega_k|^2
+        e(K) = sqrt( (d K / m) log(e m / d) ) + mu sum_i (m_i / m) min_k |w_i -
+        omega_k|^2
 
-    over 1 .. N/2 for N clients (from 101 on, numbers a tenth apart), where the w_i are the first uploads and the
-    omega_k the means of their clusters; of numbers that are equally good the smallest. Everything else is CGPFL.
+    over 1 .. N/2 for N clients (from 101 on, numbers a tenth apart), where the w_i are
+    the first uploads and the omega_k the means of their clusters; of numbers that are
+    equally good the smallest. Everything else is CGPFL.
 
-    The default mu makes both terms change by the same amount from K = 1 to K = N/2, so that e(1) = e(N/2). The first
-    term is concave in K: where every further context explains about as much as the one before, which is to say without
-    clusters, no K between the two is better, and one context is taken. Contexts that explain more than their share put
-    the minimum between the two. (A union bound over the assignments of clients to contexts would add a term in
-    sqrt(N log(K) / m); it grows with K, too, and is left out as in the paper.)
+    The default mu makes both terms change by the same amount from K = 1 to K = N/2, so
+    that e(1) = e(N/2). The first term is concave in K: where every further context
+    explains about as much as the one before, which is to say without clusters, no K
+    between the two is better, and one context is taken. Contexts that explain more than
+    their share put the minimum between the two. (A union bound over the assignments of
+    clients to contexts would add a term in sqrt(N log(K) / m); it grows with K, too,
+    and is left out as in the paper.)
     """
 
     about: ClassVar[About] = About(
         name="cgpfl-heur",
-        paper="Tang et al. 2022, Personalized Federated Learning with Contextualized Generalization, section 4.4",
+        paper=(
+            "Tang et al. 2022, Personalized Federated Learning with Contextualized"
+            " Generalization, section 4.4"
+        ),
         down="1 model of its context",
         up="1 model",
         keeps="its personal model",
-        unseen="all contexts, of which it takes the one of lowest loss; then inner steps",
+        unseen=(
+            "all contexts, of which it takes the one of lowest loss; then inner steps"
+        ),
         travels="one of several",
     )
 
     mu: float | None = None
-    """Weight of the second term (the paper does not print its own). None = such that both terms change by the same
-    amount from K = 1 to K = N/2, which depends on neither d nor the scale of the models."""
+    """Weight of the second term (the paper does not print its own). None = such that
+    both terms change by the same amount from K = 1 to K = N/2, which depends on neither
+    d nor the scale of the models."""
     complexity: float | None = None
-    """d, the complexity of the models, at most m (beyond, the bound says nothing); None = their parameters."""
+    """d, the complexity of the models, at most m (beyond, the bound says nothing); None
+    = their parameters.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.mu is None or self.mu >= 0, f"mu is {self.mu}; it must be 0 or more")
+        require(
+            self.mu is None or self.mu >= 0, f"mu is {self.mu}; it must be 0 or more"
+        )
         d = self.complexity
         require(d is None or d > 0, f"complexity is {d}; it must be above 0")
 
-    def _number(self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]) -> int:
-        # The second term's sums for every K that is worth comparing, clients weighted by their samples.
+    def _number(
+        self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]
+    ) -> int:
+        # The second term's sums for every K that is worth comparing, clients weighted
+        # by their samples.
         numbers, costs = costs_of_models(models, sizes / sizes.sum(), len(models) // 2)
         samples = float(sizes.sum())
-        # First term of eq. 11, with d at most m: for a d above e m the logarithm would be negative.
-        d = min(models.shape[1] if self.complexity is None else self.complexity, samples)
+        # First term of eq. 11, with d at most m: for a d above e m the logarithm would
+        # be negative.
+        d = min(
+            models.shape[1] if self.complexity is None else self.complexity, samples
+        )
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))
         mu = self.mu
         if mu is None:
-            # mu of the class's docstring: the bound rises from K = 1 to N/2 by as much as mu times the cost falls.
+            # mu of the class's docstring: the bound rises from K = 1 to N/2 by as much
+            # as mu times the cost falls.
             falls = costs[0] - costs[-1]
             mu = (bound[-1] - bound[0]) / falls if falls > 0 else 0.0
         value = bound + mu * costs

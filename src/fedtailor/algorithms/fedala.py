@@ -1,4 +1,6 @@
-"""FedALA: each client mixes the global model into its own, entry by entry, before it trains."""
+"""FedALA: each client mixes the global model into its own, entry by entry, before it
+trains.
+"""
 
 from typing import Any, ClassVar
 
@@ -27,31 +29,39 @@ from fedtailor.protocol import (
 )
 
 RECENT = 10
-"""Losses whose deviation decides when the first learning of weights is over (the paper)."""
+"""Losses whose deviation decides when the first learning of weights is over (the
+paper).
+"""
 
 
 @hyperparameters
 class FedALA(FedAvg):
     """Adaptive local aggregation (Zhang et al. 2023, algorithm 1).
 
-    The global model is FedAvg's. A client starts its training from a mix of the global model and the one that it
-    trained last, with weights W_i in [0, 1] for every entry of the last layers (below them, from the global model):
+    The global model is FedAvg's. A client starts its training from a mix of the global
+    model and the one that it trained last, with weights W_i in [0, 1] for every entry
+    of the last layers (below them, from the global model):
 
         start = theta_i + (theta - theta_i) * W_i
         W_i <- clip( W_i - eta grad F_i(start) * (theta - theta_i), 0, 1 )     on mini-batches of a share of its data
 
-    The first time that the two models differ, W is learned until the standard deviation of the mean losses of the last
-    10 passes falls below `threshold`; from then on in one pass a round. `start` for the final global model is what a
-    client predicts with; one that never took part has no model of its own and is served the global one.
+    The first time that the two models differ, W is learned until the standard deviation
+    of the mean losses of the last 10 passes falls below `threshold`; from then on in
+    one pass a round. `start` for the final global model is what a client predicts with;
+    one that never took part has no model of its own and is served the global one.
 
-    The released code looks at the loss of each pass's last mini-batch instead of the pass's mean, makes at least 11
-    passes and has no limit, and gives clients that do not take part in a round a new `start` as their own model, too.
-    It trains at rate 0.005 in batches of 10, without the last partial one, always in the same order.
+    The released code looks at the loss of each pass's last mini-batch instead of the
+    pass's mean, makes at least 11 passes and has no limit, and gives clients that do
+    not take part in a round a new `start` as their own model, too. It trains at rate
+    0.005 in batches of 10, without the last partial one, always in the same order.
     """
 
     about: ClassVar[About] = About(
         name="fedala",
-        paper="Zhang et al. 2023, FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
+        paper=(
+            "Zhang et al. 2023, FedALA: Adaptive Local Aggregation for Personalized"
+            " Federated Learning"
+        ),
         down="1 model",
         up="1 model",
         keeps="its model and its weights",
@@ -60,22 +70,32 @@ class FedALA(FedAvg):
     )
 
     part: str = "head"
-    """Where weights are learned: the last layers (released code: 2, which counts weight and bias of the last one)."""
+    """Where weights are learned: the last layers (released code: 2, which counts weight
+    and bias of the last one).
+    """
     eta: ZeroIsStatic = 1.0
     """Rate of the weights; 0 leaves them at 1, which is FedAvg."""
     share: float = 0.8
-    """Share of the training samples that the weights are learned on, in (0, 1]: in every round consecutive ones of a
-    fixed order, from a random start (as the released code takes them)."""
+    """Share of the training samples that the weights are learned on, in (0, 1]: in
+    every round consecutive ones of a fixed order, from a random start (as the released
+    code takes them)."""
     threshold: float = 0.1
-    """Deviation of the last 10 passes' mean losses that ends the first learning (released code: 0.1)."""
+    """Deviation of the last 10 passes' mean losses that ends the first learning
+    (released code: 0.1).
+    """
     max_passes: TracedInt = 50
     """Passes after which the first learning ends in any case."""
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta is {self.eta}; it must be 0 or more")
         require(0 < self.share <= 1, f"share is {self.share}; it must be in (0, 1]")
-        require(self.threshold >= 0, f"threshold is {self.threshold}; it must be 0 or more")
-        require(self.max_passes >= 1, f"max_passes is {self.max_passes}; it must be 1 or more")
+        require(
+            self.threshold >= 0, f"threshold is {self.threshold}; it must be 0 or more"
+        )
+        require(
+            self.max_passes >= 1,
+            f"max_passes is {self.max_passes}; it must be 1 or more",
+        )
 
     def check(self, population: Population) -> None:
         model_of(population, self.about.name).part(self.part)
@@ -84,11 +104,17 @@ class FedALA(FedAvg):
         weights = jnp.ones(model.part(self.part).size, theta.dtype)
         return {"model": theta, "weights": weights, "began": jnp.zeros((), bool)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         weights, began = self._learn(state, theta, local)
-        trained = local.sgd(self._start(state["model"], theta, weights, local), self.sgd)
-        return {"model": trained, "weights": weights, "began": began}, {"model": trained}
+        trained = local.sgd(
+            self._start(state["model"], theta, weights, local), self.sgd
+        )
+        return {"model": trained, "weights": weights, "began": began}, {
+            "model": trained
+        }
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
@@ -97,12 +123,21 @@ class FedALA(FedAvg):
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         theta, part = inbox["model"][0], local.part_of_model(self.part)
-        return {"model": theta, "weights": jnp.ones(part.size, theta.dtype), "began": jnp.zeros((), bool)}
+        return {
+            "model": theta,
+            "weights": jnp.ones(part.size, theta.dtype),
+            "began": jnp.zeros((), bool),
+        }
 
     def _start(
-        self, own: Float[Array, " d"], theta: Float[Array, " d"], weights: Float[Array, " k"], local: LocalTrainer
+        self,
+        own: Float[Array, " d"],
+        theta: Float[Array, " d"],
+        weights: Float[Array, " k"],
+        local: LocalTrainer,
     ) -> Float[Array, " d"]:
-        """theta_i + (theta - theta_i) * W_i in the part, theta elsewhere: where a client's training starts.
+        """theta_i + (theta - theta_i) * W_i in the part, theta elsewhere: where a
+        client's training starts.
 
         Args:
             own: theta_i, the model that the client trained last.
@@ -119,12 +154,13 @@ class FedALA(FedAvg):
         """The rule for W_i, over one pass or, the first time, over as many as it takes.
 
         Returns:
-            The new weights, and whether learning has ever begun: it cannot while both models are equal.
+            The new weights, and whether learning has ever begun: it cannot while both
+            models are equal.
         """
         part = local.part_of_model(self.part)
         own = state["model"]
-        # theta - theta_i, the derivative of the start with respect to W_i. It is zero in a client's first round, where
-        # no W is better than another.
+        # theta - theta_i, the derivative of the start with respect to W_i. It is zero
+        # in a client's first round, where no W is better than another.
         away = part.take(theta) - part.take(own)
         differs = (away != 0).any()
         if is_off(self.eta):
@@ -132,35 +168,51 @@ class FedALA(FedAvg):
         few = self._share(local)
         pass_steps = few.steps(SGD(batch_size=self.sgd.batch_size))
 
-        def step(carry: tuple[Array, Array], batch: Batch, index: Int[Array, ""]) -> tuple[Array, Array]:
+        def step(
+            carry: tuple[Array, Array], batch: Batch, index: Int[Array, ""]
+        ) -> tuple[Array, Array]:
             weights, total = carry
             params = local.params(self._start(own, theta, weights, local))
             few.count_work(gradients=1)
             few.renew_statistics(params, batch)  # of a model that is thrown away
             loss, g = jax.value_and_grad(few.batch_loss)(params, batch)
-            # W <- clip(W - eta grad F_i(start) * (theta - theta_i), 0, 1), by the chain rule through `_start`.
-            weights = jnp.clip(weights - self.eta * part.take(local.vector(g)) * away, 0, 1)
+            # W <- clip(W - eta grad F_i(start) * (theta - theta_i), 0, 1), by the chain
+            # rule through `_start`.
+            weights = jnp.clip(
+                weights - self.eta * part.take(local.vector(g)) * away, 0, 1
+            )
             return weights, total + loss * batch.weight.sum()
 
-        def one_pass(k: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def one_pass(
+            k: Int[Array, ""], carry: tuple[Array, Array, Array]
+        ) -> tuple[Array, Array, Array]:
             weights, recent, done = carry
-            # How many passes there are is traced: all of `max_passes` are gone through, and those behind the end take
-            # no step.
+            # How many passes there are is traced: all of `max_passes` are gone through,
+            # and those behind the end take no step.
             steps = jnp.where(done, 0, pass_steps)
             zero = jnp.zeros((), theta.dtype)
-            weights, total = few.loop((weights, zero), step, steps, self.sgd.batch_size, purpose="weights")
-            # The last ten passes' mean losses; once they hardly differ, the first learning is over.
+            weights, total = few.loop(
+                (weights, zero), step, steps, self.sgd.batch_size, purpose="weights"
+            )
+            # The last ten passes' mean losses; once they hardly differ, the first
+            # learning is over.
             recent = jnp.append(recent[1:], total / jnp.maximum(few.size, 1))
             settled = (k + 1 >= RECENT) & (recent.std() < self.threshold)
             # A client that has begun in an earlier round makes this one pass only.
             return weights, recent, done | state["began"] | settled
 
         recent = jnp.zeros(RECENT, theta.dtype)
-        weights, _, _ = local.fori_loop(self.max_passes, one_pass, (state["weights"], recent, ~differs))
+        weights, _, _ = local.fori_loop(
+            self.max_passes, one_pass, (state["weights"], recent, ~differs)
+        )
         return weights, state["began"] | differs
 
     def _share(self, local: LocalTrainer) -> LocalTrainer:
-        """The client with those samples only that the weights are learned on in this round."""
+        """The client with those samples only that the weights are learned on in this
+        round.
+        """
         count = jnp.maximum(jnp.round(self.share * local.size), 1).astype(jnp.int32)
-        first = jax.random.randint(local.key("fedala start"), (), 0, local.size - count + 1)
+        first = jax.random.randint(
+            local.key("fedala start"), (), 0, local.size - count + 1
+        )
         return local.part(first, first + count, "fedala")

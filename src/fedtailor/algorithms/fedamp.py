@@ -1,4 +1,6 @@
-"""FedAMP: every client is drawn to a mean of its own, of the models that are like its own."""
+"""FedAMP: every client is drawn to a mean of its own, of the models that are like its
+own.
+"""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -41,7 +43,9 @@ class FedAMPState(ServerState):
     """What every client sent last, and how much each attends to the others."""
 
     models: Float[np.ndarray, "m d"]
-    """w_1, ..., w_m, on the host; the common initial model of those that have sent none."""
+    """w_1, ..., w_m, on the host; the common initial model of those that have sent
+    none.
+    """
     sent: Bool[np.ndarray, " m"]
     """Who has ever sent one."""
     attention: Float[np.ndarray, "m m"]
@@ -52,7 +56,8 @@ class FedAMPState(ServerState):
 
 @hyperparameters
 class FedAMP(Algorithm):
-    """Federated attentive message passing (Huang et al. 2021, algorithm 1, equations 5 to 8).
+    """Federated attentive message passing (Huang et al. 2021, algorithm 1, equations 5
+    to 8).
 
     The server keeps every client's last model and sends client i a mean of its own,
 
@@ -63,13 +68,17 @@ class FedAMP(Algorithm):
     similar models so become more similar still. `heur` is HeurFedAMP, for models too large for Euclidean distances:
     xi_ij ~ exp(sigma cos(w_i, w_j)), which with the client's own weight sum to 1. The server sees each client's model.
 
-    A client that never took part is sent all models (it would have to send its own to be sent less), trains once from
-    their mean, computes its own u, and trains again as a round does.
+    A client that never took part is sent all models (it would have to send its own to
+    be sent less), trains once from their mean, computes its own u, and trains again as
+    a round does.
     """
 
     about: ClassVar[About] = About(
         name="fedamp",
-        paper="Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data",
+        paper=(
+            "Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID"
+            " Data"
+        ),
         down="1 model, its own mean",
         up="1 model",
         keeps="its personal model",
@@ -80,63 +89,93 @@ class FedAMP(Algorithm):
     sgd: SGD = SGD()
     """Local training."""
     alpha: float = 0.1
-    """Step of the message passing, above 0; at most sigma / (m - 1) for m clients (Huang et al.: 0.1)."""
+    """Step of the message passing, above 0; at most sigma / (m - 1) for m clients
+    (Huang et al.: 0.1).
+    """
     lam: ZeroIsStatic = 0.1
-    """Strength of the regularizer: the pull to u_i is lam / alpha (Huang et al.: lam / alpha = 1)."""
+    """Strength of the regularizer: the pull to u_i is lam / alpha (Huang et al.: lam /
+    alpha = 1).
+    """
     sigma: float | None = None
-    """Scale of squared distances (or of cosines, for `heur`). None = 1, the paper's, or alpha times the number of
-    clients where that is more, so that no client's own weight is negative."""
+    """Scale of squared distances (or of cosines, for `heur`). None = 1, the paper's, or
+    alpha times the number of clients where that is more, so that no client's own weight
+    is negative."""
     heur: bool = False
     """HeurFedAMP: attention by cosines."""
     own_weight: float | None = None
-    """A client's weight in its own mean, for `heur`, in [0, 1]; None = 1/m for m clients."""
+    """A client's weight in its own mean, for `heur`, in [0, 1]; None = 1/m for m
+    clients.
+    """
     start: Literal["own", "mean"] = "own"
     """Where local training starts: from the client's own model w_i, or from u_i."""
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, f"alpha is {self.alpha}; it must be above 0 (local is the method without messages)")
-        require(self.sigma is None or self.sigma > 0, f"sigma is {self.sigma}; it must be above 0")
+        require(
+            self.alpha > 0,
+            f"alpha is {self.alpha}; it must be above 0 (local is the method without"
+            " messages)",
+        )
+        require(
+            self.sigma is None or self.sigma > 0,
+            f"sigma is {self.sigma}; it must be above 0",
+        )
         require_stable("lam / alpha", self.lam / self.alpha, self.sgd)
         given = self.own_weight is None or 0 <= self.own_weight <= 1
         require(given, f"own_weight is {self.own_weight}; it must be in [0, 1]")
-        require(self.heur or self.own_weight is None, "own_weight belongs to heur; leave it out, or set heur")
-        require(self.start in ("own", "mean"), f"start is {self.start!r}; it must be 'own' or 'mean'")
+        require(
+            self.heur or self.own_weight is None,
+            "own_weight belongs to heur; leave it out, or set heur",
+        )
+        require(
+            self.start in ("own", "mean"),
+            f"start is {self.start!r}; it must be 'own' or 'mean'",
+        )
 
     def check(self, population: Population) -> None:
         others, sigma = len(population) - 1, self._scale(len(population))
         require(
             self.heur or self.alpha * others <= sigma,
-            f"alpha {self.alpha:g} with sigma {sigma:g} gives the own models of {others + 1} clients a negative "
-            f"weight; the largest alpha for them is {sigma / max(others, 1):.4g}",
+            f"alpha {self.alpha:g} with sigma {sigma:g} gives the own models of"
+            f" {others + 1} clients a negative weight; the largest alpha for them is"
+            f" {sigma / max(others, 1):.4g}",
         )
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> FedAMPState:
         theta, clients = init(0), len(population)
         models = np.repeat(np.asarray(theta)[None], clients, axis=0)
-        return FedAMPState(models, np.zeros(clients, bool), self._attention(models), theta)
+        return FedAMPState(
+            models, np.zeros(clients, bool), self._attention(models), theta
+        )
 
     def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         clients = cohort.position
-        # u_i, a row of xi for each client of the cohort; rows sum to 1, so nothing of `mix`'s old models stays.
+        # u_i, a row of xi for each client of the cohort; rows sum to 1, so nothing of
+        # `mix`'s old models stays.
         means = mix(server.models[clients], server.models, server.attention[clients])
         return Downlink({"model": Streams.one_each(means)})
 
-    def server(self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedAMPState:
+    def server(
+        self, server: FedAMPState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> FedAMPState:
         if not cohort.reporting.any():
             return server
         models = server.models.copy()
         sent = server.sent.copy()
         models[cohort.reporters] = answers.reporters("model")
         sent[cohort.reporters] = True
-        return server.replace(models=models, sent=sent, attention=self._attention(models))
+        return server.replace(
+            models=models, sent=sent, attention=self._attention(models)
+        )
 
     def _attention(self, models: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m m"]:
         """xi between all clients, from their models.
 
         Returns:
-            Rows that sum to 1, with the own weight 1 - sum_(j != i) xi_ij on the diagonal.
+            Rows that sum to 1, with the own weight 1 - sum_(j != i) xi_ij on the
+            diagonal.
         """
         clients = len(models)
         like = cosine_similarity(models) if self.heur else squared_distances(models)
@@ -146,7 +185,9 @@ class FedAMP(Algorithm):
         return weights
 
     def _scale(self, clients: int) -> float:
-        """sigma as it is used: given, or such that no own weight of so many clients is negative."""
+        """sigma as it is used: given, or such that no own weight of so many clients is
+        negative.
+        """
         if self.sigma is not None:
             return self.sigma
         return 1.0 if self.heur else max(1.0, self.alpha * clients)
@@ -165,7 +206,8 @@ class FedAMP(Algorithm):
         """
         sigma = self.sigma
         if not self.heur:
-            # alpha A'(|w_i - w_j|^2), where A(x) = 1 - exp(-x / sigma) is the paper's attention-inducing function.
+            # alpha A'(|w_i - w_j|^2), where A(x) = 1 - exp(-x / sigma) is the paper's
+            # attention-inducing function.
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
             return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
@@ -182,36 +224,56 @@ class FedAMP(Algorithm):
         if cohort.seen:
             return Downlink()
         # Every newcomer receives the models of those that have ever sent one.
-        available = np.where(server.sent, np.arange(len(server.sent)), -1).astype(np.int32)
-        models = Streams(jnp.asarray(server.models), np.tile(available, (len(cohort), 1)))
+        available = np.where(server.sent, np.arange(len(server.sent)), -1).astype(
+            np.int32
+        )
+        models = Streams(
+            jnp.asarray(server.models), np.tile(available, (len(cohort), 1))
+        )
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedAMPState) -> Sequence[Diagnostic]:
-        return [MatrixDiagnostic("collaboration", "Attention: a client's mean of all models", server.attention)]
+        return [
+            MatrixDiagnostic(
+                "collaboration",
+                "Attention: a client's mean of all models",
+                server.attention,
+            )
+        ]
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         w = self._train(state["model"], inbox["model"][0], local)
         return {"model": w}, {"model": w}
 
-    def _train(self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " d"]:
-        """The client's problem: F_i(w) + lam / (2 alpha) |w - u|^2, whose gradient is a pull of lam / alpha to u."""
+    def _train(
+        self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer
+    ) -> Float[Array, " d"]:
+        """The client's problem: F_i(w) + lam / (2 alpha) |w - u|^2, whose gradient is a
+        pull of lam / alpha to u.
+        """
         pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         models = inbox["model"]
         sent = inbox.received["model"]
-        # First a model of its own, to be compared by: a training from the mean of what others sent.
+        # First a model of its own, to be compared by: a training from the mean of what
+        # others sent.
         average = sent @ models / jnp.maximum(sent.sum(), 1)
         mean = jnp.where(sent.any(), average, inbox["initial"][0])
         w = local.sgd(mean, self.sgd)

@@ -26,16 +26,21 @@ from fedtailor.protocol import (
 class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017).
 
-    Each round the reporters train the global model on their own data and the server averages what they return:
+    Each round the reporters train the global model on their own data and the server
+    averages what they return:
 
         theta_i = SGD(theta; D_i),    theta <- theta - opt( theta - sum_i q_i theta_i ),    q_i = n_i / sum_S n_j
 
-    with opt = identity by default. Also the base of methods whose server does just this (FedProx, Ditto, APFL, ...).
+    with opt = identity by default. Also the base of methods whose server does just this
+    (FedProx, Ditto, APFL, ...).
     """
 
     about: ClassVar[About] = About(
         name="fedavg",
-        paper="McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        paper=(
+            "McMahan et al. 2017, Communication-Efficient Learning of Deep Networks"
+            " from Decentralized Data"
+        ),
         down="1 model",
         up="1 model",
         keeps="nothing",
@@ -57,11 +62,19 @@ class FedAvg(Algorithm):
     def broadcast(self, server: AveragedModels, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         # theta_i = SGD(theta; D_i)
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: AveragedModels, downlink: Downlink, answers: Answers, cohort: Cohort) -> AveragedModels:
+    def server(
+        self,
+        server: AveragedModels,
+        downlink: Downlink,
+        answers: Answers,
+        cohort: Cohort,
+    ) -> AveragedModels:
         # q_i, one row [1, c] for the one model; 0 for clients that do not report
         weights = reporter_weights(cohort, self.weights)[None]
         return average_step(server, self.optimizer, answers["model"], weights)

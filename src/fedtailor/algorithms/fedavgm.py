@@ -9,17 +9,21 @@ from fedtailor.protocol import SGD, About, hyperparameters
 
 @hyperparameters
 class FedAvgM(FedAvg):
-    """Federated averaging with server momentum (Hsu et al. 2019; the baseline of Mansour et al. 2020, section 6).
+    """Federated averaging with server momentum (Hsu et al. 2019; the baseline of
+    Mansour et al. 2020, section 6).
 
         Delta = sum_i q_i (theta - theta_i),    v <- beta v + Delta,    theta <- theta - eta v
 
-    FedAvg with another server step. Momentum is not dampened: the effective server rate is eta / (1 - beta).
+    FedAvg with another server step. Momentum is not dampened: the effective server rate
+    is eta / (1 - beta).
     """
 
     about: ClassVar[About] = About(
         name="fedavgm",
-        paper="Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
-        "Classification",
+        paper=(
+            "Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution"
+            " for Federated Visual Classification"
+        ),
         down="1 model",
         up="1 model",
         keeps="nothing",

@@ -24,23 +24,28 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedBABU(FedPer):
-    """Federated averaging with body aggregation and body update (Oh et al. 2022, algorithm 1).
+    """Federated averaging with body aggregation and body update (Oh et al. 2022,
+    algorithm 1).
 
-    The head stays as it was drawn, the same for all clients and never trained; the body below it is FedAvg's:
+    The head stays as it was drawn, the same for all clients and never trained; the body
+    below it is FedAvg's:
 
         b_i = SGD(b; h^0, D_i),    b <- sum_i q_i b_i
 
-    What a client predicts with is this model, fine-tuned on its own data. Nothing of the fine-tuning comes back, and
-    clients that never took part do the same.
+    What a client predicts with is this model, fine-tuned on its own data. Nothing of
+    the fine-tuning comes back, and clients that never took part do the same.
 
-    The released code weights reporters equally, and trains at rate 0.1, a tenth of it from half of the rounds on and a
-    hundredth in their last quarter, with momentum 0.9 in batches of 50 for 1, 4 or 10 epochs; the defaults here are the
-    library's.
+    The released code weights reporters equally, and trains at rate 0.1, a tenth of it
+    from half of the rounds on and a hundredth in their last quarter, with momentum 0.9
+    in batches of 50 for 1, 4 or 10 epochs; the defaults here are the library's.
     """
 
     about: ClassVar[About] = About(
         name="fedbabu",
-        paper="Oh et al. 2022, FedBABU: Towards Enhanced Representation for Federated Image Classification",
+        paper=(
+            "Oh et al. 2022, FedBABU: Towards Enhanced Representation for Federated"
+            " Image Classification"
+        ),
         down="1 body",
         up="1 body",
         keeps="nothing",
@@ -50,23 +55,36 @@ class FedBABU(FedPer):
     )
 
     part: str = "head"
-    """The part of the model that is never trained nor sent: "head", "last2", a pattern on parameter paths, ..."""
+    """The part of the model that is never trained nor sent: "head", "last2", a pattern
+    on parameter paths, ...
+    """
     tune: SGD = SGD(epochs=5)
-    """The final training on a client's own data (the paper: 5 epochs; the released notebook: rate 0.001, momentum 0.9,
-    batch 50, from the round that is best on test data)."""
+    """The final training on a client's own data (the paper: 5 epochs; the released
+    notebook: rate 0.001, momentum 0.9, batch 50, from the round that is best on test
+    data)."""
     tune_part: str = "everything"
-    """The part that fine-tuning trains: "everything" (the paper's choice), or "head"."""
+    """The part that fine-tuning trains: "everything" (the paper's choice), or "head".
+    """
 
     def check(self, population: Population) -> None:
         super().check(population)
         model = model_of(population, self.about.name)
-        require(model.part(self.part).complement.size > 0, f"part {self.part!r} leaves fedbabu nothing to train")
+        require(
+            model.part(self.part).complement.size > 0,
+            f"part {self.part!r} leaves fedbabu nothing to train",
+        )
         model.part(self.tune_part)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        # Clients put the received body under h^0, which is common knowledge (the seed): it costs no traffic.
+        # Clients put the received body under h^0, which is common knowledge (the seed):
+        # it costs no traffic.
         clients = len(cohort)
-        return Downlink({"model": server.to_everyone(clients), "initial": server.initial_to_everyone(clients)})
+        return Downlink(
+            {
+                "model": server.to_everyone(clients),
+                "initial": server.initial_to_everyone(clients),
+            }
+        )
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
         return self.broadcast(server, cohort)
@@ -77,8 +95,11 @@ class FedBABU(FedPer):
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         return ()
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
-        # b_i = SGD(b; h^0, D_i): the head is part of the model that computes the loss, and does not move.
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
+        # b_i = SGD(b; h^0, D_i): the head is part of the model that computes the loss,
+        # and does not move.
         body = self._own(local).complement
         theta = local.sgd(self._received(inbox, local), self.sgd, train_only=body)
         return state, {"model": body.take(theta)}

@@ -5,27 +5,42 @@ from typing import ClassVar
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.protocol import SGD, About, Batch, LocalTrainer, ModelPart, Params, hyperparameters
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Batch,
+    LocalTrainer,
+    ModelPart,
+    Params,
+    hyperparameters,
+)
 
 
 @hyperparameters
 class FedBN(FedPer):
-    """Federated learning on non-IID features via local batch normalization (Li et al. 2021, algorithm 1).
+    """Federated learning on non-IID features via local batch normalization (Li et al.
+    2021, algorithm 1).
 
-    Scales, offsets and running statistics of all normalisation layers stay on the client; everything else is FedAvg's:
+    Scales, offsets and running statistics of all normalisation layers stay on the
+    client; everything else is FedAvg's:
 
         w_i <- SGD(w, norm_i; D_i),    w <- sum_i q_i w_i  outside normalisation layers
 
-    The layers are found by their type, not by their name. A model without any is trained by FedAvg. A client that
-    never took part keeps the initial scales and offsets and takes running statistics from one pass over its data.
+    The layers are found by their type, not by their name. A model without any is
+    trained by FedAvg. A client that never took part keeps the initial scales and
+    offsets and takes running statistics from one pass over its data.
 
-    The released code finds the layers by "bn" in their names, and gives all clients equal weights
-    (`weights="uniform"`); rate, epochs, batches and what stays on the client are the same.
+    The released code finds the layers by "bn" in their names, and gives all clients
+    equal weights (`weights="uniform"`); rate, epochs, batches and what stays on the
+    client are the same.
     """
 
     about: ClassVar[About] = About(
         name="fedbn",
-        paper="Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+        paper=(
+            "Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local"
+            " Batch Normalization"
+        ),
         down="1 model without normalisation layers",
         up="1 model without normalisation layers",
         keeps="its normalisation layers",
@@ -43,15 +58,20 @@ class FedBN(FedPer):
         # without normalisation layers nothing stays on the client, and this is FedAvg
         return "nothing" if self.part == "norm" and "norm" not in parts else self.part
 
-    def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
+    def _train_newcomer(
+        self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
+    ) -> Float[Array, " d"]:
         if own.size == 0:
             return theta
 
-        # One pass over its data in training mode, of which only the running statistics are kept: no parameter moves.
+        # One pass over its data in training mode, of which only the running statistics
+        # are kept: no parameter moves.
         def renew(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(forwards=1)
             return local.renew_statistics(params, batch)
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
-        params = local.loop(local.params(theta), renew, local.steps(one_pass), one_pass.batch_size)
+        params = local.loop(
+            local.params(theta), renew, local.steps(one_pass), one_pass.batch_size
+        )
         return local.vector(params)

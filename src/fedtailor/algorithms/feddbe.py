@@ -1,4 +1,6 @@
-"""FedDBE: a client's bias is taken out of its features and put into a vector of its own."""
+"""FedDBE: a client's bias is taken out of its features and put into a vector of its
+own.
+"""
 
 from dataclasses import fields
 from typing import Any, ClassVar
@@ -11,7 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
-from fedtailor.algorithms.helpers.own_steps import descend_in_training, head_of, mean_over, require_plain
+from fedtailor.algorithms.helpers.own_steps import (
+    descend_in_training,
+    head_of,
+    mean_over,
+    require_plain,
+)
 from fedtailor.algorithms.helpers.shared_part import model_of
 from fedtailor.protocol import (
     SGD,
@@ -52,22 +59,28 @@ class FedDBEState(AveragedModels):
 
 @hyperparameters
 class FedDBE(FedAvg):
-    """Eliminating domain bias (Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg).
+    """Eliminating domain bias (Zhang et al. 2023, algorithm 1: the domain bias
+    eliminator on FedAvg).
 
-    Once, before training, the server takes the mean zbar of the clients' mean features at the initial model, weighted
-    by samples. From then on the head of client i sees z + m_i, where m_i is a learned vector that stays on the client,
-    and the running mean r_i of its features is drawn towards zbar:
+    Once, before training, the server takes the mean zbar of the clients' mean features
+    at the initial model, weighted by samples. From then on the head of client i sees z
+    + m_i, where m_i is a learned vector that stays on the client, and the running mean
+    r_i of its features is drawn towards zbar:
 
         r = (1 - momentum) r_i + momentum mean_b z,    loss_b( h(z + m_i) ) + kappa |r - zbar|^2,    r_i <- r
 
-    with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar. The model is averaged as in
-    FedAvg. A client that never took part trains its m from 0 on the received model, for as long as a round. In models
-    with batch normalisation all z but those of predictions, zbar's too, are by the statistics of batches.
+    with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar.
+    The model is averaged as in FedAvg. A client that never took part trains its m from
+    0 on the received model, for as long as a round. In models with batch normalisation
+    all z but those of predictions, zbar's too, are by the statistics of batches.
     """
 
     about: ClassVar[About] = About(
         name="feddbe",
-        paper="Zhang et al. 2023, Eliminating Domain Bias for Federated Learning in Representation Space",
+        paper=(
+            "Zhang et al. 2023, Eliminating Domain Bias for Federated Learning in"
+            " Representation Space"
+        ),
         down="1 model; once mean features",
         up="1 model; once mean features",
         keeps="a vector added to features, and their running mean",
@@ -78,52 +91,76 @@ class FedDBE(FedAvg):
     sgd: SGD = SGD()
     """Local training, without momentum."""
     kappa: ZeroIsStatic = 0.05
-    """Weight of the pull of mean features (released code, on Fashion-MNIST: 50 times half a mean over 512 features);
-    tune it."""
+    """Weight of the pull of mean features (released code, on Fashion-MNIST: 50 times
+    half a mean over 512 features); tune it."""
     momentum: float = 0.1
-    """Weight of a batch in the running mean, in (0, 1]; 1 = the batch's mean alone (released code, on Fashion-MNIST,
-    where the running mean starts at zero in every round; here it goes on)."""
+    """Weight of a batch in the running mean, in (0, 1]; 1 = the batch's mean alone
+    (released code, on Fashion-MNIST, where the running mean starts at zero in every
+    round; here it goes on)."""
     vector: bool = True
     """Whether the head sees z + m_i, or z alone."""
 
     def __post_init__(self) -> None:
         require_plain("feddbe", self.sgd)
         require(self.kappa >= 0, f"kappa is {self.kappa}; it must be 0 or more")
-        require(0 < self.momentum <= 1, f"momentum is {self.momentum}; it must be in (0, 1]")
+        require(
+            0 < self.momentum <= 1, f"momentum is {self.momentum}; it must be in (0, 1]"
+        )
 
     @property
     def probes(self) -> bool:
         return True
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
         model = model_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
         if self.vector:
-            require("bias" in model.parts, "feddbe's vector moves the bias of the head; use a model whose head has one")
+            require(
+                "bias" in model.parts,
+                "feddbe's vector moves the bias of the head; use a model whose head"
+                " has one",
+            )
 
     def init_server(self, init: Init, population: Population) -> FedDBEState:
         begun = super().init_server(init, population)
-        mean = np.zeros(model_of(population, self.about.name).feature_shape, begun.model.dtype)
-        shared = {field.name: getattr(begun, field.name) for field in fields(AveragedModels)}
-        return FedDBEState(**shared, initial=init(0), mean=mean, told=np.zeros(len(population), bool))
+        mean = np.zeros(
+            model_of(population, self.about.name).feature_shape, begun.model.dtype
+        )
+        shared = {
+            field.name: getattr(begun, field.name) for field in fields(AveragedModels)
+        }
+        return FedDBEState(
+            **shared, initial=init(0), mean=mean, told=np.zeros(len(population), bool)
+        )
 
-    def aggregate_probe(self, server: FedDBEState, answers: Answers, cohort: Cohort) -> FedDBEState:
+    def aggregate_probe(
+        self, server: FedDBEState, answers: Answers, cohort: Cohort
+    ) -> FedDBEState:
         share = reporter_weights(cohort, "samples")
         means = answers.host("features")
-        # zbar, weighted by samples. Not a product of matrices, whose rounding depends on where in memory they lie.
+        # zbar, weighted by samples. Not a product of matrices, whose rounding depends
+        # on where in memory they lie.
         weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        # zbar travels to every client once: in its first round, or when it is served as a newcomer.
-        told = server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
+        # zbar travels to every client once: in its first round, or when it is served as
+        # a newcomer.
+        told = (
+            server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
+        )
         recipients = np.where(told, -1, 0).astype(np.int32)
         once = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
-        return Downlink({"model": Streams.everyone(server.model, len(cohort)), "features": once})
+        return Downlink(
+            {"model": Streams.everyone(server.model, len(cohort)), "features": once}
+        )
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDBEState:
+    def server(
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> FedDBEState:
         moved = super().server(server, downlink, answers, cohort)
         assert isinstance(moved, FedDBEState)
         told = moved.told.copy()
@@ -135,7 +172,8 @@ class FedDBE(FedAvg):
             return self.broadcast(server, cohort)
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         params = local.params(inbox["model"][0])
@@ -144,7 +182,8 @@ class FedDBE(FedAvg):
 
         def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
             local.count_work(forwards=1)
-            # by the statistics of batches where the running mean of training will be of such features
+            # by the statistics of batches where the running mean of training will be of
+            # such features
             local.renew_statistics(params, batch)  # of a model that is thrown away
             z = local.features(params, batch.x, training=local.has_statistics)
             return total + _weighted_sum(z, batch.weight)
@@ -158,14 +197,19 @@ class FedDBE(FedAvg):
         zero = jnp.zeros(model.feature_shape, theta.dtype)
         return {"vector": zero, "running": zero, "mean": zero}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
-        # Whoever is sent zbar in this round starts its running mean r_i there; the others go on with what they keep.
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
+        # Whoever is sent zbar in this round starts its running mean r_i there; the
+        # others go on with what they keep.
         new = inbox.received["features"][0]
         mean = jnp.where(new, inbox["features"][0], state["mean"])
         running = jnp.where(new, mean, state["running"])
         start = local.params(inbox["model"][0]), state["vector"], running
         params, vector, running = self._train(start, mean, local, whole=True)
-        return {"vector": vector, "running": running, "mean": mean}, {"model": local.vector(params)}
+        return {"vector": vector, "running": running, "mean": mean}, {
+            "model": local.vector(params)
+        }
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         mean = inbox["features"][0]
@@ -174,7 +218,11 @@ class FedDBE(FedAvg):
         return {"vector": vector, "running": running, "mean": mean}
 
     def _train(
-        self, start: tuple[Params, Array, Array], mean: Array, local: LocalTrainer, whole: bool
+        self,
+        start: tuple[Params, Array, Array],
+        mean: Array,
+        local: LocalTrainer,
+        whole: bool,
     ) -> tuple[Params, Array, Array]:
         """A round's steps.
 
@@ -195,34 +243,57 @@ class FedDBE(FedAvg):
 
             def loss(params: Params, vector: Array) -> tuple[Array, Array]:
                 z = local.features(params, batch.x)
-                # r = (1 - momentum) r_i + momentum mean_b z, through which the gradient of the pull passes
-                of_batch = jnp.tensordot(batch.weight / jnp.maximum(batch.weight.sum(), 1), z, 1)
+                # r = (1 - momentum) r_i + momentum mean_b z, through which the gradient
+                # of the pull passes
+                of_batch = jnp.tensordot(
+                    batch.weight / jnp.maximum(batch.weight.sum(), 1), z, 1
+                )
                 after = running + self.momentum * (of_batch - running)
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
-                pull = 0 if is_off(self.kappa) else self.kappa * jnp.square(after - mean).sum()
-                return mean_over(local.losses(outputs, batch.y), batch.weight) + pull, after
+                pull = (
+                    0
+                    if is_off(self.kappa)
+                    else self.kappa * jnp.square(after - mean).sum()
+                )
+                return (
+                    mean_over(local.losses(outputs, batch.y), batch.weight) + pull,
+                    after,
+                )
 
             local.count_work(gradients=1)
-            (of_params, of_vector), running = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, vector)
+            (of_params, of_vector), running = jax.grad(
+                loss, argnums=(0, 1), has_aux=True
+            )(params, vector)
             # One step of body, head and m_i at once, all from the same gradient.
             moved = descend_in_training(params, of_params, batch, sgd, rate, local)
             params = moved if whole else params
             return params, vector - rate * of_vector, running
 
-        return local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+        return local.loop(
+            start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
+        )
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         theta = inbox["model"][0]
         if not self.vector:
             return theta
         # the head is linear: h(z + m) = h(z) + (h(m) - h(0)), which is another bias
         both = jnp.stack([state["vector"], jnp.zeros_like(state["vector"])])
         outputs = local.head_outputs(local.params(theta), both)
-        bias = np.intersect1d(head_of(local).indices, local.part_of_model("bias").indices)
-        require(len(bias) == outputs.shape[-1], "feddbe's vector moves the bias of the head; this head has none")
+        bias = np.intersect1d(
+            head_of(local).indices, local.part_of_model("bias").indices
+        )
+        require(
+            len(bias) == outputs.shape[-1],
+            "feddbe's vector moves the bias of the head; this head has none",
+        )
         return theta.at[bias].add(outputs[0] - outputs[1])
 
 
-def _weighted_sum(z: Float[Array, "b ..."], weight: Float[Array, " b"]) -> Float[Array, "..."]:
+def _weighted_sum(
+    z: Float[Array, "b ..."], weight: Float[Array, " b"]
+) -> Float[Array, "..."]:
     """Features of a batch, summed without padding."""
     return (z * weight.reshape(-1, *[1] * (z.ndim - 1))).sum(axis=0)

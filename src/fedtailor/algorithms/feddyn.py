@@ -1,4 +1,6 @@
-"""FedDyn: FedAvg whose fixed point is the minimum of the mean loss, by dynamic regularization."""
+"""FedDyn: FedAvg whose fixed point is the minimum of the mean loss, by dynamic
+regularization.
+"""
 
 from typing import ClassVar
 
@@ -30,7 +32,9 @@ from fedtailor.protocol import (
 
 @server_state
 class FedDynState(ServerState):
-    """The global model and how far clients' models have drifted from it in all rounds."""
+    """The global model and how far clients' models have drifted from it in all
+    rounds.
+    """
 
     model: Float[Array, "1 d"]
     """theta."""
@@ -44,7 +48,8 @@ class FedDynState(ServerState):
 class FedDyn(Algorithm):
     """Federated learning with dynamic regularization (Acar et al. 2021, algorithm 1).
 
-    A client keeps g_i, an estimate of its gradient at the global model, zero at first. With theta the received model,
+    A client keeps g_i, an estimate of its gradient at the global model, zero at first.
+    With theta the received model,
 
         theta_i = SGD(theta; F_i(w) - <g_i, w> + alpha/2 |w - theta|^2),    g_i <- g_i - alpha (theta_i - theta)
 
@@ -52,8 +57,9 @@ class FedDyn(Algorithm):
 
         c <- c - (alpha / m) sum_S (theta_i - theta),    theta <- mean_S theta_i - c / alpha
 
-    Where the local problems are solved, g_i is the gradient of F_i at theta_i, and the fixed point is the minimum of
-    the mean of the F_i, however much clients differ. Averages are uniform; the objective is the mean over clients.
+    Where the local problems are solved, g_i is the gradient of F_i at theta_i, and the
+    fixed point is the minimum of the mean of the F_i, however much clients differ.
+    Averages are uniform; the objective is the mean over clients.
     """
 
     about: ClassVar[About] = About(
@@ -69,10 +75,16 @@ class FedDyn(Algorithm):
     sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50)
     """Local training (Acar et al.: rate 0.1, 5 epochs, batch 50)."""
     alpha: float = 0.01
-    """Strength of the regularizer (Acar et al. choose among 0.001, 0.01, 0.1; 0.01 most often)."""
+    """Strength of the regularizer (Acar et al. choose among 0.001, 0.01, 0.1; 0.01 most
+    often).
+    """
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, f"alpha is {self.alpha}; it must be above 0 (fedavg is the method without it)")
+        require(
+            self.alpha > 0,
+            f"alpha is {self.alpha}; it must be above 0 (fedavg is the method"
+            " without it)",
+        )
         require_stable("alpha", self.alpha, self.sgd)
 
     def init_server(self, init: Init, population: Population) -> FedDynState:
@@ -85,21 +97,30 @@ class FedDyn(Algorithm):
     def broadcast(self, server: FedDynState, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
-        # The gradient of -<g_i, w> is -g_i, and that of alpha/2 |w - theta|^2 a pull of alpha to theta.
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
+        # The gradient of -<g_i, w> is -g_i, and that of alpha/2 |w - theta|^2 a pull of
+        # alpha to theta.
         theta, g = inbox["model"][0], state["gradient"]
         trained = local.sgd(theta, self.sgd, pull=(self.alpha, theta), drift=-g)
-        # g_i and the server's c must stay in step (c is the mean of all -g_i): a change of one that the other does not
-        # see, because this client does not report, must not happen.
+        # g_i and the server's c must stay in step (c is the mean of all -g_i): a change
+        # of one that the other does not see, because this client does not report, must
+        # not happen.
         kept = jnp.where(inbox.reply, g - self.alpha * (trained - theta), g)
         return {"gradient": kept}, {"model": trained}
 
-    def server(self, server: FedDynState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedDynState:
+    def server(
+        self, server: FedDynState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> FedDynState:
         reporters = int(cohort.reporting.sum())
         if not reporters:
             return server
-        average = mix(server.model, answers["model"], reporter_weights(cohort, "uniform")[None])
-        # c <- c - (alpha / m) sum_S (theta_i - theta): the sum over S is |S| times the move of their average.
+        average = mix(
+            server.model, answers["model"], reporter_weights(cohort, "uniform")[None]
+        )
+        # c <- c - (alpha / m) sum_S (theta_i - theta): the sum over S is |S| times the
+        # move of their average.
         share = reporters / server.clients
         drift = server.drift - self.alpha * share * (average - server.model)
         return server.replace(model=average - drift / self.alpha, drift=drift)

@@ -48,23 +48,29 @@ class FedEMState(ServerState):
 
 @hyperparameters
 class FedEM(Algorithm):
-    """Federated multi-task learning under a mixture of distributions (Marfoq et al. 2021, algorithm 1).
+    """Federated multi-task learning under a mixture of distributions (Marfoq et al.
+    2021, algorithm 1).
 
-    Client i's data are drawn from K distributions that all clients share, in proportions pi_i of its own. A round is a
-    step of expectation maximization, from the K models that the server sends:
+    Client i's data are drawn from K distributions that all clients share, in
+    proportions pi_i of its own. A round is a step of expectation maximization, from the
+    K models that the server sends:
 
         E:  r_is(k) ~ pi_ik exp(-loss_k(s))  for every sample s, sum_k r_is(k) = 1;    pi_ik <- mean_s r_is(k)
         M:  theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s)),    theta_k <- sum_i q_i theta_ik
 
-    with q_i = n_i / sum_S n_j. Weights r are those of the models as received, during all steps of the round. A client
-    predicts with the mixture sum_k pi_ik p_k of the models' probabilities. The K models start apart (equal ones would
-    stay so); one model is FedAvg. A client that never took part finds its pi by E steps on the final models, without
-    training; any client whose proportions have converged has the same.
+    with q_i = n_i / sum_S n_j. Weights r are those of the models as received, during
+    all steps of the round. A client predicts with the mixture sum_k pi_ik p_k of the
+    models' probabilities. The K models start apart (equal ones would stay so); one
+    model is FedAvg. A client that never took part finds its pi by E steps on the final
+    models, without training; any client whose proportions have converged has the same.
     """
 
     about: ClassVar[About] = About(
         name="fedem",
-        paper="Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions",
+        paper=(
+            "Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of"
+            " Distributions"
+        ),
         down="all K models",
         up="K models",
         keeps="its proportions of the K models",
@@ -74,22 +80,35 @@ class FedEM(Algorithm):
     )
 
     sgd: SGD = SGD(lr=0.05, batch_size=128)
-    """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to 0.05; their released code adds
-    momentum 0.9, kept from round to round, and weight decay 5e-4). Momentum starts anew in every round, for each
-    model by its own weighted gradients."""
+    """Local training (Marfoq et al.: an epoch a round in batches of 128, rate 0.03 to
+    0.05; their released code adds momentum 0.9, kept from round to round, and weight
+    decay 5e-4). Momentum starts anew in every round, for each model by its own weighted
+    gradients."""
     components: int = 3
     """K, the number of models (Marfoq et al.: 3)."""
     weights: Literal["samples", "uniform"] = "samples"
     """Weights of the averages over reporters: by training samples n_i, or equal."""
     newcomer_steps: TracedInt = 20
-    """E steps of a client that never took part; each is a pass over its data with all K models."""
+    """E steps of a client that never took part; each is a pass over its data with all K
+    models.
+    """
 
     def __post_init__(self) -> None:
-        require(self.components >= 1, f"components is {self.components}; it must be 1 or more")
-        require(self.newcomer_steps >= 1, f"newcomer_steps is {self.newcomer_steps}; it must be 1 or more")
-        require(self.sgd.optimizer is None, "fedem's weighted steps are SGD's; train without an optimizer")
+        require(
+            self.components >= 1,
+            f"components is {self.components}; it must be 1 or more",
+        )
+        require(
+            self.newcomer_steps >= 1,
+            f"newcomer_steps is {self.newcomer_steps}; it must be 1 or more",
+        )
+        require(
+            self.sgd.optimizer is None,
+            "fedem's weighted steps are SGD's; train without an optimizer",
+        )
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> FedEMState:
         return FedEMState(jnp.stack([init(k) for k in range(self.components)]))
@@ -97,29 +116,38 @@ class FedEM(Algorithm):
     def broadcast(self, server: FedEMState, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
 
-    def server(self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedEMState:
+    def server(
+        self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> FedEMState:
         weights = reporter_weights(cohort, self.weights)[None]
-        # theta_k <- sum_i q_i theta_ik, component by component: the weights q are the same for all of them.
+        # theta_k <- sum_i q_i theta_ik, component by component: the weights q are the
+        # same for all of them.
         averages = []
         for k in range(self.components):
             component = answers["model"].item(k)
             averages.append(mix(server.model[k : k + 1], component, weights))
         return FedEMState(jnp.concatenate(averages))
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"weights": jnp.full(self.components, 1 / self.components, theta.dtype)}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         pi, received = state["weights"], self._models(inbox, local)
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
         def gradients(models: Models, batch: Batch) -> Models:
-            # r is made of the models as received, in every step: with weights of the models being trained it is another
-            # method.
+            # r is made of the models as received, in every step: with weights of the
+            # models being trained it is another method.
             r = self._responsibilities(received, pi, batch, local)
-            return tuple(gradient(params, batch, share) for params, share in zip(models, r, strict=True))
+            return tuple(
+                gradient(params, batch, share)
+                for params, share in zip(models, r, strict=True)
+            )
 
         def gradient(params: Params, batch: Batch, share: Float[Array, " b"]) -> Params:
             weight = batch.weight * share
@@ -131,24 +159,34 @@ class FedEM(Algorithm):
         def plain(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
             return descend(models, gradients(models, batch), sgd, rate)
 
-        def momentum(carry: tuple[Models, Models], batch: Batch, index: Int[Array, ""]) -> tuple[Models, Models]:
+        def momentum(
+            carry: tuple[Models, Models], batch: Batch, index: Int[Array, ""]
+        ) -> tuple[Models, Models]:
             models, velocities = carry
-            return descend_with_momentum(models, velocities, gradients(models, batch), sgd, rate)
+            return descend_with_momentum(
+                models, velocities, gradients(models, batch), sgd, rate
+            )
 
         def loop(carry: Any, step: Callable[..., Any]) -> Any:
-            return local.loop(carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+            return local.loop(
+                carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
+            )
 
         # M step. Without momentum nothing but the models is carried along.
         if is_off(sgd.momentum):
             trained = loop(received, plain)
         else:
-            trained, _ = loop((received, jax.tree.map(jnp.zeros_like, received)), momentum)
+            trained, _ = loop(
+                (received, jax.tree.map(jnp.zeros_like, received)), momentum
+            )
         # E step of pi, on the received models, too: pi_ik <- mean_s r_is(k).
         new = self._expectation(received, pi, local)
         models = jnp.stack([local.vector(params) for params in trained])
         return {"weights": new}, {"model": models}
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return Mixture(state["weights"], inbox["model"])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
@@ -156,7 +194,11 @@ class FedEM(Algorithm):
         start = self.init_client(inbox["model"][0])["weights"]
         models = self._models(inbox, local)
         steps = self.newcomer_steps
-        return {"weights": local.fori_loop(steps, lambda _, pi: self._expectation(models, pi, local), start)}
+        return {
+            "weights": local.fori_loop(
+                steps, lambda _, pi: self._expectation(models, pi, local), start
+            )
+        }
 
     def _models(self, inbox: Inbox, local: LocalTrainer) -> Models:
         return tuple(local.params(theta) for theta in inbox["model"])
@@ -177,16 +219,29 @@ class FedEM(Algorithm):
         # in the log domain: likelihoods of networks underflow
         return jax.nn.softmax(jnp.log(pi)[:, None] - jnp.stack(losses), axis=0)
 
-    def _expectation(self, models: Models, pi: Float[Array, " k"], local: LocalTrainer) -> Float[Array, " k"]:
-        """The new proportions pi_i [k], the mean of r over the client's training samples.
+    def _expectation(
+        self, models: Models, pi: Float[Array, " k"], local: LocalTrainer
+    ) -> Float[Array, " k"]:
+        """The new proportions pi_i [k], the mean of r over the client's training
+        samples.
 
         Returns:
             They sum to 1; `pi` itself for a client without samples.
         """
 
-        def add(total: Float[Array, " k"], batch: Batch, index: Int[Array, ""]) -> Float[Array, " k"]:
-            return total + self._responsibilities(models, pi, batch, local) @ batch.weight
+        def add(
+            total: Float[Array, " k"], batch: Batch, index: Int[Array, ""]
+        ) -> Float[Array, " k"]:
+            return (
+                total + self._responsibilities(models, pi, batch, local) @ batch.weight
+            )
 
         size = self.sgd.batch_size
-        total = local.loop(jnp.zeros_like(pi), add, local.steps(SGD(batch_size=size)), size, purpose="expectation")
+        total = local.loop(
+            jnp.zeros_like(pi),
+            add,
+            local.steps(SGD(batch_size=size)),
+            size,
+            purpose="expectation",
+        )
         return jnp.where(local.size > 0, total / jnp.maximum(local.size, 1), pi)

@@ -1,4 +1,6 @@
-"""FedFomo: every client weighs other clients' models by what they do on its own validation samples."""
+"""FedFomo: every client weighs other clients' models by what they do on its own
+validation samples.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -40,7 +42,9 @@ class FedFomoState(ServerState):
     initial: Float[Array, " d"]
     """The common initial model."""
     model: Float[Array, "m d"]
-    """The model that each client uploaded last; the initial one before its first upload."""
+    """The model that each client uploaded last; the initial one before its first
+    upload.
+    """
     uploaded: Bool[np.ndarray, " m"]
     """Who has uploaded a model."""
     affinity: Float[np.ndarray, "m m"]
@@ -49,57 +53,91 @@ class FedFomoState(ServerState):
 
 @hyperparameters
 class FedFomo(Algorithm):
-    """Personalized federated learning with first order model optimization (Zhang et al. 2021).
+    """Personalized federated learning with first order model optimization (Zhang et al.
+    2021).
 
-    The server keeps the last model that each client uploaded and sends a client M of them. The client weighs these and
-    its own, with L its validation loss and b its model before its last local training,
+    The server keeps the last model that each client uploaded and sends a client M of
+    them. The client weighs these and its own, with L its validation loss and b its
+    model before its last local training,
 
         w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|,     theta <- b + sum_n w_n (theta_n - b),
 
-    w normalised to sum 1 (theta = b where no model is better), then trains theta on its own data and uploads the
-    result with the weights. Their sums over the rounds are the affinities P, by which the server chooses the next M
-    models, ties at random; with probability `explore` it chooses uniformly instead. Models never uploaded are not sent:
-    in the first round nothing is. A client that never took part weighs all models, from the common initial one, on some
-    of its training data, which is all that it has to give.
+    w normalised to sum 1 (theta = b where no model is better), then trains theta on its
+    own data and uploads the result with the weights. Their sums over the rounds are the
+    affinities P, by which the server chooses the next M models, ties at random; with
+    probability `explore` it chooses uniformly instead. Models never uploaded are not
+    sent: in the first round nothing is. A client that never took part weighs all
+    models, from the common initial one, on some of its training data, which is all that
+    it has to give.
     """
 
     about: ClassVar[About] = About(
         name="fedfomo",
-        paper="Zhang et al. 2021, Personalized Federated Learning with First Order Model Optimization",
+        paper=(
+            "Zhang et al. 2021, Personalized Federated Learning with First Order Model"
+            " Optimization"
+        ),
         down="M other clients' models",
         up="1 model and M weights",
         keeps="its model before and after training",
-        unseen="weighs all models on held-out training samples, then trains on the others",
+        unseen=(
+            "weighs all models on held-out training samples, then trains on the others"
+        ),
         travels="several",
-        validation="the weights of the models that it receives; else held-out training samples",
+        validation=(
+            "the weights of the models that it receives; else held-out training samples"
+        ),
     )
 
     sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50, weight_decay=1e-4, lr_decay=0.01)
     """Local training (released code)."""
     downloads: int = 5
-    """M, models sent to a client in a round (released code: 5 or 10); at most all others."""
+    """M, models sent to a client in a round (released code: 5 or 10); at most all
+    others.
+    """
     explore: float = 0.3
-    """Probability of a uniform choice of the M models in the first round (released code)."""
+    """Probability of a uniform choice of the M models in the first round (released
+    code).
+    """
     explore_decay: float = 0.05
-    """What is subtracted from that probability in every round, down to 0 (released code)."""
+    """What is subtracted from that probability in every round, down to 0 (released
+    code).
+    """
     norm: Literal["l2", "l1"] = "l2"
-    """Distance between models: Euclidean (the paper), or the sum of absolute differences (the released code)."""
+    """Distance between models: Euclidean (the paper), or the sum of absolute
+    differences (the released code).
+    """
     holdout: float = 0.2
-    """Share of the training samples held out for validation, in (0, 1), by clients without a validation split and by
-    those that never took part."""
+    """Share of the training samples held out for validation, in (0, 1), by clients
+    without a validation split and by those that never took part."""
     predict_with: Literal["trained", "mixed"] = "trained"
     """The personal model: after the local training, or the weighted one before it."""
 
     def __post_init__(self) -> None:
-        require(self.downloads >= 0, f"downloads is {self.downloads}; it must be 0 or more")
-        require(0 <= self.explore <= 1, f"explore is {self.explore}; it must be in [0, 1]")
-        require(self.explore_decay >= 0, f"explore_decay is {self.explore_decay}; it must be 0 or more")
-        require(self.norm in ("l2", "l1"), f"norm is {self.norm!r}; it must be 'l2' or 'l1'")
-        require(0 < self.holdout < 1, f"holdout is {self.holdout}; it must be in (0, 1)")
+        require(
+            self.downloads >= 0, f"downloads is {self.downloads}; it must be 0 or more"
+        )
+        require(
+            0 <= self.explore <= 1, f"explore is {self.explore}; it must be in [0, 1]"
+        )
+        require(
+            self.explore_decay >= 0,
+            f"explore_decay is {self.explore_decay}; it must be 0 or more",
+        )
+        require(
+            self.norm in ("l2", "l1"), f"norm is {self.norm!r}; it must be 'l2' or 'l1'"
+        )
+        require(
+            0 < self.holdout < 1, f"holdout is {self.holdout}; it must be in (0, 1)"
+        )
         choices = ("trained", "mixed")
-        require(self.predict_with in choices, f"predict_with is {self.predict_with!r}; it must be one of {choices}")
+        require(
+            self.predict_with in choices,
+            f"predict_with is {self.predict_with!r}; it must be one of {choices}",
+        )
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> FedFomoState:
         clients, theta = len(population), init(0)
@@ -117,7 +155,8 @@ class FedFomo(Algorithm):
         """Whose models each client is sent.
 
         Returns:
-            Positions of clients [c, M]; -1 where fewer than M others have uploaded a model.
+            Positions of clients [c, M]; -1 where fewer than M others have uploaded a
+            model.
         """
         clients, rng = len(server.uploaded), cohort.rng("fedfomo")
         chosen = np.full((len(cohort), min(self.downloads, clients - 1)), -1, np.int32)
@@ -125,7 +164,8 @@ class FedFomo(Algorithm):
         for row, client in enumerate(cohort.position):
             uniform = rng.random() < explore
             ties = rng.random(clients)
-            # By affinity, the largest first, and by the random `ties` among equals; to explore, by these alone.
+            # By affinity, the largest first, and by the random `ties` among equals; to
+            # explore, by these alone.
             merit = np.zeros(clients) if uniform else server.affinity[client]
             ranked = np.lexsort((ties, -merit))
             available = server.uploaded[ranked] & (ranked != client)
@@ -133,47 +173,73 @@ class FedFomo(Algorithm):
             chosen[row, : len(ranked)] = ranked
         return chosen
 
-    def server(self, server: FedFomoState, downlink: Downlink, answers: Answers, cohort: Cohort) -> FedFomoState:
+    def server(
+        self, server: FedFomoState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> FedFomoState:
         clients, models = len(server.uploaded), answers["model"]
         # where each model is stored; one past the end = nowhere
-        position = models.to_rows(np.where(cohort.reporting, cohort.position, clients), fill=clients)
+        position = models.to_rows(
+            np.where(cohort.reporting, cohort.position, clients), fill=clients
+        )
         uploaded, affinity = server.uploaded.copy(), server.affinity.copy()
         uploaded[cohort.reporters] = True
-        # weights belong to the models that were sent, of which the positions name the owners
+        # weights belong to the models that were sent, of which the positions name the
+        # owners
         weights, owners = answers.host("weights"), downlink.streams["model"].recipients
         row, column = np.nonzero((owners >= 0) & cohort.reporting[:, None])
         affinity[cohort.position[row], owners[row, column]] += weights[row, column]
-        return server.replace(model=_store(server.model, models.values, position), uploaded=uploaded, affinity=affinity)
+        return server.replace(
+            model=_store(server.model, models.values, position),
+            uploaded=uploaded,
+            affinity=affinity,
+        )
 
     def global_model(self, server: FedFomoState) -> Float[Array, " d"]:
-        return server.model.mean(axis=0)  # of all clients' last uploads: there is no global model
+        return server.model.mean(
+            axis=0
+        )  # of all clients' last uploads: there is no global model
 
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
         # Every newcomer receives the models of those that have ever uploaded one.
-        uploads = np.where(server.uploaded, np.arange(len(server.uploaded)), -1).astype(np.int32)
+        uploads = np.where(server.uploaded, np.arange(len(server.uploaded)), -1).astype(
+            np.int32
+        )
         models = Streams(server.model, np.tile(uploads, (len(cohort), 1)))
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
     def diagnostics(self, server: FedFomoState) -> Sequence[Diagnostic]:
-        return [MatrixDiagnostic("affinity", "Weights that clients gave to others' models", server.affinity)]
+        return [
+            MatrixDiagnostic(
+                "affinity",
+                "Weights that clients gave to others' models",
+                server.affinity,
+            )
+        ]
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"base": theta, "model": theta}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         state, weights = self._update(state, inbox, local, use_val=True)
         return state, {"model": state["model"], "weights": weights[:-1]}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        return self._update(self.init_client(inbox["initial"][0]), inbox, local, use_val=False)[0]
+        return self._update(
+            self.init_client(inbox["initial"][0]), inbox, local, use_val=False
+        )[0]
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return state["model" if self.predict_with == "trained" else "base"]
 
     def _update(
@@ -182,17 +248,20 @@ class FedFomo(Algorithm):
         """A weighting and a training.
 
         Args:
-            use_val: weigh on the validation split where there is one; else on held-out training samples.
+            use_val: weigh on the validation split where there is one; else on held-out
+                training samples.
 
         Returns:
-            The new state, and the weights of what was sent and, last, of the client's own model.
+            The new state, and the weights of what was sent and, last, of the client's
+            own model.
         """
-        # The candidates: the models received, and last the client's own after its last training; b is that before it.
+        # The candidates: the models received, and last the client's own after its last
+        # training; b is that before it.
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
         available = jnp.append(inbox.received["model"], True)
-        # How many training samples are held out: none where a validation split does their work. A single sample is both
-        # trained on and validated on.
+        # How many training samples are held out: none where a validation split does
+        # their work. A single sample is both trained on and validated on.
         held = jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size)
         if use_val:
             held = jnp.where(local.count("val") > 0, 0, held)
@@ -204,11 +273,16 @@ class FedFomo(Algorithm):
             # one of the two is of no samples, and 0
             return local.loss(theta, "val") + loss if use_val else loss
 
-        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; where no model is better all are 0, and theta stays b.
+        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; where no model is better
+        # all are 0, and theta stays b.
         better_by = validate(base) - local.map(validate, models)
         gain = jnp.where(available, jnp.maximum(better_by, 0), 0)
         away = models - base
-        distance = jnp.abs(away).sum(axis=1) if self.norm == "l1" else jnp.linalg.norm(away, axis=1)
+        distance = (
+            jnp.abs(away).sum(axis=1)
+            if self.norm == "l1"
+            else jnp.linalg.norm(away, axis=1)
+        )
         weights = gain / (distance + 1e-12)
         weights = weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
         theta = base + (weights[:, None] * away).sum(axis=0)
@@ -217,6 +291,8 @@ class FedFomo(Algorithm):
 
 
 @jax.jit
-def _store(bank: Float[Array, "m d"], models: Float[Array, "c d"], position: NDArray[np.int64]) -> Float[Array, "m d"]:
+def _store(
+    bank: Float[Array, "m d"], models: Float[Array, "c d"], position: NDArray[np.int64]
+) -> Float[Array, "m d"]:
     """The bank with `models` at their positions; those past its end are dropped."""
     return bank.at[position].set(models, mode="drop")

@@ -17,8 +17,9 @@ class FedAdam(FedAvg):
 
         m <- b1 m + (1 - b1) Delta,    v <- b2 v + (1 - b2) Delta^2,    theta <- theta - lr m / (sqrt(v) + tau)
 
-    with b1, b2, tau = `momentum`, `second_moment`, `epsilon` of the optimizer and m, v corrected for their start at 0
-    (optax). A rate and tau that are both very large, with b1 = 0, are FedAvg.
+    with b1, b2, tau = `momentum`, `second_moment`, `epsilon` of the optimizer and m, v
+    corrected for their start at 0 (optax). A rate and tau that are both very large,
+    with b1 = 0, are FedAvg.
     """
 
     about: ClassVar[About] = About(
@@ -32,17 +33,21 @@ class FedAdam(FedAvg):
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
-    """Local training (Reddi et al.: an epoch a round in batches of 20; its rate is tuned)."""
+    """Local training (Reddi et al.: an epoch a round in batches of 20; its rate is
+    tuned).
+    """
     optimizer: ServerOptimizer = ServerOptimizer("adam", lr=0.1)
-    """The server's step (Reddi et al.: b1 0.9, b2 0.99, tau 0.001; the rate is tuned with the clients')."""
+    """The server's step (Reddi et al.: b1 0.9, b2 0.99, tau 0.001; the rate is tuned
+    with the clients').
+    """
 
 
 @hyperparameters
 class FedYogi(FedAvg):
     """FedAvg with Yogi on the server (Reddi et al. 2021, algorithm 2, FedYogi).
 
-    As FedAdam, but the second moment moves by Delta^2 at most, so that a round of small updates does not make it
-    forget the large ones:
+    As FedAdam, but the second moment moves by Delta^2 at most, so that a round of small
+    updates does not make it forget the large ones:
 
         v <- v - (1 - b2) Delta^2 sign(v - Delta^2)
 
@@ -60,21 +65,27 @@ class FedYogi(FedAvg):
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
-    """Local training (Reddi et al.: an epoch a round in batches of 20; its rate is tuned)."""
+    """Local training (Reddi et al.: an epoch a round in batches of 20; its rate is
+    tuned).
+    """
     optimizer: ServerOptimizer = ServerOptimizer("yogi", lr=0.1)
-    """The server's step (Reddi et al.: b1 0.9, b2 0.99, tau 0.001; the rate is tuned with the clients')."""
+    """The server's step (Reddi et al.: b1 0.9, b2 0.99, tau 0.001; the rate is tuned
+    with the clients').
+    """
 
 
 @hyperparameters
 class FedAdagrad(FedAvg):
     """FedAvg with Adagrad on the server (Reddi et al. 2021, algorithm 2, FedAdagrad).
 
-    The server takes Delta = theta - sum_i q_i theta_i for a gradient, without momentum (b1 = 0):
+    The server takes Delta = theta - sum_i q_i theta_i for a gradient, without momentum
+    (b1 = 0):
 
         v <- v + Delta^2  (v = tau^2 at first),    theta <- theta - lr Delta / sqrt(v)
 
-    with tau = `epsilon` of the optimizer. (The paper divides by sqrt(v) + tau; optax, from which the rule comes, has no
-    second tau.) Steps get shorter from round to round, as those of Adagrad do.
+    with tau = `epsilon` of the optimizer. (The paper divides by sqrt(v) + tau; optax,
+    from which the rule comes, has no second tau.) Steps get shorter from round to
+    round, as those of Adagrad do.
     """
 
     about: ClassVar[About] = About(
@@ -88,6 +99,9 @@ class FedAdagrad(FedAvg):
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
-    """Local training (Reddi et al.: an epoch a round in batches of 20; its rate is tuned)."""
+    """Local training (Reddi et al.: an epoch a round in batches of 20; its rate is
+    tuned).
+    """
     optimizer: ServerOptimizer = ServerOptimizer("adagrad", lr=0.1)
-    """The server's step (Reddi et al.: tau 0.001; the rate is tuned with the clients')."""
+    """The server's step (Reddi et al.: tau 0.001; the rate is tuned with the clients').
+    """

@@ -28,15 +28,18 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedPer(Algorithm):
-    """Federated learning with personalization layers (Arivazhagan et al. 2019, algorithms 1 and 2).
+    """Federated learning with personalization layers (Arivazhagan et al. 2019,
+    algorithms 1 and 2).
 
-    The model is theta = (b, h): a body b that all share, and a head h_i that never leaves client i. A client trains
-    both jointly and sends the body, of which the server takes the mean:
+    The model is theta = (b, h): a body b that all share, and a head h_i that never
+    leaves client i. A client trains both jointly and sends the body, of which the
+    server takes the mean:
 
         (b_i, h_i) <- SGD(b, h_i; D_i),    b <- sum_i q_i b_i,    q_i = n_i / sum_S n_j
 
-    A client that never took part trains a head on the received body, which stays as it is, for as long as a round.
-    Also the base of methods in which another part of the model stays on the client (FedRep, LG-FedAvg, FedBN).
+    A client that never took part trains a head on the received body, which stays as it
+    is, for as long as a round. Also the base of methods in which another part of the
+    model stays on the client (FedRep, LG-FedAvg, FedBN).
     """
 
     about: ClassVar[About] = About(
@@ -53,17 +56,24 @@ class FedPer(Algorithm):
     sgd: SGD = SGD()
     """Local training of body and head."""
     part: str = "head"
-    """The part of the model that stays on the client: "head", "norm", "last2", a pattern on parameter paths, ..."""
+    """The part of the model that stays on the client: "head", "norm", "last2", a
+    pattern on parameter paths, ...
+    """
     weights: Literal["samples", "uniform"] = "samples"
     """Weights of the average over reporters: by training samples n_i, or equal."""
     optimizer: ServerOptimizer = ServerOptimizer()
-    """The server's step towards the average of the shared part; the default takes it whole."""
+    """The server's step towards the average of the shared part; the default takes it
+    whole.
+    """
 
     def own_part(self, parts: tuple[str, ...]) -> str:
-        """The name of the part that stays on the client, of a model that has these named parts."""
+        """The name of the part that stays on the client, of a model that has these
+        named parts.
+        """
         return self.part
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
         model = model_of(population, self.about.name)
@@ -71,15 +81,23 @@ class FedPer(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> SharedPart:
         model = model_of(population, self.about.name)
-        return SharedPart.begin(init, model.part(self.own_part(model.parts)).complement, self.optimizer)
+        return SharedPart.begin(
+            init, model.part(self.own_part(model.parts)).complement, self.optimizer
+        )
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
         return Downlink({"model": server.to_everyone(len(cohort))})
 
-    def server(self, server: SharedPart, downlink: Downlink, answers: Answers, cohort: Cohort) -> SharedPart:
+    def server(
+        self, server: SharedPart, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> SharedPart:
         if "model" not in answers:
             return server  # all of the model stays on the clients
-        return server.averaged(self.optimizer, answers["model"], reporter_weights(cohort, self.weights)[None])
+        return server.averaged(
+            self.optimizer,
+            answers["model"],
+            reporter_weights(cohort, self.weights)[None],
+        )
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
         streams = {"model": server.to_everyone(len(cohort))}
@@ -87,34 +105,49 @@ class FedPer(Algorithm):
             streams["initial"] = server.initial_to_everyone(len(cohort))
         return Downlink(streams)
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         return named("own", model.part(self.own_part(model.parts)).take(theta))
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
-        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body under the head that the client keeps.
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
+        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body under the head that the
+        # client keeps.
         own = self._own(local)
         theta = self._train(joined(own, state, inbox["model"][0]), own, local)
         return named("own", own.take(theta)), named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
-        """The part of this client's model that stays on it; its complement is what travels."""
+        """The part of this client's model that stays on it; its complement is what
+        travels.
+        """
         return local.part_of_model(self.own_part(local.parts_of_model))
 
-    def _train(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
+    def _train(
+        self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
+    ) -> Float[Array, " d"]:
         """A round's training of the whole model."""
         return local.sgd(theta, self.sgd)
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return joined(self._own(local), state, inbox["model"][0])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # It has no head yet: theta^0's, under which the shared body is put, is what all others began with.
+        # It has no head yet: theta^0's, under which the shared body is put, is what all
+        # others began with.
         own = self._own(local)
         theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
         return named("own", own.take(self._train_newcomer(theta, own, local)))
 
-    def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
-        """The model of a client that never took part, from the shared part and the initial rest."""
+    def _train_newcomer(
+        self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
+    ) -> Float[Array, " d"]:
+        """The model of a client that never took part, from the shared part and the
+        initial rest.
+        """
         return local.sgd(theta, self.sgd, train_only=own) if own.size else theta

@@ -25,9 +25,10 @@ class FedProx(FedAvg):
 
         F_i(w) + mu/2 |w - theta|^2
 
-    around the model theta that it received. With mu = 0, or a single local step, this is FedAvg. The paper samples
-    clients in proportion to n_i and averages equally, its released code samples uniformly and weighs by n_i (the
-    default here). The paper's are `weights="uniform"` and `Participation(sampling="samples")`, on the command line
+    around the model theta that it received. With mu = 0, or a single local step, this
+    is FedAvg. The paper samples clients in proportion to n_i and averages equally, its
+    released code samples uniformly and weighs by n_i (the default here). The paper's
+    are `weights="uniform"` and `Participation(sampling="samples")`, on the command line
     `--weights uniform --sampling samples`.
     """
 
@@ -49,19 +50,25 @@ class FedProx(FedAvg):
     def __post_init__(self) -> None:
         require_stable("mu", self.mu, self.sgd)
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
-        # The gradient of mu/2 |w - theta|^2 is a pull of strength mu back to theta; without it the steps are FedAvg's.
+        # The gradient of mu/2 |w - theta|^2 is a pull of strength mu back to theta;
+        # without it the steps are FedAvg's.
         pull = None if is_off(self.mu) else (self.mu, theta)
         return state, {"model": local.sgd(theta, self.sgd, pull=pull)}
 
 
 def require_stable(name: str, pull: float, sgd: SGD) -> None:
-    """Raise where a pull towards an anchor is negative, or so strong that every SGD step overshoots it further."""
+    """Raise where a pull towards an anchor is negative, or so strong that every SGD
+    step overshoots it further.
+    """
     require(pull >= 0, f"{name} is {pull}; it must be 0 or more")
-    # A plain step multiplies the distance to the anchor by 1 - lr pull, which is beyond -1 from lr pull = 2 on.
+    # A plain step multiplies the distance to the anchor by 1 - lr pull, which is beyond
+    # -1 from lr pull = 2 on.
     require(
         sgd.optimizer is not None or sgd.lr * pull < 2,
-        f"the learning rate {sgd.lr} times {name} {pull} is {sgd.lr * pull:g}; from 2 on the iterates "
-        f"diverge: lower one of them",
+        f"the learning rate {sgd.lr} times {name} {pull} is {sgd.lr * pull:g}; from 2"
+        " on the iterates diverge: lower one of them",
     )

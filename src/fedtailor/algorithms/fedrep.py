@@ -1,4 +1,6 @@
-"""FedRep: a shared body, and a head of each client's own, trained one after the other."""
+"""FedRep: a shared body, and a head of each client's own, trained one after the
+other.
+"""
 
 from typing import ClassVar
 
@@ -12,23 +14,28 @@ from fedtailor.protocol import SGD, About, LocalTrainer, ModelPart, hyperparamet
 class FedRep(FedPer):
     """Exploiting shared representations (Collins et al. 2021, algorithm 1).
 
-    As FedPer, but a client first trains its head on the received body, then the body below that head:
+    As FedPer, but a client first trains its head on the received body, then the body
+    below that head:
 
         h_i <- SGD(h_i; b, D_i)  for tau_h epochs,    b_i <- SGD(b; h_i, D_i)  for tau_b epochs,    b <- sum_i q_i b_i
 
-    with what is not trained frozen to the bit. Both pass over the same batches. The released code's `local_ep` counts
-    the epochs of both together; here each has its own number. A client that never took part trains a head for tau_h
-    epochs.
+    with what is not trained frozen to the bit. Both pass over the same batches. The
+    released code's `local_ep` counts the epochs of both together; here each has its own
+    number. A client that never took part trains a head for tau_h epochs.
 
-    The released code also decays weights (not biases) by 0.0001, and gives clients of CIFAR and MNIST equal weights. It
-    prints the mean accuracy of the last ten rounds, of clients that predict with the head that they trained last, as
-    here, and that after all heads were trained for 10 epochs more on the final body. With PyTorch before 2.0 its
-    momentum goes on to move the head while the body trains.
+    The released code also decays weights (not biases) by 0.0001, and gives clients of
+    CIFAR and MNIST equal weights. It prints the mean accuracy of the last ten rounds,
+    of clients that predict with the head that they trained last, as here, and that
+    after all heads were trained for 10 epochs more on the final body. With PyTorch
+    before 2.0 its momentum goes on to move the head while the body trains.
     """
 
     about: ClassVar[About] = About(
         name="fedrep",
-        paper="Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning",
+        paper=(
+            "Collins et al. 2021, Exploiting Shared Representations for Personalized"
+            " Federated Learning"
+        ),
         down="1 body",
         up="1 body",
         keeps="its head",
@@ -38,15 +45,21 @@ class FedRep(FedPer):
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=1, batch_size=10)
-    """Training of the body, tau_b epochs (the paper: 1 epoch, or 5 where clients have more than 2 classes)."""
+    """Training of the body, tau_b epochs (the paper: 1 epoch, or 5 where clients have
+    more than 2 classes).
+    """
     head: SGD = SGD(lr=0.01, momentum=0.5, epochs=10, batch_size=10)
     """Training of the head, tau_h epochs (the paper: 10)."""
 
-    def _train(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
-        # Line by line as in algorithm 1: the head first, on the received body; then the body, below the head just
-        # trained.
+    def _train(
+        self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
+    ) -> Float[Array, " d"]:
+        # Line by line as in algorithm 1: the head first, on the received body; then the
+        # body, below the head just trained.
         theta = local.sgd(theta, self.head, train_only=own)
         return local.sgd(theta, self.sgd, train_only=own.complement)
 
-    def _train_newcomer(self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer) -> Float[Array, " d"]:
+    def _train_newcomer(
+        self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
+    ) -> Float[Array, " d"]:
         return local.sgd(theta, self.head, train_only=own)

@@ -1,4 +1,6 @@
-"""FedRoD: a generic model trained as if classes were balanced, and a residual head of each client's own."""
+"""FedRoD: a generic model trained as if classes were balanced, and a residual head of
+each client's own.
+"""
 
 from typing import Any, ClassVar
 
@@ -7,7 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.own_steps import descend, descend_in_training, head_of, mean_over, require_plain
+from fedtailor.algorithms.helpers.own_steps import (
+    descend,
+    descend_in_training,
+    head_of,
+    mean_over,
+    require_plain,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -26,30 +34,38 @@ from fedtailor.protocol import (
 )
 
 ABSENT = -1e30
-"""Added to the score of a class that a client does not have: its probability is 0, and no gradient comes of it."""
+"""Added to the score of a class that a client does not have: its probability is 0, and
+no gradient comes of it.
+"""
 
 
 @hyperparameters
 class FedRoD(FedAvg):
-    """On bridging generic and personalized federated learning (Chen and Chao 2022, algorithm 1).
+    """On bridging generic and personalized federated learning (Chen and Chao 2022,
+    algorithm 1).
 
-    The generic model, body z and head h, is FedAvg's with the balanced softmax in place of the loss: scores
-    h(z) + gamma log n_ic for the n_ic training samples of class c, absent classes left out. On top of it each client
-    trains a residual head p_i with the usual loss, through which no gradient reaches the generic model:
+    The generic model, body z and head h, is FedAvg's with the balanced softmax in place
+    of the loss: scores h(z) + gamma log n_ic for the n_ic training samples of class c,
+    absent classes left out. On top of it each client trains a residual head p_i with
+    the usual loss, through which no gradient reaches the generic model:
 
         (z, h) <- (z, h) - eta grad loss( h(z) + gamma log n_i ),    p_i <- p_i - eta grad_p loss( h(z) + p_i(z) )
 
-    Heads are linear, so a client predicts with the generic model whose head is h + p_i. p starts at 0, where a client
-    that never took part stays unless it is to train (`newcomer_epochs`).
+    Heads are linear, so a client predicts with the generic model whose head is h + p_i.
+    p starts at 0, where a client that never took part stays unless it is to train
+    (`newcomer_epochs`).
 
-    The authors have released no training code. PFLlib's takes the same two steps on each batch, but starts p_i as a
-    copy of the initial head. The paper's other personal head, which a hypernetwork makes of the class counts, is not
-    offered.
+    The authors have released no training code. PFLlib's takes the same two steps on
+    each batch, but starts p_i as a copy of the initial head. The paper's other personal
+    head, which a hypernetwork makes of the class counts, is not offered.
     """
 
     about: ClassVar[About] = About(
         name="fedrod",
-        paper="Chen and Chao 2022, On Bridging Generic and Personalized Federated Learning for Image Classification",
+        paper=(
+            "Chen and Chao 2022, On Bridging Generic and Personalized Federated"
+            " Learning for Image Classification"
+        ),
         down="1 model",
         up="1 model",
         keeps="its residual head",
@@ -60,40 +76,62 @@ class FedRoD(FedAvg):
     sgd: SGD = SGD()
     """Local training, without momentum."""
     gamma: ZeroIsStatic = 1.0
-    """Exponent of the class counts in the balanced softmax (the paper: 1); 0 is the usual loss."""
+    """Exponent of the class counts in the balanced softmax (the paper: 1); 0 is the
+    usual loss.
+    """
     head_lr: float | None = None
     """Learning rate of the residual head; None = as `sgd`."""
     newcomer_epochs: int = 0
-    """Epochs of residual head for a client that never took part, on the generic model as it is."""
+    """Epochs of residual head for a client that never took part, on the generic model
+    as it is.
+    """
 
     def __post_init__(self) -> None:
         require_plain("fedrod", self.sgd)
         require(self.gamma >= 0, f"gamma is {self.gamma}; it must be 0 or more")
-        require(self.head_lr is None or self.head_lr >= 0, f"head_lr is {self.head_lr}; it must be 0 or more")
-        require(self.newcomer_epochs >= 0, f"newcomer_epochs is {self.newcomer_epochs}; it must be 0 or more")
+        require(
+            self.head_lr is None or self.head_lr >= 0,
+            f"head_lr is {self.head_lr}; it must be 0 or more",
+        )
+        require(
+            self.newcomer_epochs >= 0,
+            f"newcomer_epochs is {self.newcomer_epochs}; it must be 0 or more",
+        )
 
     def check(self, population: Population) -> None:
         if population.model is not None:
             _ = population.model.feature_shape  # a model without a head is refused here
-            require(population.model.classification, "fedrod balances classes; it needs a model of classes")
+            require(
+                population.model.classification,
+                "fedrod balances classes; it needs a model of classes",
+            )
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
         head = model.part("head" if "head" in model.parts else "everything")
         return {"head": jnp.zeros(head.size, theta.dtype)}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
         theta, head = inbox["model"][0], head_of(local)
-        generic, own = self._train(theta, head.put(theta, state["head"]), local, local.steps(self.sgd))
+        generic, own = self._train(
+            theta, head.put(theta, state["head"]), local, local.steps(self.sgd)
+        )
         return {"head": head.take(own)}, {"model": generic}
 
     def _train(
-        self, theta: Float[Array, " d"], own: Float[Array, " d"], local: LocalTrainer, steps: Any
+        self,
+        theta: Float[Array, " d"],
+        own: Float[Array, " d"],
+        local: LocalTrainer,
+        steps: Any,
     ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Steps of the generic model and, on the same batches, of the residual head.
 
         Args:
             theta: the generic model.
-            own: a model whose head is the residual head p_i; the rest of it does not matter.
+            own: a model whose head is the residual head p_i; the rest of it does not
+                matter.
             steps: how many.
 
         Returns:
@@ -104,47 +142,71 @@ class FedRoD(FedAvg):
         own_rate = rate if self.head_lr is None else self.head_lr
         in_head = head_of(local).tree_mask(local.params(theta))
 
-        def step(carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]) -> tuple[Params, Params]:
+        def step(
+            carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]
+        ) -> tuple[Params, Params]:
             def loss(generic: Params, own: Params) -> Float[Array, ""]:
                 z = local.features(generic, batch.x)
                 scores = local.head_outputs(generic, z)
-                # Detached features and scores: no gradient of the personal loss reaches the generic model, and one
-                # gradient of the sum of both losses is the gradient of either.
+                # Detached features and scores: no gradient of the personal loss reaches
+                # the generic model, and one gradient of the sum of both losses is the
+                # gradient of either.
                 residual = local.head_outputs(own, jax.lax.stop_gradient(z))
                 balanced = local.losses(scores + prior, batch.y)
-                personal = local.losses(jax.lax.stop_gradient(scores) + residual, batch.y)
+                personal = local.losses(
+                    jax.lax.stop_gradient(scores) + residual, batch.y
+                )
                 return mean_over(balanced + personal, batch.weight)
 
             local.count_work(gradients=1)
             generic, own = carry
             of_generic, of_own = jax.grad(loss, argnums=(0, 1))(generic, own)
-            # p_i lies in a whole model: what is outside the head gets no gradient, but weight decay, and is put back.
+            # p_i lies in a whole model: what is outside the head gets no gradient, but
+            # weight decay, and is put back.
             moved = descend(own, of_own, sgd, own_rate)
-            own = jax.tree.map(lambda new, old, inside: new if inside else old, moved, own, in_head)
-            return descend_in_training(generic, of_generic, batch, sgd, rate, local), own
+            own = jax.tree.map(
+                lambda new, old, inside: new if inside else old, moved, own, in_head
+            )
+            return (
+                descend_in_training(generic, of_generic, batch, sgd, rate, local),
+                own,
+            )
 
         carry = local.params(theta), local.params(own)
-        generic, own_params = local.loop(carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last)
+        generic, own_params = local.loop(
+            carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last
+        )
         return local.vector(generic), local.vector(own_params)
 
-    def _log_prior(self, theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " classes"]:
+    def _log_prior(
+        self, theta: Float[Array, " d"], local: LocalTrainer
+    ) -> Float[Array, " classes"]:
         """What the balanced softmax adds to the scores of classes.
 
         Returns:
-            gamma log n_ic for the n_ic training samples of class c, `ABSENT` where there are none; zeros for gamma 0.
+            gamma log n_ic for the n_ic training samples of class c, `ABSENT` where
+            there are none; zeros for gamma 0.
         """
         params = local.params(theta)
         some = local.draw("classes", 0, 1)
-        zero = jnp.zeros(jax.eval_shape(local.logits, params, some.x).shape[-1], theta.dtype)
+        zero = jnp.zeros(
+            jax.eval_shape(local.logits, params, some.x).shape[-1], theta.dtype
+        )
         if is_off(self.gamma):
             return zero
 
-        def add(counts: Float[Array, " classes"], batch: Batch, step: Int[Array, ""]) -> Float[Array, " classes"]:
-            return counts + batch.weight @ jax.nn.one_hot(batch.y, len(zero), dtype=zero.dtype)
+        def add(
+            counts: Float[Array, " classes"], batch: Batch, step: Int[Array, ""]
+        ) -> Float[Array, " classes"]:
+            return counts + batch.weight @ jax.nn.one_hot(
+                batch.y, len(zero), dtype=zero.dtype
+            )
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
         counts = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
-        return jnp.where(counts > 0, self.gamma * jnp.log(jnp.maximum(counts, 1)), ABSENT)
+        return jnp.where(
+            counts > 0, self.gamma * jnp.log(jnp.maximum(counts, 1)), ABSENT
+        )
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         # Heads are linear: h(z) + p(z) is the output of one model whose head is h + p.
@@ -153,9 +215,14 @@ class FedRoD(FedAvg):
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         theta, head = inbox["model"][0], head_of(local)
-        # p from 0 on the generic model as it is: the usual loss, with h + p in the place of the head
+        # p from 0 on the generic model as it is: the usual loss, with h + p in the
+        # place of the head
         one_pass = SGD(batch_size=self.sgd.batch_size, drop_last=self.sgd.drop_last)
         steps = self.newcomer_epochs * local.steps(one_pass)
         if self.newcomer_epochs == 0:
             return {"head": jnp.zeros(head.size, theta.dtype)}
-        return {"head": head.take(local.sgd(theta, self.sgd, steps=steps, train_only=head) - theta)}
+        return {
+            "head": head.take(
+                local.sgd(theta, self.sgd, steps=steps, train_only=head) - theta
+            )
+        }

@@ -1,18 +1,29 @@
-"""Which method a name means: a built-in one, one of an installed package, or a class in a file of one's own."""
+"""Which method a name means: a built-in one, one of an installed package, or a class in
+a file of one's own.
+"""
 
 from pathlib import Path
 
-from fedtailor.protocol import Algorithm, check_choice, module_of, named_in_file, offered, require
+from fedtailor.protocol import (
+    Algorithm,
+    check_choice,
+    module_of,
+    named_in_file,
+    offered,
+    require,
+)
 
 ENTRY_POINTS = "fedtailor.algorithms"
 """The group of entry points under which other packages offer methods."""
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The method of a name, or of `FILE.py:CLASS`; it is registered under the name that its `about` gives it.
+    """The method of a name, or of `FILE.py:CLASS`; it is registered under the name that
+    its `about` gives it.
 
     Raises:
-        ValueError: there is no such method, the file cannot be loaded, or it takes the name of another method.
+        ValueError: there is no such method, the file cannot be loaded, or it takes the
+            name of another method.
     """
     own = named_in_file(name)
     if own is not None:
@@ -36,22 +47,40 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
     Raises:
         ValueError: the file has no such method, or one of a name that is taken.
     """
-    # Loading the file registers its methods by name; one that took the place of another method is sent back.
+    # Loading the file registers its methods by name; one that took the place of another
+    # method is sent back.
     before = dict(Algorithm.registry)
     module = module_of(path)
-    replaced = [name for name, known in before.items() if Algorithm.registry[name] is not known]
+    replaced = [
+        name for name, known in before.items() if Algorithm.registry[name] is not known
+    ]
     taken = replaced[0] if replaced else None
     if taken is not None:
         Algorithm.registry.update(before)
-        raise ValueError(f"{path}: there is already a method {taken!r}; give yours another name in its `about`")
+        raise ValueError(
+            f"{path}: there is already a method {taken!r}; give yours another name in"
+            " its `about`"
+        )
     algorithm = getattr(module, kind, None)
     # its own classes, not those that it imports to build on
-    defined = [it for it in vars(module).values() if _is_method(it) and it.__module__ == module.__name__]
+    defined = [
+        it
+        for it in vars(module).values()
+        if _is_method(it) and it.__module__ == module.__name__
+    ]
     methods = sorted(it.__name__ for it in defined)
-    require(_is_method(algorithm), f"{path} has no method {kind!r}; its methods are: {', '.join(methods) or 'none'}")
+    require(
+        _is_method(algorithm),
+        f"{path} has no method {kind!r}; its methods are:"
+        f" {', '.join(methods) or 'none'}",
+    )
     assert isinstance(algorithm, type) and issubclass(algorithm, Algorithm)
     return algorithm
 
 
 def _is_method(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Algorithm) and hasattr(value, "about")
+    return (
+        isinstance(value, type)
+        and issubclass(value, Algorithm)
+        and hasattr(value, "about")
+    )

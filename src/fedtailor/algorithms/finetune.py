@@ -5,7 +5,12 @@ from typing import Any, ClassVar
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.best_round import BestRound, chosen, present, validation_loss
+from fedtailor.algorithms.helpers.best_round import (
+    BestRound,
+    chosen,
+    present,
+    validation_loss,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -29,16 +34,21 @@ class FineTune(FedAvg):
 
         v_i = SGD(theta^T; D_i)
 
-    after FedAvg; nothing travels in the second phase, and clients that never took part do the same.
+    after FedAvg; nothing travels in the second phase, and clients that never took part
+    do the same.
 
-    With `best`, theta is not the last model but the one of the best round (the "best baseline model" of Mansour et al.,
-    section 6): of those that clients were sent in rounds, the one of least mean loss on the reporters' validation
-    samples. Clients then send that loss and the number of those samples, too.
+    With `best`, theta is not the last model but the one of the best round (the "best
+    baseline model" of Mansour et al., section 6): of those that clients were sent in
+    rounds, the one of least mean loss on the reporters' validation samples. Clients
+    then send that loss and the number of those samples, too.
     """
 
     about: ClassVar[About] = About(
         name="finetune",
-        paper="Mansour et al. 2020, Three Approaches for Personalization with Applications to Federated Learning",
+        paper=(
+            "Mansour et al. 2020, Three Approaches for Personalization with"
+            " Applications to Federated Learning"
+        ),
         down="1 model",
         up="1 model",
         keeps="nothing",
@@ -47,10 +57,13 @@ class FineTune(FedAvg):
     )
 
     tune: SGD = SGD(lr=0.005, batch_size=10)
-    """The final local training (Mansour et al.: one epoch, batch 10, learning rate 0.005)."""
+    """The final local training (Mansour et al.: one epoch, batch 10, learning rate
+    0.005).
+    """
 
     best: bool = False
-    """Fine-tune the model of the round of least validation loss, or else the last one."""
+    """Fine-tune the model of the round of least validation loss, or else the last one.
+    """
 
     def init_server(self, init: Init, population: Population) -> Any:
         begun = super().init_server(init, population)
@@ -59,14 +72,19 @@ class FineTune(FedAvg):
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         return super().broadcast(present(server), cohort)
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         state, update = super().client(state, inbox, local)
         if not self.best:
             return state, update
-        # the loss of the model as received: it is one model for all, so that the reporters' mean compares rounds
+        # the loss of the model as received: it is one model for all, so that the
+        # reporters' mean compares rounds
         return state, {**update, **validation_loss(inbox["model"][0], local)}
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+    def server(
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> Any:
         moved = super().server(present(server), downlink, answers, cohort)
         return server.after(moved, answers, cohort) if self.best else moved
 
@@ -76,6 +94,8 @@ class FineTune(FedAvg):
     def global_model(self, server: Any) -> Float[Array, " d"]:
         return super().global_model(chosen(server))
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         # v_i = SGD(theta^T; D_i), whether or not the client ever took part
         return local.sgd(inbox["model"][0], self.tune)

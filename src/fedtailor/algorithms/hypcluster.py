@@ -44,31 +44,39 @@ class HypClusterState(AveragedModels):
     round: int
     """Rounds done by this method (those before it in a schedule do not count)."""
     initial: Float[Array, " d"] | None
-    """The common initial model, where `farthest` finds the q models one after another; else None."""
+    """The common initial model, where `farthest` finds the q models one after another;
+    else None.
+    """
 
 
 @hyperparameters
 class HypCluster(Algorithm):
     """Hypothesis-based clustering (Mansour et al. 2020, section 3, figure 1).
 
-    The server sends q models h_1, ..., h_q. A client picks the one with the lowest loss on its training data and
-    trains it; each model then moves towards the average of the clients that picked it
+    The server sends q models h_1, ..., h_q. A client picks the one with the lowest loss
+    on its training data and trains it; each model then moves towards the average of the
+    clients that picked it
 
         f(k) = argmin_i F_k(h_i)   (eq. 6),    h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) )
 
-    with q_k ~ n_k, a server optimiser for each model. A model that nobody picks stays as it is, optimiser included; on
-    ties the first model wins. Clients, also newcomers, predict with the model that fits their training data best.
+    with q_k ~ n_k, a server optimiser for each model. A model that nobody picks stays
+    as it is, optimiser included; on ties the first model wins. Clients, also newcomers,
+    predict with the model that fits their training data best.
 
-    Equal initial models would tie, so the q models start apart (the paper: from models trained on a few clients):
-    `random` takes independent initial models, each first trained by `warm` rounds of its own over all clients;
-    `farthest` finds one of the q models in each of the first q rounds: every reporter trains the common initial model,
-    and the next model is that of the reporter with the largest loss under those found so far (the first is drawn at
-    random).
+    Equal initial models would tie, so the q models start apart (the paper: from models
+    trained on a few clients): `random` takes independent initial models, each first
+    trained by `warm` rounds of its own over all clients; `farthest` finds one of the q
+    models in each of the first q rounds: every reporter trains the common initial
+    model, and the next model is that of the reporter with the largest loss under those
+    found so far (the first is drawn at random).
     """
 
     about: ClassVar[About] = About(
         name="hypcluster",
-        paper="Mansour et al. 2020, Three Approaches for Personalization with Applications to Federated Learning",
+        paper=(
+            "Mansour et al. 2020, Three Approaches for Personalization with"
+            " Applications to Federated Learning"
+        ),
         down="all q models",
         up="1 model, and its number",
         keeps="nothing",
@@ -80,28 +88,47 @@ class HypCluster(Algorithm):
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
     """Local training (Mansour et al., appendix F.2: rate 0.01, 2 epochs, batch 20)."""
     weights: Literal["samples", "uniform"] = "samples"
-    """Weights of a model's average over the reporters that picked it: by training samples n_i, or equal."""
+    """Weights of a model's average over the reporters that picked it: by training
+    samples n_i, or equal.
+    """
     optimizer: ServerOptimizer = ServerOptimizer("momentum", lr=1.0, momentum=0.9)
-    """The server's step of each model (Mansour et al., appendix F.2: rate 1, momentum 0.9)."""
+    """The server's step of each model (Mansour et al., appendix F.2: rate 1, momentum
+    0.9).
+    """
     clusters: int = 2
     """Number of models q (Mansour et al., appendix F.2: 2 on EMNIST)."""
     start: Literal["random", "farthest"] = "random"
     """Where the q models come from."""
     warm: TracedInt = 0
-    """Rounds of plain averaging for each `random` model, one model after another (they count as rounds of the run)."""
+    """Rounds of plain averaging for each `random` model, one model after another (they
+    count as rounds of the run).
+    """
 
     def __post_init__(self) -> None:
-        require(self.clusters >= 1, f"clusters is {self.clusters}; it must be 1 or more")
-        require(self.start in ("random", "farthest"), f"start is {self.start!r}; it must be 'random' or 'farthest'")
+        require(
+            self.clusters >= 1, f"clusters is {self.clusters}; it must be 1 or more"
+        )
+        require(
+            self.start in ("random", "farthest"),
+            f"start is {self.start!r}; it must be 'random' or 'farthest'",
+        )
         require(self.warm >= 0, f"warm is {self.warm}; it must be 0 or more")
-        require(self.warm == 0 or self.start == "random", "warm rounds belong to start='random'; leave one of them out")
+        require(
+            self.warm == 0 or self.start == "random",
+            "warm rounds belong to start='random'; leave one of them out",
+        )
 
-    # on the server --------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        # A few clusters more than clients do no harm, and small federations are often given a default; many are a typo.
+        # A few clusters more than clients do no harm, and small federations are often
+        # given a default; many are a typo.
         clients = len(population)
-        message = f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many"
+        message = (
+            f"clusters is {self.clusters}, and there are {clients} clients; ask for at"
+            " most as many"
+        )
         require(self.clusters <= 10 * clients, message)
 
     @property
@@ -126,9 +153,11 @@ class HypCluster(Algorithm):
         if server.initial is None:
             # a warm round: everybody trains the model whose turn it is
             turn = server.round // self.warm
-            return Downlink({"model": Streams(server.model, np.full((clients, 1), turn))})
-        # The models found so far, and in the last position the initial one, from which the next is trained; -1 where no
-        # model is sent.
+            return Downlink(
+                {"model": Streams(server.model, np.full((clients, 1), turn))}
+            )
+        # The models found so far, and in the last position the initial one, from which
+        # the next is trained; -1 where no model is sent.
         numbers = np.arange(self.clusters)
         sent = np.where(numbers < server.round, numbers, -1)
         models = jnp.concatenate([server.model, server.initial[None]])
@@ -136,12 +165,21 @@ class HypCluster(Algorithm):
         to_everyone = np.tile([*sent, initial_number], (clients, 1))
         return Downlink({"model": Streams(models, to_everyone)})
 
-    def server(self, server: HypClusterState, downlink: Downlink, answers: Answers, cohort: Cohort) -> HypClusterState:
+    def server(
+        self,
+        server: HypClusterState,
+        downlink: Downlink,
+        answers: Answers,
+        cohort: Cohort,
+    ) -> HypClusterState:
         if not cohort.reporting.any():
             return server
         if "loss" in answers:
-            # A `farthest` round: the next of the q models is what the worst-served reporter made of the initial one.
-            chosen = _worst_served(answers.host("loss"), cohort, first=server.round == 0)
+            # A `farthest` round: the next of the q models is what the worst-served
+            # reporter made of the initial one.
+            chosen = _worst_served(
+                answers.host("loss"), cohort, first=server.round == 0
+            )
             model = server.model.at[server.round].set(answers["model"].take(chosen))
             return server.replace(model=model, round=server.round + 1)
         cluster = server.cluster.copy()
@@ -152,7 +190,9 @@ class HypCluster(Algorithm):
         else:
             # a warm round: nobody chose, all trained the one model that they were sent
             trained = downlink.streams["model"].recipients[:, 0]
-        next_server = self.aggregate(server, answers, trained, reporter_weights(cohort, self.weights), cohort)
+        next_server = self.aggregate(
+            server, answers, trained, reporter_weights(cohort, self.weights), cohort
+        )
         return next_server.replace(cluster=cluster, round=server.round + 1)
 
     def aggregate(
@@ -172,8 +212,9 @@ class HypCluster(Algorithm):
         Returns:
             A state with another `model` and `optimizer`.
         """
-        # W of h_i <- h_i - opt_i( h_i - sum_k W_ik h_k ): row i holds the clients that trained model i, scaled to sum
-        # 1; the row of a model that nobody trained is zero, which freezes the model and its optimiser.
+        # W of h_i <- h_i - opt_i( h_i - sum_k W_ik h_k ): row i holds the clients that
+        # trained model i, scaled to sum 1; the row of a model that nobody trained is
+        # zero, which freezes the model and its optimiser.
         weights = cluster_averages(trained, self.clusters, share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
@@ -183,22 +224,32 @@ class HypCluster(Algorithm):
     def diagnostics(self, server: HypClusterState) -> Sequence[Diagnostic]:
         return cluster_diagnostics(server)
 
-    # on the client --------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
-        return state, train_closest(inbox, local, self.clusters, lambda theta: self.train(theta, local))
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
+        return state, train_closest(
+            inbox, local, self.clusters, lambda theta: self.train(theta, local)
+        )
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         """What a client sends of its training of theta."""
         return {"model": local.sgd(theta, self.sgd)}
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         return inbox["model"][choice]
 
 
 def train_closest(
-    inbox: Inbox, local: LocalTrainer, clusters: int, train: Callable[[Float[Array, " d"]], ClientUpdate]
+    inbox: Inbox,
+    local: LocalTrainer,
+    clusters: int,
+    train: Callable[[Float[Array, " d"]], ClientUpdate],
 ) -> ClientUpdate:
     """A client's part of a round of HypCluster: it trains the model that fits it best.
 
@@ -207,11 +258,13 @@ def train_closest(
         train: model -> what the client sends of its training.
 
     Returns:
-        What it sends. With q models received also the number of its choice; with one more, from which the next model
-        is to be found (`farthest`), the loss of the best model so far.
+        What it sends. With q models received also the number of its choice; with one
+        more, from which the next model is to be found (`farthest`), the loss of the
+        best model so far.
     """
     models, received = inbox["model"], inbox.received["model"]
-    # How many models travelled says what kind of round this is (see `HypCluster.broadcast`).
+    # How many models travelled says what kind of round this is (see
+    # `HypCluster.broadcast`).
     if len(models) > clusters:
         _, loss = closest(models[:-1], received[:-1], local)
         return {"model": train(models[-1])["model"], "loss": loss}
@@ -237,7 +290,9 @@ def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:
 
 
 def _worst_served(loss: NDArray[np.floating], cohort: Cohort, first: bool) -> int:
-    """The reporter (its row in the cohort) with the largest loss; for the first model, which has none, any of them."""
+    """The reporter (its row in the cohort) with the largest loss; for the first model,
+    which has none, any of them.
+    """
     reporters = np.flatnonzero(cohort.reporting)
     if first:
         return int(cohort.rng("first model").choice(reporters))

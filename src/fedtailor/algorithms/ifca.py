@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, mix
 from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState
-from fedtailor.protocol import SGD, About, Answers, ClientUpdate, Cohort, LocalTrainer, hyperparameters, require
+from fedtailor.protocol import (
+    SGD,
+    About,
+    Answers,
+    ClientUpdate,
+    Cohort,
+    LocalTrainer,
+    hyperparameters,
+    require,
+)
 
 
 @hyperparameters
@@ -21,13 +30,15 @@ class IFCA(HypCluster):
         models:     theta_j <- mean over { i: s_i = j } of SGD(theta_j; D_i)
         gradients:  theta_j <- theta_j - (eta / |S|) sum_{i: s_i = j} grad F_i(theta_j),    eta the local rate
 
-    where s_i is the model that client i picked. Gradients are divided by the number of all reporters |S|, not of those
-    in the cluster.
+    where s_i is the model that client i picked. Gradients are divided by the number of
+    all reporters |S|, not of those in the cluster.
     """
 
     about: ClassVar[About] = About(
         name="ifca",
-        paper="Ghosh et al. 2020, An Efficient Framework for Clustered Federated Learning",
+        paper=(
+            "Ghosh et al. 2020, An Efficient Framework for Clustered Federated Learning"
+        ),
         down="all q models",
         up="1 model or gradient, and the model's number",
         keeps="nothing",
@@ -37,8 +48,8 @@ class IFCA(HypCluster):
     )
 
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=200)
-    """Local training; `gradients` uses its rate only (Ghosh et al., rotated MNIST: rate 0.1, 10 steps on all of a
-    client's 50 to 200 samples)."""
+    """Local training; `gradients` uses its rate only (Ghosh et al., rotated MNIST: rate
+    0.1, 10 steps on all of a client's 50 to 200 samples)."""
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of reporters: equal, or by training samples n_i."""
     optimizer: ServerOptimizer = ServerOptimizer()
@@ -51,7 +62,10 @@ class IFCA(HypCluster):
     def __post_init__(self) -> None:
         super().__post_init__()
         known = self.averaging in ("models", "gradients")
-        require(known, f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'")
+        require(
+            known,
+            f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'",
+        )
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
         if self.averaging == "gradients":
@@ -68,11 +82,15 @@ class IFCA(HypCluster):
     ) -> HypClusterState:
         if self.averaging == "models":
             return super().aggregate(server, answers, trained, share, cohort)
-        # shares are not scaled to sum 1 in each cluster: gradients are divided by the number of all reporters
+        # shares are not scaled to sum 1 in each cluster: gradients are divided by the
+        # number of all reporters
         weights = (trained == np.arange(self.clusters)[:, None]) * share
-        # theta_j - (eta / |S|) sum_{i: s_i = j} grad F_i(theta_j): mixed onto zeros the rows give these sums alone
+        # theta_j - (eta / |S|) sum_{i: s_i = j} grad F_i(theta_j): mixed onto zeros the
+        # rows give these sums alone
         gradients = mix(jnp.zeros_like(server.model), answers["gradient"], weights)
         descended = server.model - self.sgd.rate(cohort.round) * gradients
         moved = weights.sum(axis=1) > 0
-        memory, model = self.optimizer.apply(server.optimizer, server.model, descended, moved)
+        memory, model = self.optimizer.apply(
+            server.optimizer, server.model, descended, moved
+        )
         return server.replace(model=model, optimizer=memory)

@@ -33,20 +33,26 @@ Store = tuple[Float[Array, "s f"], Int[Array, " s"], Bool[Array, " s"]]
 
 @hyperparameters
 class KNNPer(FedAvg):
-    """Personalized federated learning through local memorization (Marfoq et al. 2022, algorithm 1).
+    """Personalized federated learning through local memorization (Marfoq et al. 2022,
+    algorithm 1).
 
-    The global model is FedAvg's. After training client i stores features and labels of its own training samples and
-    predicts with the k of them that are nearest to the features z(x) beside the model's probabilities p:
+    The global model is FedAvg's. After training client i stores features and labels of
+    its own training samples and predicts with the k of them that are nearest to the
+    features z(x) beside the model's probabilities p:
 
         lam_i p_kNN(y|x) + (1 - lam_i) p(y|x),    p_kNN(y|x) ~ sum over neighbours of class y of exp(-|z - z_j| / scale)
 
-    where lam_i of {0, 0.1, ..., 1} has the least loss on the client's validation samples (the smallest of equal ones).
-    Clients that never took part do the same: nothing is trained for it.
+    where lam_i of {0, 0.1, ..., 1} has the least loss on the client's validation
+    samples (the smallest of equal ones). Clients that never took part do the same:
+    nothing is trained for it.
     """
 
     about: ClassVar[About] = About(
         name="knn-per",
-        paper="Marfoq et al. 2022, Personalized Federated Learning through Local Memorization",
+        paper=(
+            "Marfoq et al. 2022, Personalized Federated Learning through Local"
+            " Memorization"
+        ),
         down="1 model",
         up="1 model",
         keeps="nothing",
@@ -66,32 +72,49 @@ class KNNPer(FedAvg):
     capacity: int = 512
     """Samples that a client stores at most, drawn at random."""
     mix: Literal["probabilities", "logits"] = "probabilities"
-    """What of the model is mixed with the neighbours' probabilities: its own (the paper), or its logits (the released
-    code's default)."""
+    """What of the model is mixed with the neighbours' probabilities: its own (the
+    paper), or its logits (the released code's default)."""
 
     def __post_init__(self) -> None:
         require(self.k >= 1, f"k is {self.k}; it must be 1 or more")
         require(self.scale > 0, f"scale is {self.scale}; it must be above 0")
-        require(self.lam is None or 0 <= self.lam <= 1, f"lam is {self.lam}; it must be in [0, 1]")
+        require(
+            self.lam is None or 0 <= self.lam <= 1,
+            f"lam is {self.lam}; it must be in [0, 1]",
+        )
         share = self.lam_without_validation
-        require(0 <= share <= 1, f"lam_without_validation is {share}; it must be in [0, 1]")
-        require(self.capacity >= 1, f"capacity is {self.capacity}; it must be 1 or more")
+        require(
+            0 <= share <= 1, f"lam_without_validation is {share}; it must be in [0, 1]"
+        )
+        require(
+            self.capacity >= 1, f"capacity is {self.capacity}; it must be 1 or more"
+        )
         mixes = ("probabilities", "logits")
-        require(self.mix in mixes, f"mix is {self.mix!r}; it must be 'probabilities' or 'logits'")
+        require(
+            self.mix in mixes,
+            f"mix is {self.mix!r}; it must be 'probabilities' or 'logits'",
+        )
 
     def check(self, population: Population) -> None:
         if population.model is not None:
             _ = population.model.feature_shape  # a model without a head is refused here
-            require(population.model.classification, "knn-per lets neighbours vote; it needs a model of classes")
+            require(
+                population.model.classification,
+                "knn-per lets neighbours vote; it needs a model of classes",
+            )
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         theta = inbox["model"][0]
         params = local.params(theta)
         features, labels, held = self._store(params, local)
         share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)
         scale = jnp.asarray(self.scale, theta.dtype)
         logits = self.mix == "logits"
-        predictor = NearestNeighbors(theta, features, labels, held, share, scale, k=self.k, logits=logits)
+        predictor = NearestNeighbors(
+            theta, features, labels, held, share, scale, k=self.k, logits=logits
+        )
         if self.lam is not None:
             return predictor
         return replace(predictor, share=self._best_share(predictor, params, local))
@@ -100,11 +123,14 @@ class KNNPer(FedAvg):
         """The client's memory: features and labels of its training samples.
 
         Returns:
-            Rows padded to whole blocks, as many for every client: shapes must not depend on how many samples it has.
+            Rows padded to whole blocks, as many for every client: shapes must not
+            depend on how many samples it has.
         """
         blocks = -(-self.capacity // BLOCK)
         some = local.draw("store", 0, 1)
-        shape = jax.eval_shape(lambda x: local.features(params, x, training=False).reshape(1, -1), some.x)
+        shape = jax.eval_shape(
+            lambda x: local.features(params, x, training=False).reshape(1, -1), some.x
+        )
         start = (
             jnp.zeros((blocks * BLOCK, shape.shape[1]), shape.dtype),
             jnp.zeros(blocks * BLOCK, some.y.dtype),
@@ -113,37 +139,52 @@ class KNNPer(FedAvg):
 
         def add(store: Store, batch: Batch, step: Int[Array, ""]) -> Store:
             local.count_work(forwards=1)
-            # As many rows as the batch has room for: fewer than a block where no client has so many samples. What only
-            # pads the batch is zero, as the rest of the store is.
+            # As many rows as the batch has room for: fewer than a block where no client
+            # has so many samples. What only pads the batch is zero, as the rest of the
+            # store is.
             is_held = batch.weight > 0
-            z = local.features(params, batch.x, training=False).reshape(len(batch.y), -1)
-            new = jnp.where(is_held[:, None], z, 0), jnp.where(is_held, batch.y, 0), is_held
+            z = local.features(params, batch.x, training=False).reshape(
+                len(batch.y), -1
+            )
+            new = (
+                jnp.where(is_held[:, None], z, 0),
+                jnp.where(is_held, batch.y, 0),
+                is_held,
+            )
             # block number `step` of the store is this batch
             first = step * BLOCK
             return tuple(  # pyright: ignore[reportReturnType]
-                jax.lax.dynamic_update_slice_in_dim(old, rows.astype(old.dtype), first, 0)
+                jax.lax.dynamic_update_slice_in_dim(
+                    old, rows.astype(old.dtype), first, 0
+                )
                 for old, rows in zip(store, new, strict=True)
             )
 
-        # One epoch at most, in an order of its own: the first `capacity` samples are drawn without replacement.
+        # One epoch at most, in an order of its own: the first `capacity` samples are
+        # drawn without replacement.
         steps = jnp.minimum(-(-local.size // BLOCK), blocks)
         features, labels, held = local.loop(start, add, steps, BLOCK, purpose="store")
         return features, labels, held & (jnp.arange(len(held)) < self.capacity)
 
-    def _best_share(self, predictor: NearestNeighbors, params: Params, local: LocalTrainer) -> Float[Array, ""]:
+    def _best_share(
+        self, predictor: NearestNeighbors, params: Params, local: LocalTrainer
+    ) -> Float[Array, ""]:
         """lambda with the least mean loss on the validation samples.
 
         Returns:
-            A point of the grid, the smallest of equally good ones; the given share where there are no such samples.
+            A point of the grid, the smallest of equally good ones; the given share
+            where there are no such samples.
         """
         grid = jnp.linspace(0, 1, GRID, dtype=predictor.model.dtype)
 
-        def add(total: Float[Array, " grid"], batch: Batch, step: Int[Array, ""]) -> Float[Array, " grid"]:
+        def add(
+            total: Float[Array, " grid"], batch: Batch, step: Int[Array, ""]
+        ) -> Float[Array, " grid"]:
             local.count_work(forwards=1)
             z = local.features(params, batch.x, training=False)
             outputs = local.head_outputs(params, z)
-            # The search for neighbours is the expensive part, and the same for all lambdas: one pass judges the whole
-            # grid.
+            # The search for neighbours is the expensive part, and the same for all
+            # lambdas: one pass judges the whole grid.
             neighbors = predictor.probabilities(z, outputs.shape[-1])
             losses = []
             for lam in grid:
@@ -152,5 +193,14 @@ class KNNPer(FedAvg):
             return total + jnp.stack(losses) @ batch.weight
 
         count = local.count("val")
-        total = local.loop(jnp.zeros_like(grid), add, -(-count // BLOCK), BLOCK, purpose="share", split="val")
-        return jnp.where(count > 0, grid[jnp.argmin(total)], self.lam_without_validation)
+        total = local.loop(
+            jnp.zeros_like(grid),
+            add,
+            -(-count // BLOCK),
+            BLOCK,
+            purpose="share",
+            split="val",
+        )
+        return jnp.where(
+            count > 0, grid[jnp.argmin(total)], self.lam_without_validation
+        )

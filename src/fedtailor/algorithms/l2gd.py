@@ -43,7 +43,8 @@ class L2GDState(ServerState):
 
 @hyperparameters
 class L2GD(Algorithm):
-    """Loopless local gradient descent for a mixture of local and global models (Hanzely and Richtarik 2020).
+    """Loopless local gradient descent for a mixture of local and global models (Hanzely
+    and Richtarik 2020).
 
     Minimises  (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2  over personal models x_i. One coin for everybody
     decides what a round is:
@@ -51,17 +52,22 @@ class L2GD(Algorithm):
         with probability 1-p    x_i <- x_i - eta g_i(x_i)
         with probability p      x_i <- (1 - tau) x_i + tau xbar,    tau = eta lam (1-p) / p
 
-    In the paper's letters eta is a / (m (1-p)) and tau is a lam / (m p) for a step size a: in expectation a round is a
-    gradient step. Averaging keeps xbar, so it costs traffic only after a local step: clients send their models when
-    the coin will turn to averaging, and are sent their mean in the round after. The coins are drawn ahead. All clients
-    take every step; when only some report, their mean stands in for xbar. A client that never took part starts from
-    xbar and minimises its own f(x) + lam/2 |x - xbar|^2 in as many local rounds as the others did, with a fresh
-    optimiser in each and with the learning rates of rounds that are spread evenly over those done.
+    In the paper's letters eta is a / (m (1-p)) and tau is a lam / (m p) for a step size
+    a: in expectation a round is a gradient step. Averaging keeps xbar, so it costs
+    traffic only after a local step: clients send their models when the coin will turn
+    to averaging, and are sent their mean in the round after. The coins are drawn ahead.
+    All clients take every step; when only some report, their mean stands in for xbar. A
+    client that never took part starts from xbar and minimises its own f(x) + lam/2 |x -
+    xbar|^2 in as many local rounds as the others did, with a fresh optimiser in each
+    and with the learning rates of rounds that are spread evenly over those done.
     """
 
     about: ClassVar[About] = About(
         name="l2gd",
-        paper="Hanzely and Richtarik 2020, Federated Learning of a Mixture of Global and Local Models",
+        paper=(
+            "Hanzely and Richtarik 2020, Federated Learning of a Mixture of Global and"
+            " Local Models"
+        ),
         down="1 model, in the first averaging round after a local one",
         up="1 model, in the last local round before an averaging one",
         keeps="its personal model (and the mean)",
@@ -71,9 +77,13 @@ class L2GD(Algorithm):
     participants: ClassVar = "all"
 
     sgd: SGD = SGD(lr=0.1, steps=1, batch_size=32)
-    """What a local round is (the paper: one gradient step, of rate eta = a / (m (1-p)))."""
+    """What a local round is (the paper: one gradient step, of rate eta = a / (m
+    (1-p))).
+    """
     lam: float = 0.5
-    """lambda, the strength of averaging: 0 is training alone, infinity one global model."""
+    """lambda, the strength of averaging: 0 is training alone, infinity one global
+    model.
+    """
     p: float = 0.1
     """Probability of an averaging round, in (0, 1)."""
     weights: Literal["samples", "uniform"] = "uniform"
@@ -85,17 +95,24 @@ class L2GD(Algorithm):
         tau = self._tau(self.sgd.lr)
         require(
             tau <= 1,
-            f"an averaging step would go {tau:g} of the way to the mean, beyond it: "
-            "lower the learning rate or lam, or raise p, so that lr * lam * (1 - p) / p is at most 1",
+            f"an averaging step would go {tau:g} of the way to the mean, beyond it:"
+            " lower the learning rate or lam, or raise p, so that lr * lam * (1 - p) /"
+            " p is at most 1",
         )
 
     def _tau(self, rate: Any) -> Any:
-        """How far an averaging step goes at a learning rate: a number of a number, traced of a traced one."""
+        """How far an averaging step goes at a learning rate: a number of a number,
+        traced of a traced one.
+        """
         return rate * self.lam * (1 - self.p) / self.p
 
     def _averages(self, cohort: Cohort, ahead: int = 0) -> bool:
-        """The coin of this round, or of one some rounds ahead: whether it is an averaging round."""
-        return bool(server_rng(cohort.seed, "l2gd", cohort.round + ahead).random() < self.p)
+        """The coin of this round, or of one some rounds ahead: whether it is an
+        averaging round.
+        """
+        return bool(
+            server_rng(cohort.seed, "l2gd", cohort.round + ahead).random() < self.p
+        )
 
     def init_server(self, init: Init, population: Population) -> L2GDState:
         return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
@@ -109,9 +126,14 @@ class L2GD(Algorithm):
             return Downlink(reply=self._averages(cohort, 1))
         # Averaging keeps the mean: after another averaging round clients hold it.
         held = server.rounds == 0 or self._averages(cohort, -1)
-        return Downlink({"model": Streams.everyone(server.model, len(cohort), already_held=held)}, reply=False)
+        return Downlink(
+            {"model": Streams.everyone(server.model, len(cohort), already_held=held)},
+            reply=False,
+        )
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         x = state["model"]
         if "model" in inbox.values:  # an averaging round
             # x_i <- (1 - tau) x_i + tau xbar: the step of the penalty's gradient
@@ -122,9 +144,14 @@ class L2GD(Algorithm):
             x = local.sgd(x, self.sgd)
         return {"model": x}, {"model": x}
 
-    def server(self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> L2GDState:
-        # xbar of what was sent; in a round that asks for no reply nobody reports, and it stays.
-        model = mix(server.model, answers["model"], reporter_weights(cohort, self.weights)[None])
+    def server(
+        self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> L2GDState:
+        # xbar of what was sent; in a round that asks for no reply nobody reports, and
+        # it stays.
+        model = mix(
+            server.model, answers["model"], reporter_weights(cohort, self.weights)[None]
+        )
         local = not downlink.streams  # the mean travels in averaging rounds only
         return L2GDState(model, server.rounds + 1, server.local_rounds + local)
 
@@ -132,9 +159,14 @@ class L2GD(Algorithm):
         if cohort.seen:
             return Downlink()
         mean = Streams.everyone(server.model, len(cohort))
-        return Downlink({"model": mean}, scalars={"rounds": server.rounds, "local_rounds": server.local_rounds})
+        return Downlink(
+            {"model": mean},
+            scalars={"rounds": server.rounds, "local_rounds": server.local_rounds},
+        )
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
@@ -143,7 +175,8 @@ class L2GD(Algorithm):
         first = local.round - rounds
 
         def train(k: Array, x: Float[Array, " d"]) -> Float[Array, " d"]:
-            # The k-th of its local rounds stands for a round of training as far along, with that round's learning rate.
+            # The k-th of its local rounds stands for a round of training as far along,
+            # with that round's learning rate.
             view = local.in_round(first + k * rounds // jnp.maximum(local_rounds, 1))
             # more overshoots the mean in one step
             strength = jnp.minimum(self.lam, 1 / self.sgd.rate(view.round))

@@ -8,20 +8,24 @@ from fedtailor.protocol import About, hyperparameters
 
 @hyperparameters
 class LGFedAvg(FedPer):
-    """Think locally, act globally (Liang et al. 2020, algorithm 1 without the auxiliary losses).
+    """Think locally, act globally (Liang et al. 2020, algorithm 1 without the auxiliary
+    losses).
 
-    The mirror image of FedPer: each client keeps the representation b_i that it trains, and the head is averaged:
+    The mirror image of FedPer: each client keeps the representation b_i that it trains,
+    and the head is averaged:
 
         (b_i, h_i) <- SGD(b_i, h; D_i),    h <- sum_i q_i h_i
 
-    The server has no representation, so a client that never took part trains one under the received head, from the
-    common initial model, for as long as a round.
+    The server has no representation, so a client that never took part trains one under
+    the received head, from the common initial model, for as long as a round.
     """
 
     about: ClassVar[About] = About(
         name="lg-fedavg",
-        paper="Liang et al. 2020, Think Locally, Act Globally: Federated Learning with Local and Global "
-        "Representations",
+        paper=(
+            "Liang et al. 2020, Think Locally, Act Globally: Federated Learning with"
+            " Local and Global Representations"
+        ),
         down="1 head",
         up="1 head",
         keeps="its body",
@@ -31,7 +35,9 @@ class LGFedAvg(FedPer):
     )
 
     part: str = "head"
-    """The part of the model that is averaged (the paper: the last layers); all else stays on the client."""
+    """The part of the model that is averaged (the paper: the last layers); all else
+    stays on the client.
+    """
 
     def own_part(self, parts: tuple[str, ...]) -> str:
         # the mirror image of FedPer: what FedPer keeps is what travels here

@@ -39,12 +39,13 @@ class LocalState(ServerState):
 class Local(Algorithm):
     """Training alone, the reference point of personalization: nothing travels.
 
-    All clients train in every round, whoever reports (otherwise sampled clients would be under-trained):
+    All clients train in every round, whoever reports (otherwise sampled clients would
+    be under-trained):
 
         w_i <- SGD(w_i; D_i),   w_i = theta^0 at the start
 
-    A client that never took part makes up for all rounds at once, one after another as the others did: with each
-    round's learning rate, and a fresh optimiser in each.
+    A client that never took part makes up for all rounds at once, one after another as
+    the others did: with each round's learning rate, and a fresh optimiser in each.
     """
 
     about: ClassVar[About] = About(
@@ -68,30 +69,38 @@ class Local(Algorithm):
     def broadcast(self, server: LocalState, cohort: Cohort) -> Downlink:
         return Downlink()
 
-    def server(self, server: LocalState, downlink: Downlink, answers: Answers, cohort: Cohort) -> LocalState:
+    def server(
+        self, server: LocalState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> LocalState:
         return server.replace(rounds=server.rounds + 1)
 
     def serve(self, server: LocalState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        # theta^0 is common knowledge (the seed), so nothing travels for a newcomer either
+        # theta^0 is common knowledge (the seed), so nothing travels for a newcomer
+        # either
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": start}, scalars={"rounds": server.rounds})
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         return {"model": local.sgd(state["model"], self.sgd)}, {}
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         rounds = inbox.scalars["rounds"]
         first = local.round - rounds
 
-        # Round by round, as the others trained: each with its own learning rate, batches and fresh optimiser.
+        # Round by round, as the others trained: each with its own learning rate,
+        # batches and fresh optimiser.
         def train(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return local.in_round(first + k).sgd(w, self.sgd)
 

@@ -30,8 +30,9 @@ from fedtailor.protocol import (
 class MAPPER(FedAvg):
     """Model interpolation (Mansour et al. 2020, section 5, figure 3).
 
-    A client predicts with the probabilities lambda p_l(y|x) + (1 - lambda) p_c(y|x) of a local model h_l and the global
-    model h_c. In each round, for every lambda of a cover of [0, 1], it fits a local model, starting from h_c,
+    A client predicts with the probabilities lambda p_l(y|x) + (1 - lambda) p_c(y|x) of
+    a local model h_l and the global model h_c. In each round, for every lambda of a
+    cover of [0, 1], it fits a local model, starting from h_c,
 
         h_l(lambda) = argmin_h F'( lambda h + (1 - lambda) h_c )                  (eq. 9)
         lambda*     = argmin_lambda F''( lambda h_l(lambda) + (1 - lambda) h_c )  (eq. 10), the smallest on ties
@@ -40,14 +41,18 @@ class MAPPER(FedAvg):
 
         h_c <- h_c - eta grad_{h_c} F'''( lambda* h_l(lambda*) + (1 - lambda*) h_c )  (eq. 11)
 
-    F', F'' and F''' are the losses on three parts of its training data, the same in all rounds. The server averages
-    the h_c with momentum, as FedAvgM. For the personal model a client, seen or new, repeats eq. 9 and 10 with the final
-    h_c. Clients that choose lambda* = 1 need no global model and leave it as it is.
+    F', F'' and F''' are the losses on three parts of its training data, the same in all
+    rounds. The server averages the h_c with momentum, as FedAvgM. For the personal
+    model a client, seen or new, repeats eq. 9 and 10 with the final h_c. Clients that
+    choose lambda* = 1 need no global model and leave it as it is.
     """
 
     about: ClassVar[About] = About(
         name="mapper",
-        paper="Mansour et al. 2020, Three Approaches for Personalization with Applications to Federated Learning",
+        paper=(
+            "Mansour et al. 2020, Three Approaches for Personalization with"
+            " Applications to Federated Learning"
+        ),
         down="1 model",
         up="1 model",
         keeps="nothing",
@@ -56,33 +61,47 @@ class MAPPER(FedAvg):
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
-    """Local training of the global model (Mansour et al., appendix F.2: rate 0.01, 2 epochs, batch 20)."""
+    """Local training of the global model (Mansour et al., appendix F.2: rate 0.01, 2
+    epochs, batch 20).
+    """
     optimizer: ServerOptimizer = ServerOptimizer("momentum", lr=1.0, momentum=0.9)
     """The server's step (Mansour et al., appendix F.2: rate 1, momentum 0.9)."""
     cover: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """The lambdas to choose from, ascending (the paper: a cover of [0, 1])."""
     split: tuple[float, float, float] | None = (0.5, 0.25, 0.25)
-    """Shares of the training data for eq. 9, 10 and 11 (the paper names three parts, no sizes); None uses all data
-    three times, as the pseudocode does. So do clients with fewer than three samples."""
+    """Shares of the training data for eq. 9, 10 and 11 (the paper names three parts, no
+    sizes); None uses all data three times, as the pseudocode does. So do clients with
+    fewer than three samples."""
     fit: SGD = SGD(lr=0.02, epochs=5, batch_size=10)
-    """Training of local models (Mansour et al., appendix F.2: rate 0.02, 5 epochs, batch 10)."""
+    """Training of local models (Mansour et al., appendix F.2: rate 0.02, 5 epochs,
+    batch 10).
+    """
 
     def __post_init__(self) -> None:
         require_cover(self.cover)
         if self.split is not None:
             shares = len(self.split) == 3 and min(self.split) > 0
             valid = shares and abs(sum(self.split) - 1) < 1e-9
-            require(valid, f"split is {self.split}; it must be three positive shares that sum to 1, or None")
+            require(
+                valid,
+                f"split is {self.split}; it must be three positive shares that sum to"
+                " 1, or None",
+            )
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
         fit_on, choose_on, train_on = self._parts(local)
-        # Eq. 9 and 10 give h_l(lambda*) and lambda*; with these frozen, eq. 11 trains h_c.
+        # Eq. 9 and 10 give h_l(lambda*) and lambda*; with these frozen, eq. 11 trains
+        # h_c.
         lam, own = self._interpolate(theta, fit_on, choose_on)
         gradient = through_mixture(train_on, own, 1 - lam)
         return state, {"model": train_on.sgd(theta, self.sgd, gradient=gradient)}
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         theta = inbox["model"][0]
         fit_on, choose_on, _ = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
@@ -105,7 +124,9 @@ class MAPPER(FedAvg):
 
         # eq. 9, for one lambda: SGD through the mixture, started from h_c
         def fit(lam: Float[Array, ""]) -> Float[Array, " d"]:
-            return fit_on.sgd(theta, self.fit, gradient=through_mixture(fit_on, theta, lam))
+            return fit_on.sgd(
+                theta, self.fit, gradient=through_mixture(fit_on, theta, lam)
+            )
 
         # eq. 10, for one lambda
         def loss(lam: Float[Array, ""], own: Float[Array, " d"]) -> Float[Array, ""]:
@@ -116,12 +137,15 @@ class MAPPER(FedAvg):
         best = jnp.argmin(losses)
         return cover[best], own[best]
 
-    def _parts(self, local: LocalTrainer) -> tuple[LocalTrainer, LocalTrainer, LocalTrainer]:
+    def _parts(
+        self, local: LocalTrainer
+    ) -> tuple[LocalTrainer, LocalTrainer, LocalTrainer]:
         """The client's data for eq. 9, 10 and 11.
 
         Returns:
-            The client three times, with disjoint parts of its samples, at least one in each; with all samples three
-            times where it has fewer than three, or `split` is None.
+            The client three times, with disjoint parts of its samples, at least one in
+            each; with all samples three times where it has fewer than three, or `split`
+            is None.
         """
         if self.split is None:
             return local, local, local
@@ -139,32 +163,46 @@ class MAPPER(FedAvg):
         )
 
 
-def through_mixture(local: LocalTrainer, frozen: Float[Array, " d"], share: Float[Array, ""]) -> StepGradient:
-    """What a step of SGD descends along where a model is trained as one half of a mixture.
+def through_mixture(
+    local: LocalTrainer, frozen: Float[Array, " d"], share: Float[Array, ""]
+) -> StepGradient:
+    """What a step of SGD descends along where a model is trained as one half of a
+    mixture.
 
     Args:
         frozen: the other half, theta [d].
         share: of the trained model in the mixture.
 
     Returns:
-        The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the model of p. It is the gradient
-        of -log p(y), sample by sample times the responsibility share p(y) / (the mixture).
+        The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the
+        model of p. It is the gradient of -log p(y), sample by sample times the
+        responsibility share p(y) / (the mixture).
     """
     other = local.params(frozen)
-    log_share, log_rest = jnp.log(share), jnp.log(1 - share)  # -inf for a share of 0 or 1: the other term is all
+    log_share, log_rest = (
+        jnp.log(share),
+        jnp.log(1 - share),
+    )  # -inf for a share of 0 or 1: the other term is all
 
     def gradient(params: Params, batch: Batch, step: Array) -> Params:
         local.count_work(gradients=1, forwards=1)
         rest = log_rest + jax.nn.log_softmax(local.logits(other, batch.x), axis=-1)
 
         def loss(params: Params) -> Float[Array, ""]:
-            mixed = jnp.logaddexp(log_share + jax.nn.log_softmax(local.logits(params, batch.x), axis=-1), rest)
-            return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(batch.weight.sum(), 1)
+            mixed = jnp.logaddexp(
+                log_share + jax.nn.log_softmax(local.logits(params, batch.x), axis=-1),
+                rest,
+            )
+            return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(
+                batch.weight.sum(), 1
+            )
 
         return jax.grad(loss)(params)
 
     return gradient
 
 
-def _mixture(lam: Float[Array, ""], own: Float[Array, " d"], theta: Float[Array, " d"]) -> Mixture:
+def _mixture(
+    lam: Float[Array, ""], own: Float[Array, " d"], theta: Float[Array, " d"]
+) -> Mixture:
     return Mixture(jnp.stack([lam, 1 - lam]), jnp.stack([own, theta]))

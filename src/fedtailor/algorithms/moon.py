@@ -26,20 +26,26 @@ from fedtailor.protocol import (
 )
 
 SMALLEST = 1e-16
-"""Squared norm below which features count as zero (as 1e-8 for the norm in the released code)."""
+"""Squared norm below which features count as zero (as 1e-8 for the norm in the released
+code).
+"""
 
 
 @hyperparameters
 class MOON(FedAvg):
-    """Model-contrastive federated learning (Li et al. 2021, algorithm 1 and equation 3).
+    """Model-contrastive federated learning (Li et al. 2021, algorithm 1 and equation
+    3).
 
-    As FedAvg, but a client minimises F_i(w) + mu l(w), where l draws the features z of its model towards those of the
-    global model that it received, and away from those of the model that it trained last:
+    As FedAvg, but a client minimises F_i(w) + mu l(w), where l draws the features z of
+    its model towards those of the global model that it received, and away from those of
+    the model that it trained last:
 
-        l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) + exp(cos(z, z_previous) / tau) ) )
+        l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) +
+        exp(cos(z, z_previous) / tau) ) )
 
-    The other two models are read in evaluation mode, also where the client's own normalises by batches (released code).
-    The last one of a client's first round is the common initial one.
+    The other two models are read in evaluation mode, also where the client's own
+    normalises by batches (released code). The last one of a client's first round is the
+    common initial one.
     """
 
     about: ClassVar[About] = About(
@@ -53,7 +59,9 @@ class MOON(FedAvg):
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, epochs=10, batch_size=64)
-    """Local training (the paper: learning rate 0.01, momentum 0.9, weight decay 1e-5, batch 64, 10 epochs)."""
+    """Local training (the paper: learning rate 0.01, momentum 0.9, weight decay 1e-5,
+    batch 64, 10 epochs).
+    """
     mu: ZeroIsStatic = 1.0
     """Weight of the contrast (the paper tunes it in {0.1, 1, 5, 10})."""
     tau: float = 0.5
@@ -70,14 +78,21 @@ class MOON(FedAvg):
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"previous": theta}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
-        gradient = None if is_off(self.mu) else self._gradient(theta, state["previous"], local)
+        gradient = (
+            None if is_off(self.mu) else self._gradient(theta, state["previous"], local)
+        )
         trained = local.sgd(theta, self.sgd, gradient=gradient)
         return {"previous": trained}, {"model": trained}
 
     def _gradient(
-        self, received: Float[Array, " d"], previous: Float[Array, " d"], local: LocalTrainer
+        self,
+        received: Float[Array, " d"],
+        previous: Float[Array, " d"],
+        local: LocalTrainer,
     ) -> StepGradient:
         """The gradient of a batch's mean loss with the contrast to two models.
 
@@ -93,12 +108,17 @@ class MOON(FedAvg):
         def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(gradients=1, forwards=2)
             # Neither model moves in a step: their features are constants of the loss.
-            near, far = (local.features(other, batch.x, training=False) for other in others)
+            near, far = (
+                local.features(other, batch.x, training=False) for other in others
+            )
 
             def loss(params: Params) -> Float[Array, ""]:
                 z = local.features(params, batch.x)
-                # -log( e^a / (e^a + e^b) ) = log(1 + e^(b - a)), which no temperature makes overflow
-                contrast = jax.nn.softplus((_cosine(z, far) - _cosine(z, near)) / self.tau)
+                # -log( e^a / (e^a + e^b) ) = log(1 + e^(b - a)), which no temperature
+                # makes overflow
+                contrast = jax.nn.softplus(
+                    (_cosine(z, far) - _cosine(z, near)) / self.tau
+                )
                 losses = local.losses(local.head_outputs(params, z), batch.y)
                 return mean_over(losses + self.mu * contrast, batch.weight)
 
@@ -108,7 +128,9 @@ class MOON(FedAvg):
 
 
 def _cosine(a: Float[Array, "b ..."], b: Float[Array, "b ..."]) -> Float[Array, " b"]:
-    """Cosine of the angle between features, example by example; 0 where one of them is zero."""
+    """Cosine of the angle between features, example by example; 0 where one of them is
+    zero.
+    """
     a = a.reshape(len(a), -1)
     b = b.reshape(len(b), -1)
     length_of_a = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST))

@@ -23,25 +23,32 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class MRMTL(FedAvg):
-    """Mean-regularized multi-task learning (Liu et al. 2022, section 5; the objective is Evgeniou and Pontil's, 2004).
+    """Mean-regularized multi-task learning (Liu et al. 2022, section 5; the objective
+    is Evgeniou and Pontil's, 2004).
 
-    Clients train their own models v_i towards the mean of all, and the server averages just these:
+    Clients train their own models v_i towards the mean of all, and the server averages
+    just these:
 
         v_i <- SGD(v_i; F_i(v) + lam/2 |v - vbar|^2),    vbar <- mean_S v_i
 
-    lam = 0 is training alone; for a large lam all models are the mean. With the proximal problem solved on
-    F_i = |v - z_i|^2 / 2 the models end at v_i = (z_i + lam zbar) / (1 + lam). Unlike in Ditto no global model is
-    trained beside the personal ones, so that a round is one training and one upload. A client that never took part
+    lam = 0 is training alone; for a large lam all models are the mean. With the
+    proximal problem solved on F_i = |v - z_i|^2 / 2 the models end at v_i = (z_i + lam
+    zbar) / (1 + lam). Unlike in Ditto no global model is trained beside the personal
+    ones, so that a round is one training and one upload. A client that never took part
     starts from v = vbar and trains once.
 
-    In the released code all clients take part, the mean is by training samples unless it is told otherwise, linear
-    models start at zero, and private steps clip the gradient of loss and pull together; here the pull, which does not
-    look at data, is added to the private gradient.
+    In the released code all clients take part, the mean is by training samples unless
+    it is told otherwise, linear models start at zero, and private steps clip the
+    gradient of loss and pull together; here the pull, which does not look at data, is
+    added to the private gradient.
     """
 
     about: ClassVar[About] = About(
         name="mr-mtl",
-        paper="Liu et al. 2022, On Privacy and Personalization in Cross-Silo Federated Learning",
+        paper=(
+            "Liu et al. 2022, On Privacy and Personalization in Cross-Silo Federated"
+            " Learning"
+        ),
         down="1 model, the mean of all clients'",
         up="1 model",
         keeps="its personal model",
@@ -52,9 +59,13 @@ class MRMTL(FedAvg):
     sgd: SGD = SGD(lr=0.01)
     """Local training (released code: rate 0.01, an epoch a round)."""
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weights of the mean over reporters: equal (the paper), or by training samples n_i (the released code)."""
+    """Weights of the mean over reporters: equal (the paper), or by training samples n_i
+    (the released code).
+    """
     lam: ZeroIsStatic = 1.0
-    """Pull of the personal models towards their mean (released code: 1 on School, else a grid of 0.1 to 3)."""
+    """Pull of the personal models towards their mean (released code: 1 on School, else
+    a grid of 0.1 to 3).
+    """
 
     def __post_init__(self) -> None:
         require_stable("lam", self.lam, self.sgd)
@@ -62,7 +73,9 @@ class MRMTL(FedAvg):
     def init_client(self, theta: Float[Array, " d"]) -> Any:
         return {"model": theta}
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
         # v_i goes on from where it was, not from the mean: vbar only pulls.
         pull = None if is_off(self.lam) else (self.lam, inbox["model"][0])
         v = local.sgd(state["model"], self.sgd, pull=pull)

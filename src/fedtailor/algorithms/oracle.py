@@ -37,16 +37,21 @@ class OracleState(AveragedModels):
 
 @hyperparameters
 class Oracle(Algorithm):
-    """One FedAvg for each true group: the reference that clustered methods try to reach.
+    """One FedAvg for each true group: the reference that clustered methods try to
+    reach.
 
         theta_g <- theta_g - opt( theta_g - sum_(i in g) q_i SGD(theta_g; D_i) ),    q_i = n_i / sum_(j in g, S) n_j
 
-    Equals user-centric aggregation with the block matrix W_ij = n_j / N_group(i) for j in i's group, else 0.
+    Equals user-centric aggregation with the block matrix W_ij = n_j / N_group(i) for j
+    in i's group, else 0.
     """
 
     about: ClassVar[About] = About(
         name="oracle",
-        paper="reference point of Mestoukirdi et al. 2021, User-Centric Federated Learning, section V",
+        paper=(
+            "reference point of Mestoukirdi et al. 2021, User-Centric Federated"
+            " Learning, section V"
+        ),
         down="1 model of its group",
         up="1 model",
         keeps="nothing",
@@ -58,12 +63,18 @@ class Oracle(Algorithm):
     sgd: SGD = SGD()
     """Local training."""
     weights: Literal["samples", "uniform"] = "samples"
-    """Weights of a group's average over its reporters: by training samples n_i, or equal."""
+    """Weights of a group's average over its reporters: by training samples n_i, or
+    equal.
+    """
     optimizer: ServerOptimizer = ServerOptimizer()
-    """The server's step towards the average of every group; the default takes it whole."""
+    """The server's step towards the average of every group; the default takes it whole.
+    """
 
     def check(self, population: Population) -> None:
-        require(population.groups is not None, "oracle needs the true group of every client, and these data have none")
+        require(
+            population.groups is not None,
+            "oracle needs the true group of every client, and these data have none",
+        )
 
     def init_server(self, init: Init, population: Population) -> OracleState:
         assert population.groups is not None
@@ -72,15 +83,24 @@ class Oracle(Algorithm):
         return OracleState(theta, self.optimizer.init(theta), groups)
 
     def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams(server.model, _stream_of_group(server, cohort)[:, None])})
+        return Downlink(
+            {"model": Streams(server.model, _stream_of_group(server, cohort)[:, None])}
+        )
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort) -> OracleState:
-        # The block matrix W: row g holds the shares of group g's reporters, and zeros elsewhere.
+    def server(
+        self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> OracleState:
+        # The block matrix W: row g holds the shares of group g's reporters, and zeros
+        # elsewhere.
         share = reporter_weights(cohort, self.weights)
-        weights = cluster_averages(_stream_of_group(server, cohort), len(server.groups), share)
+        weights = cluster_averages(
+            _stream_of_group(server, cohort), len(server.groups), share
+        )
         return average_step(server, self.optimizer, answers["model"], weights)
 
 
@@ -91,8 +111,15 @@ def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int32]:
         ValueError: an unseen client of a group that nobody trained.
     """
     assert cohort.groups is not None
-    # `groups` is ascending. A group that is not in it is searched to some row all the same, and found out there.
-    stream = np.minimum(np.searchsorted(server.groups, cohort.groups), len(server.groups) - 1)
+    # `groups` is ascending. A group that is not in it is searched to some row all the
+    # same, and found out there.
+    stream = np.minimum(
+        np.searchsorted(server.groups, cohort.groups), len(server.groups) - 1
+    )
     known = server.groups[stream] == cohort.groups
-    require(bool(known.all()), f"no seen client belongs to group {cohort.groups[~known][:1]}; oracle cannot serve it")
+    require(
+        bool(known.all()),
+        f"no seen client belongs to group {cohort.groups[~known][:1]}; oracle cannot"
+        " serve it",
+    )
     return stream.astype(np.int32)

@@ -35,10 +35,12 @@ from fedtailor.protocol import (
 )
 
 _ITERATIONS = 40
-"""Passes of subspace iteration over a client's inputs: the part of the next singular value s' in a vector of s falls as
-(s' / s)^80, with s' a few places further down."""
+"""Passes of subspace iteration over a client's inputs: the part of the next singular
+value s' in a vector of s falls as (s' / s)^80, with s' a few places further down."""
 _SPARE = 4
-"""Vectors that are iterated beside those that are sent, so that s' is that much further down."""
+"""Vectors that are iterated beside those that are sent, so that s' is that much further
+down.
+"""
 _BATCH = 64
 """Samples at a time in these passes."""
 
@@ -59,30 +61,40 @@ class PACFLState(AveragedModels):
 
 @hyperparameters
 class PACFL(Algorithm):
-    """Clusters by principal angles between client data subspaces (Vahidian et al. 2023, algorithm 1).
+    """Clusters by principal angles between client data subspaces (Vahidian et al. 2023,
+    algorithm 1).
 
-    Before training, every client sends the p leading left singular vectors of the inputs of each of its classes,
+    Before training, every client sends the p leading left singular vectors of the
+    inputs of each of its classes,
 
         X_ic = U_ic S_ic V_ic',    U_ic = [u_1, ..., u_p]
 
-    once. The server compares clients by the principal angles between these subspaces (the arc cosines of the singular
-    values of U_ic' U_jc, averaged over the classes that both have; 90 degrees where there is none), clusters them
-    agglomeratively, and runs FedAvg in every cluster. Angles say how inputs differ, not how labels do: clients that
-    name the same inputs differently are not told apart. The bases are seen by the server and say much of the data.
+    once. The server compares clients by the principal angles between these subspaces
+    (the arc cosines of the singular values of U_ic' U_jc, averaged over the classes
+    that both have; 90 degrees where there is none), clusters them agglomeratively, and
+    runs FedAvg in every cluster. Angles say how inputs differ, not how labels do:
+    clients that name the same inputs differently are not told apart. The bases are seen
+    by the server and say much of the data.
 
-    A client that never took part sends its bases and gets the model of the nearest client's cluster.
+    A client that never took part sends its bases and gets the model of the nearest
+    client's cluster.
 
-    The released code takes singular vectors of raw pixels, here of the model's inputs; its distance is the smallest
-    angle between any two vectors of two clients, of whatever classes and with whatever signs the decomposition gave
-    them, which is no principal angle; and average linkage counts two clusters that merge alike, however large. So
-    thresholds of its scripts (4.9 degrees on CIFAR-10) do not carry over. It measures a client with the model that the
-    client trained last, here with its cluster's.
+    The released code takes singular vectors of raw pixels, here of the model's inputs;
+    its distance is the smallest angle between any two vectors of two clients, of
+    whatever classes and with whatever signs the decomposition gave them, which is no
+    principal angle; and average linkage counts two clusters that merge alike, however
+    large. So thresholds of its scripts (4.9 degrees on CIFAR-10) do not carry over. It
+    measures a client with the model that the client trained last, here with its
+    cluster's.
     """
 
     about: ClassVar[About] = About(
         name="pacfl",
-        paper="Vahidian et al. 2023, Efficient Distribution Similarity Identification in Clustered Federated Learning "
-        "via Principal Angles Between Client Data Subspaces",
+        paper=(
+            "Vahidian et al. 2023, Efficient Distribution Similarity Identification in"
+            " Clustered Federated Learning via Principal Angles Between Client Data"
+            " Subspaces"
+        ),
         down="1 model of its cluster",
         up="1 model; once, p vectors of each class's inputs",
         keeps="nothing",
@@ -92,83 +104,129 @@ class PACFL(Algorithm):
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=10, batch_size=10)
-    """Local training (released code: rate 0.01, momentum 0.5, 10 epochs of batch 10)."""
+    """Local training (released code: rate 0.01, momentum 0.5, 10 epochs of batch 10).
+    """
     vectors: int = 3
     """p, singular vectors of each class (Vahidian et al.: 3 to 5)."""
     clusters: int | None = None
-    """Number of clusters; None = by `threshold`, or, without one, where the angle at which clusters merge grows most
-    (at least two then, unless all angles are equal)."""
+    """Number of clusters; None = by `threshold`, or, without one, where the angle at
+    which clusters merge grows most (at least two then, unless all angles are equal)."""
     threshold: float | None = None
-    """Angle in degrees from which on clusters are not merged (Vahidian et al. tune it), instead of their number."""
+    """Angle in degrees from which on clusters are not merged (Vahidian et al. tune it),
+    instead of their number.
+    """
     angle: Literal["mean", "smallest"] = "mean"
-    """Mean principal angle of the classes' subspaces, or the smallest one between the spans of all vectors (the paper's
-    equation 2, for clients that share few classes)."""
+    """Mean principal angle of the classes' subspaces, or the smallest one between the
+    spans of all vectors (the paper's equation 2, for clients that share few classes).
+    """
     linkage: Literal["average", "complete", "single"] = "average"
-    """Distance between clusters: mean, largest or smallest angle between their members."""
+    """Distance between clusters: mean, largest or smallest angle between their members.
+    """
     weights: Literal["samples", "uniform"] = "samples"
-    """Weights of a cluster's average over its reporters: by training samples n_i, or equal."""
+    """Weights of a cluster's average over its reporters: by training samples n_i, or
+    equal.
+    """
     optimizer: ServerOptimizer = ServerOptimizer()
-    """The server's step towards the average of every cluster; the default takes it whole."""
+    """The server's step towards the average of every cluster; the default takes it
+    whole.
+    """
 
     def __post_init__(self) -> None:
         require(self.vectors >= 1, f"vectors is {self.vectors}; it must be 1 or more")
-        require(self.clusters is None or self.clusters >= 1, f"clusters is {self.clusters}; it must be 1 or more")
+        require(
+            self.clusters is None or self.clusters >= 1,
+            f"clusters is {self.clusters}; it must be 1 or more",
+        )
         valid = self.threshold is None or 0 < self.threshold <= 90
-        require(valid, f"threshold is {self.threshold}; it must be an angle above 0 and up to 90 degrees")
+        require(
+            valid,
+            f"threshold is {self.threshold}; it must be an angle above 0 and up to 90"
+            " degrees",
+        )
         require(
             self.clusters is None or self.threshold is None,
-            "clusters and threshold both say how many clusters there are; leave one of them out",
+            "clusters and threshold both say how many clusters there are; leave one of"
+            " them out",
         )
-        require(self.angle in ("mean", "smallest"), f"angle is {self.angle!r}; it must be 'mean' or 'smallest'")
+        require(
+            self.angle in ("mean", "smallest"),
+            f"angle is {self.angle!r}; it must be 'mean' or 'smallest'",
+        )
         linkages = ("average", "complete", "single")
-        require(self.linkage in linkages, f"linkage is {self.linkage!r}; it must be one of {', '.join(linkages)}")
+        require(
+            self.linkage in linkages,
+            f"linkage is {self.linkage!r}; it must be one of {', '.join(linkages)}",
+        )
 
     def check(self, population: Population) -> None:
         clients = len(population)
         require(
             self.clusters is None or self.clusters <= clients,
-            f"clusters is {self.clusters}, and there are {clients} clients; ask for at most as many",
+            f"clusters is {self.clusters}, and there are {clients} clients; ask for at"
+            " most as many",
         )
 
     @property
     def probes(self) -> bool:
         return True
 
-    # before training --------------------------------------------------------------------------------------------------
+    # before training
+    # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> PACFLState:
         return self._with_clusters(init(0), np.zeros(len(population), np.int64))
 
     def probe_downlink(self, server: PACFLState, cohort: Cohort) -> Downlink:
         # theta^0 is common knowledge (the seed); only its shapes are used
-        return Downlink({"model": Streams.everyone(server.initial, len(cohort), already_held=True)})
+        return Downlink(
+            {"model": Streams.everyone(server.initial, len(cohort), already_held=True)}
+        )
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        # One example and the model's outputs for it tell the shapes: inputs as vectors, and how many classes there are.
+        # One example and the model's outputs for it tell the shapes: inputs as vectors,
+        # and how many classes there are.
         params = local.params(inbox["model"][0])
         sample = local.draw("pacfl", 0, 1)
         outputs = jax.eval_shape(lambda x: local.logits(params, x), sample.x)
         features = math.prod(sample.x.shape[1:])
         require(
             features > 0 and jnp.issubdtype(sample.x.dtype, jnp.floating),
-            "pacfl compares clients by their inputs, and these data have none that are real numbers",
+            "pacfl compares clients by their inputs, and these data have none that are"
+            " real numbers",
         )
         labels = sample.y.ndim == 1 and jnp.issubdtype(sample.y.dtype, jnp.integer)
-        require(labels, "pacfl takes the inputs of each class, and these data have no classes")
-        return {"bases": leading_vectors(local, outputs.shape[-1], features, min(self.vectors, features))}
+        require(
+            labels,
+            "pacfl takes the inputs of each class, and these data have no classes",
+        )
+        return {
+            "bases": leading_vectors(
+                local, outputs.shape[-1], features, min(self.vectors, features)
+            )
+        }
 
-    def aggregate_probe(self, server: PACFLState, answers: Answers, cohort: Cohort) -> PACFLState:
+    def aggregate_probe(
+        self, server: PACFLState, answers: Answers, cohort: Cohort
+    ) -> PACFLState:
         bases = answers.host("bases").astype(np.float64)
         angles = self._angles(bases, bases)
-        cluster = agglomerative(angles, self.linkage, clusters=self.clusters, threshold=self.threshold)
-        return self._with_clusters(server.initial, cluster).replace(bases=bases, angles=angles)
+        cluster = agglomerative(
+            angles, self.linkage, clusters=self.clusters, threshold=self.threshold
+        )
+        return self._with_clusters(server.initial, cluster).replace(
+            bases=bases, angles=angles
+        )
 
-    def _with_clusters(self, theta: Float[Array, " d"], cluster: NDArray[np.int64]) -> PACFLState:
+    def _with_clusters(
+        self, theta: Float[Array, " d"], cluster: NDArray[np.int64]
+    ) -> PACFLState:
         models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)
         return PACFLState(models, self.optimizer.init(models), theta, cluster)
 
     def _angles(
-        self, bases: Float[np.ndarray, "c classes p features"], others: Float[np.ndarray, "m classes p features"]
+        self,
+        bases: Float[np.ndarray, "c classes p features"],
+        others: Float[np.ndarray, "m classes p features"],
     ) -> Float[np.ndarray, "c m"]:
         """The distance between clients, in degrees.
 
@@ -184,18 +242,26 @@ class PACFL(Algorithm):
             bases, others = _spans(bases), _spans(others)
         angles = np.stack([principal_angles(one, others) for one in bases])
         # NaN stands for directions, or classes, that one of the two does not have
-        return np.nanmin(angles, axis=-1) if self.angle == "smallest" else np.nanmean(angles, axis=-1)
+        return (
+            np.nanmin(angles, axis=-1)
+            if self.angle == "smallest"
+            else np.nanmean(angles, axis=-1)
+        )
 
-    # rounds -----------------------------------------------------------------------------------------------------------
+    # rounds
+    # ----------------------------------------------------------------------------------
 
     def broadcast(self, server: PACFLState, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams(server.model, self._stream(server, cohort)[:, None])})
+        return Downlink(
+            {"model": Streams(server.model, self._stream(server, cohort)[:, None])}
+        )
 
     def _stream(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int32]:
         """The cluster of each client of a cohort [c].
 
         Returns:
-            Of a client that never took part, the cluster of the client at the smallest angle to it.
+            Of a client that never took part, the cluster of the client at the smallest
+            angle to it.
         """
         if cohort.seen:
             return server.cluster[cohort.position].astype(np.int32)
@@ -204,72 +270,99 @@ class PACFL(Algorithm):
         nearest = self._angles(bases, server.bases).argmin(axis=1)
         return server.cluster[nearest].astype(np.int32)
 
-    def client(self, state: Any, inbox: Inbox, local: LocalTrainer) -> tuple[Any, ClientUpdate]:
+    def client(
+        self, state: Any, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[Any, ClientUpdate]:
         return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
 
-    def server(self, server: PACFLState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PACFLState:
+    def server(
+        self, server: PACFLState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> PACFLState:
         share = reporter_weights(cohort, self.weights)
-        weights = cluster_averages(self._stream(server, cohort), len(server.model), share)
+        weights = cluster_averages(
+            self._stream(server, cohort), len(server.model), share
+        )
         return average_step(server, self.optimizer, answers["model"], weights)
 
     def diagnostics(self, server: PACFLState) -> Sequence[Diagnostic]:
         if server.angles is None:
             return ()
-        return [MatrixDiagnostic("angles", "Angles between clients' inputs (degrees)", server.angles)]
+        return [
+            MatrixDiagnostic(
+                "angles", "Angles between clients' inputs (degrees)", server.angles
+            )
+        ]
 
 
 def leading_vectors(
     local: LocalTrainer, classes: int, features: int, vectors: int
 ) -> Float[Array, "classes p features"]:
-    """The leading right singular vectors of the inputs [n_c, features] of each class of one client, as rows.
+    """The leading right singular vectors of the inputs [n_c, features] of each class of
+    one client, as rows.
 
-    By subspace iteration, so that no more than a batch and a few vectors are held at once. Rows are zero where a class
-    has fewer directions than `vectors`.
+    By subspace iteration, so that no more than a batch and a few vectors are held at
+    once. Rows are zero where a class has fewer directions than `vectors`.
     """
     width = min(vectors + _SPARE, features)
     dtype = local.draw("pacfl", 0, 1).x.dtype
     passes = local.steps(SGD(batch_size=_BATCH))
 
-    def times_gram(basis: Float[Array, "classes features w"]) -> Float[Array, "classes features w"]:
+    def times_gram(
+        basis: Float[Array, "classes features w"],
+    ) -> Float[Array, "classes features w"]:
         """X_c' X_c times the basis of each class."""
 
         def add(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
-            # X_c' (X_c V_c): first every sample's products with the basis of its class, then its outer product into
-            # that class.
+            # X_c' (X_c V_c): first every sample's products with the basis of its class,
+            # then its outer product into that class.
             x = batch.x.reshape(len(batch.x), -1) * batch.weight[:, None].astype(dtype)
             parts = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
             return total.at[batch.y].add(x[:, :, None] * parts[:, None])
 
         return local.loop(jnp.zeros_like(basis), add, passes, _BATCH, purpose="pacfl")
 
-    # Orthogonal iteration: multiply, and make orthonormal again before all columns become the first singular vector.
+    # Orthogonal iteration: multiply, and make orthonormal again before all columns
+    # become the first singular vector.
     def iterate(_: Any, basis: Array) -> Array:
         return jnp.linalg.qr(times_gram(basis))[0]
 
     start = jax.random.normal(jax.random.key(0), (features, width), dtype)
     orthonormal = jnp.linalg.qr(start)[0]
-    basis = local.fori_loop(_ITERATIONS, iterate, jnp.broadcast_to(orthonormal, (classes, features, width)))
-    # Rayleigh-Ritz: the singular vectors within the subspace, from the eigenvectors of V' (X' X) V
-    squares, turn = jnp.linalg.eigh(jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis)))
+    basis = local.fori_loop(
+        _ITERATIONS, iterate, jnp.broadcast_to(orthonormal, (classes, features, width))
+    )
+    # Rayleigh-Ritz: the singular vectors within the subspace, from the eigenvectors of
+    # V' (X' X) V
+    squares, turn = jnp.linalg.eigh(
+        jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis))
+    )
     # `eigh` is ascending: the largest come last
     ascending = jnp.einsum("cfv,cvw->cwf", basis, turn)
     leading = ascending[:, ::-1][:, :vectors]
     squares = squares[:, ::-1]
-    # squared singular values that are rounding of the first one are directions that the class does not have
-    is_direction = squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
+    # squared singular values that are rounding of the first one are directions that the
+    # class does not have
+    is_direction = (
+        squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
+    )
     return jnp.where(is_direction[:, :, None], leading, 0)
 
 
 def principal_angles(
-    one: Float[np.ndarray, "classes p features"], others: Float[np.ndarray, "m classes p features"]
+    one: Float[np.ndarray, "classes p features"],
+    others: Float[np.ndarray, "m classes p features"],
 ) -> Float[np.ndarray, "m n"]:
-    """Principal angles in degrees between one client's subspaces and each other's, of all classes [m, classes * p].
+    """Principal angles in degrees between one client's subspaces and each other's, of
+    all classes [m, classes * p].
 
-    NaN where one of two clients has no such direction. In a row that would be all NaN, all are 90: no class is shared.
+    NaN where one of two clients has no such direction. In a row that would be all NaN,
+    all are 90: no class is shared.
     """
-    # Cosines of the principal angles are the singular values of U_ic' U_jc, class by class.
+    # Cosines of the principal angles are the singular values of U_ic' U_jc, class by
+    # class.
     cosines = np.linalg.svd(np.einsum("cpf,mcqf->mcpq", one, others), compute_uv=False)
-    # Rows of zeros are no directions; two subspaces have as many angles as the smaller one has dimensions.
+    # Rows of zeros are no directions; two subspaces have as many angles as the smaller
+    # one has dimensions.
     dimensions = (one != 0).any(axis=-1).sum(axis=-1)
     other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)
     rank = np.minimum(dimensions, other_dimensions)
@@ -281,8 +374,12 @@ def principal_angles(
     return angles
 
 
-def _spans(bases: Float[np.ndarray, "c classes p features"]) -> Float[np.ndarray, "c 1 n features"]:
-    """Orthonormal vectors, as rows, of the span of all of a client's; zero rows beyond its dimension."""
+def _spans(
+    bases: Float[np.ndarray, "c classes p features"],
+) -> Float[np.ndarray, "c 1 n features"]:
+    """Orthonormal vectors, as rows, of the span of all of a client's; zero rows beyond
+    its dimension.
+    """
     stacked = bases.reshape(len(bases), 1, -1, bases.shape[-1])
     _, singular, rows = np.linalg.svd(stacked, full_matrices=False)
     return np.where(singular[..., None] > 1e-6, rows, 0.0)

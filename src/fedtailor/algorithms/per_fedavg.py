@@ -25,21 +25,27 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class PerFedAvg(FedAvg):
-    """Personalized federated learning by meta-learning (Fallah et al. 2020, algorithm 1).
+    """Personalized federated learning by meta-learning (Fallah et al. 2020, algorithm
+    1).
 
-    The global model minimises mean_i F_i( w - alpha grad F_i(w) ): the loss after one gradient step of rate alpha. A
-    local step takes three batches D, D', D'' that are disjoint where the client has three:
+    The global model minimises mean_i F_i( w - alpha grad F_i(w) ): the loss after one
+    gradient step of rate alpha. A local step takes three batches D, D', D'' that are
+    disjoint where the client has three:
 
         w~ = w - alpha g(w; D),    g' = g(w~; D'),    w <- w - beta ( g' - alpha H(w; D'') g' )
 
-    `hf` multiplies by the Hessian exactly, `hf-difference` by a difference of gradients (the paper's HF), `fo` drops
-    that term. The D' are the batches that FedAvg would draw. Every client, also one that never took part, takes home
-    w - alpha grad F_i(w), over all its training samples.
+    `hf` multiplies by the Hessian exactly, `hf-difference` by a difference of gradients
+    (the paper's HF), `fo` drops that term. The D' are the batches that FedAvg would
+    draw. Every client, also one that never took part, takes home w - alpha grad F_i(w),
+    over all its training samples.
     """
 
     about: ClassVar[About] = About(
         name="per-fedavg",
-        paper="Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees: A MAML Approach",
+        paper=(
+            "Fallah et al. 2020, Personalized Federated Learning with Theoretical"
+            " Guarantees: A MAML Approach"
+        ),
         down="1 model",
         up="1 model",
         keeps="nothing",
@@ -48,17 +54,22 @@ class PerFedAvg(FedAvg):
     )
 
     sgd: SGD = SGD(lr=0.001, steps=10, batch_size=40)
-    """Local steps of the meta-objective: `lr` is beta (Fallah et al.: rate 0.001, 4 or 10 steps, batch 40)."""
+    """Local steps of the meta-objective: `lr` is beta (Fallah et al.: rate 0.001, 4 or
+    10 steps, batch 40).
+    """
     alpha: float = 0.01
-    """Rate of the personal step, also at the end (Fallah et al.: 0.01 on MNIST, 0.001 on CIFAR-10); alpha times the
-    curvature must stay below 1."""
+    """Rate of the personal step, also at the end (Fallah et al.: 0.01 on MNIST, 0.001
+    on CIFAR-10); alpha times the curvature must stay below 1."""
     variant: Literal["hf", "hf-difference", "fo"] = "hf"
     """Second-order term: exact, by differences, or dropped."""
     delta: float = 1e-3
-    """Distance from w at which `hf-difference` takes gradients. Gradients of ReLU networks jump, and a jump between the
-    two points counts 1/delta: such networks want about 0.1, or the exact product."""
+    """Distance from w at which `hf-difference` takes gradients. Gradients of ReLU
+    networks jump, and a jump between the two points counts 1/delta: such networks want
+    about 0.1, or the exact product."""
     relative: bool = True
-    """Divide delta by the norm of g', so that it is a distance; False is the paper's fixed multiple of g'."""
+    """Divide delta by the norm of g', so that it is a distance; False is the paper's
+    fixed multiple of g'.
+    """
     adapt_steps: TracedInt = 1
     """Gradient steps of rate alpha towards the personal model (the paper: 1)."""
     weights: Literal["samples", "uniform"] = "uniform"
@@ -66,25 +77,36 @@ class PerFedAvg(FedAvg):
 
     def __post_init__(self) -> None:
         variants = ("hf", "hf-difference", "fo")
-        require(self.variant in variants, f"variant is {self.variant!r}; it must be one of {', '.join(variants)}")
+        require(
+            self.variant in variants,
+            f"variant is {self.variant!r}; it must be one of {', '.join(variants)}",
+        )
         require(self.alpha >= 0, f"alpha is {self.alpha}; it must be 0 or more")
         require(self.delta > 0, f"delta is {self.delta}; it must be above 0")
-        require(self.adapt_steps >= 0, f"adapt_steps is {self.adapt_steps}; it must be 0 or more")
+        require(
+            self.adapt_steps >= 0,
+            f"adapt_steps is {self.adapt_steps}; it must be 0 or more",
+        )
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
         # Batches of a permutation, and those of them that an epoch uses.
         drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)
         used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
 
         def other(step: Int[Array, ""], ahead: int) -> Batch:
-            """The batch so many batches ahead of that of this step, in the same epoch."""
+            """The batch so many batches ahead of that of this step, in the same
+            epoch.
+            """
             epoch = step // used
             position = (step - epoch * used + ahead) % used
             return local.draw("batches", epoch * drawn + position, sgd.batch_size)
 
         def meta(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-            # D' is the batch of the step, D and D'' are the next two of its epoch: disjoint where it has three.
+            # D' is the batch of the step, D and D'' are the next two of its epoch:
+            # disjoint where it has three.
             inner = local.batch_gradient(params, other(step, 1))
             adapted = _axpy(-self.alpha, inner, params)  # w~
             g = local.batch_gradient(adapted, batch)  # g'
@@ -96,7 +118,9 @@ class PerFedAvg(FedAvg):
 
         return state, {"model": local.sgd(inbox["model"][0], sgd, gradient=meta)}
 
-    def _hessian(self, local: LocalTrainer, params: Params, batch: Batch, g: Params) -> Params:
+    def _hessian(
+        self, local: LocalTrainer, params: Params, batch: Batch, g: Params
+    ) -> Params:
         """The Hessian of a batch's mean loss times a vector.
 
         Args:
@@ -112,7 +136,9 @@ class PerFedAvg(FedAvg):
             return local.batch_gradient(w, batch)
 
         if self.variant == "hf":
-            local.count_work(gradients=1)  # forward over reverse costs about two gradients
+            local.count_work(
+                gradients=1
+            )  # forward over reverse costs about two gradients
             _, product = jax.jvp(gradient, (params,), (g,))
             return product
         delta = self.delta
@@ -124,7 +150,9 @@ class PerFedAvg(FedAvg):
         below = gradient(_axpy(-delta, g, params))
         return jax.tree.map(lambda up, down: (up - down) / (2 * delta), above, below)
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         def step(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return w - self.alpha * local.gradient(w)
 

@@ -1,4 +1,6 @@
-"""pFedHN: the server learns to generate every client's model from an embedding of the client."""
+"""pFedHN: the server learns to generate every client's model from an embedding of the
+client.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +14,13 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import reporter_weights
 from fedtailor.aggregation.distances import cosine_similarity
-from fedtailor.algorithms.helpers.shared_part import joined, model_of, named, part_of_runs, runs_of
+from fedtailor.algorithms.helpers.shared_part import (
+    joined,
+    model_of,
+    named,
+    part_of_runs,
+    runs_of,
+)
 from fedtailor.models import Part
 from fedtailor.protocol import (
     SGD,
@@ -44,7 +52,8 @@ from fedtailor.protocol import (
 )
 
 Layers = list[dict[str, Array]]
-"""Dense layers: "weights" [in, out] and, except in a linear hypernetwork, "bias" [out]."""
+"""Dense layers: "weights" [in, out] and, except in a linear hypernetwork, "bias" [out].
+"""
 
 
 @server_state
@@ -60,7 +69,9 @@ class PFedHNState(ServerState):
     initial: Float[Array, " d"]
     """The common initial model, to which the last layer adds."""
     runs: Int[np.ndarray, "runs 2"]
-    """Where the generated entries lie in theta: first entry, and one past the last, of every run."""
+    """Where the generated entries lie in theta: first entry, and one past the last, of
+    every run.
+    """
 
     @property
     def part(self) -> Part:
@@ -70,28 +81,34 @@ class PFedHNState(ServerState):
 
 @hyperparameters
 class PFedHN(Algorithm):
-    """Personalized federated learning using hypernetworks (Shamsian et al. 2021, algorithm 1).
+    """Personalized federated learning using hypernetworks (Shamsian et al. 2021,
+    algorithm 1).
 
-    The server holds a network H with parameters phi, and an embedding e_i of every client, and sends client i the model
-    theta_i = H(e_i; phi). The client trains it and returns theta_i'. With delta_i = theta_i' - theta_i the server steps
-    phi and the e_i along the gradient of
+    The server holds a network H with parameters phi, and an embedding e_i of every
+    client, and sends client i the model theta_i = H(e_i; phi). The client trains it and
+    returns theta_i'. With delta_i = theta_i' - theta_i the server steps phi and the e_i
+    along the gradient of
 
         - mean_S < delta_i, H(e_i; phi) >          (delta_i held fixed: the vector-Jacobian product of their equation 4)
 
-    by SGD with momentum, after clipping its norm. phi never travels in training, so a large H costs no communication.
-    Here H adds to the common initial model, theta^0 + a perceptron with ReLU of e_i, whose last bias is zero at first.
-    The personal model is H(e_i; phi) as it is.
+    by SGD with momentum, after clipping its norm. phi never travels in training, so a
+    large H costs no communication. Here H adds to the common initial model, theta^0 + a
+    perceptron with ReLU of e_i, whose last bias is zero at first. The personal model is
+    H(e_i; phi) as it is.
 
-    With `part="head"` this is pFedHN-pc (their section 3.4): H generates the body only; the head, from the common
-    initial one, is trained with it by the client and never leaves it.
+    With `part="head"` this is pFedHN-pc (their section 3.4): H generates the body only;
+    the head, from the common initial one, is trained with it by the client and never
+    leaves it.
 
-    A client that never took part is sent phi (once) and fits an embedding to its own deltas, phi fixed; a part of its
-    own it trains along.
+    A client that never took part is sent phi (once) and fits an embedding to its own
+    deltas, phi fixed; a part of its own it trains along.
     """
 
     about: ClassVar[About] = About(
         name="pfedhn",
-        paper="Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks",
+        paper=(
+            "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
+        ),
         down="1 model, its own",
         up="1 model",
         keeps="nothing",
@@ -100,15 +117,23 @@ class PFedHN(Algorithm):
     )
 
     sgd: SGD = SGD(lr=0.005, momentum=0.9, weight_decay=5e-5, steps=50, batch_size=64)
-    """Local training (released code: 50 steps of batch 64 at rate 0.005, momentum 0.9, weight decay 5e-5)."""
+    """Local training (released code: 50 steps of batch 64 at rate 0.005, momentum 0.9,
+    weight decay 5e-5).
+    """
     embedding: Literal["learned", "one-hot"] = "learned"
-    """Embeddings that are drawn at random and learned, or the unit vectors of m dimensions, fixed."""
+    """Embeddings that are drawn at random and learned, or the unit vectors of m
+    dimensions, fixed.
+    """
     embedding_size: int | None = None
-    """Dimensions of a learned embedding; None = 1 + m // 4 for m clients (Shamsian et al.)."""
+    """Dimensions of a learned embedding; None = 1 + m // 4 for m clients (Shamsian et
+    al.).
+    """
     hidden_layers: int = 3
     """Hidden layers (Shamsian et al.: 3); 0 = a linear map that is zero at first."""
     hidden_size: int = 100
-    """Units of a hidden layer (Shamsian et al.: 100); the last layer has this times the model's size parameters."""
+    """Units of a hidden layer (Shamsian et al.: 100); the last layer has this times the
+    model's size parameters.
+    """
     server_lr: float = 0.01
     """Rate of the server's steps (released code: 0.01; 0.05 of pFedHN-pc)."""
     server_momentum: float = 0.9
@@ -118,7 +143,9 @@ class PFedHN(Algorithm):
     clip: ZeroIsStatic = 50.0
     """Largest norm of the server's gradient (released code: 50); 0 = none."""
     part: str = "nothing"
-    """The part of the model that is not generated and stays on the client: "head" (pFedHN-pc), a pattern, ..."""
+    """The part of the model that is not generated and stays on the client: "head"
+    (pFedHN-pc), a pattern, ...
+    """
     newcomer_steps: TracedInt = 20
     """Local trainings by which a client that never took part fits its embedding."""
     newcomer_lr: float = 0.1
@@ -126,27 +153,57 @@ class PFedHN(Algorithm):
 
     def __post_init__(self) -> None:
         kinds = ("learned", "one-hot")
-        require(self.embedding in kinds, f"embedding is {self.embedding!r}; it must be 'learned' or 'one-hot'")
+        require(
+            self.embedding in kinds,
+            f"embedding is {self.embedding!r}; it must be 'learned' or 'one-hot'",
+        )
         size = self.embedding_size
-        require(size is None or size >= 1, f"embedding_size is {size}; it must be 1 or more")
+        require(
+            size is None or size >= 1, f"embedding_size is {size}; it must be 1 or more"
+        )
         require(
             size is None or self.embedding == "learned",
-            "one-hot embeddings have as many dimensions as there are clients; leave embedding_size out",
+            "one-hot embeddings have as many dimensions as there are clients; leave"
+            " embedding_size out",
         )
-        require(self.hidden_layers >= 0, f"hidden_layers is {self.hidden_layers}; it must be 0 or more")
-        require(self.hidden_size >= 1, f"hidden_size is {self.hidden_size}; it must be 1 or more")
-        require(self.server_lr > 0, f"server_lr is {self.server_lr}; it must be above 0")
-        require(0 <= self.server_momentum < 1, f"server_momentum is {self.server_momentum}; it must be in [0, 1)")
-        require(self.server_decay >= 0, f"server_decay is {self.server_decay}; it must be 0 or more")
+        require(
+            self.hidden_layers >= 0,
+            f"hidden_layers is {self.hidden_layers}; it must be 0 or more",
+        )
+        require(
+            self.hidden_size >= 1,
+            f"hidden_size is {self.hidden_size}; it must be 1 or more",
+        )
+        require(
+            self.server_lr > 0, f"server_lr is {self.server_lr}; it must be above 0"
+        )
+        require(
+            0 <= self.server_momentum < 1,
+            f"server_momentum is {self.server_momentum}; it must be in [0, 1)",
+        )
+        require(
+            self.server_decay >= 0,
+            f"server_decay is {self.server_decay}; it must be 0 or more",
+        )
         require(self.clip >= 0, f"clip is {self.clip}; it must be 0 (none) or more")
-        require(self.newcomer_steps >= 0, f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more")
-        require(self.newcomer_lr > 0, f"newcomer_lr is {self.newcomer_lr}; it must be above 0")
+        require(
+            self.newcomer_steps >= 0,
+            f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more",
+        )
+        require(
+            self.newcomer_lr > 0,
+            f"newcomer_lr is {self.newcomer_lr}; it must be above 0",
+        )
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
         generated = self._generated(population)
-        require(generated is None or generated.size > 0, f"part {self.part!r} leaves pfedhn nothing to generate")
+        require(
+            generated is None or generated.size > 0,
+            f"part {self.part!r} leaves pfedhn nothing to generate",
+        )
 
     def _generated(self, population: Population) -> ModelPart | None:
         """What the hypernetwork generates; None = all of the model."""
@@ -163,12 +220,15 @@ class PFedHN(Algorithm):
         if self.embedding == "one-hot":
             embeddings = np.eye(clients)
         else:
-            embeddings = rng.normal(size=(clients, self.embedding_size or 1 + clients // 4))
+            embeddings = rng.normal(
+                size=(clients, self.embedding_size or 1 + clients // 4)
+            )
         hidden_sizes = [self.hidden_size] * self.hidden_layers
         sizes = [embeddings.shape[1], *hidden_sizes, int(np.diff(runs).sum())]
         layers: Layers = []
         for inputs, outputs in pairwise(sizes):
-            # as PyTorch draws dense layers, except that the last one's bias, and a linear map, are zero
+            # as PyTorch draws dense layers, except that the last one's bias, and a
+            # linear map, are zero
             reach = 1 / np.sqrt(inputs)
             is_last = len(layers) == self.hidden_layers
             if not self.hidden_layers:
@@ -177,35 +237,53 @@ class PFedHN(Algorithm):
             weights = rng.uniform(-reach, reach, (inputs, outputs))
             bias = np.zeros(outputs) if is_last else rng.uniform(-reach, reach, outputs)
             layer = {"weights": weights, "bias": bias}
-            layers.append({name: jnp.asarray(values, theta.dtype) for name, values in layer.items()})
+            layers.append(
+                {
+                    name: jnp.asarray(values, theta.dtype)
+                    for name, values in layer.items()
+                }
+            )
         embeddings = jnp.asarray(embeddings, theta.dtype)
         memory = tuple(jax.tree.leaves(self._optimizer().init((layers, embeddings))))
         return PFedHNState(layers, embeddings, memory, theta, runs)
 
     def _optimizer(self) -> optax.GradientTransformation:
-        """SGD with momentum and weight decay, behind the clipping of the whole gradient's norm."""
-        clip = optax.identity() if is_off(self.clip) else optax.clip_by_global_norm(self.clip)
+        """SGD with momentum and weight decay, behind the clipping of the whole
+        gradient's norm.
+        """
+        clip = (
+            optax.identity()
+            if is_off(self.clip)
+            else optax.clip_by_global_norm(self.clip)
+        )
         decay = optax.add_decayed_weights(self.server_decay)
         return optax.chain(clip, decay, optax.sgd(self.server_lr, self.server_momentum))
 
     def broadcast(self, server: PFedHNState, cohort: Cohort) -> Downlink:
-        # theta_i = theta^0 + H(e_i; phi): every client of the cohort has a stream of its own.
+        # theta_i = theta^0 + H(e_i; phi): every client of the cohort has a stream of
+        # its own.
         start = server.part.take(server.initial)
         models = _generate(server.layers, start, server.embeddings[cohort.position])
         return Downlink({"model": Streams.one_each(models)})
 
-    def server(self, server: PFedHNState, downlink: Downlink, answers: Answers, cohort: Cohort) -> PFedHNState:
+    def server(
+        self, server: PFedHNState, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> PFedHNState:
         if not cohort.reporting.any():
             return server
         share = reporter_weights(cohort, "uniform")[cohort.reporting]
         trained = answers.reporters("model")
         start = server.part.take(server.initial)
-        layers, embeddings, memory = _step(self, server, start, cohort.reporters, trained, share.astype(trained.dtype))
+        layers, embeddings, memory = _step(
+            self, server, start, cohort.reporters, trained, share.astype(trained.dtype)
+        )
         return server.replace(layers=layers, embeddings=embeddings, optimizer=memory)
 
     def global_model(self, server: PFedHNState) -> Float[Array, " d"]:
         part = server.part
-        mean = _generate(server.layers, part.take(server.initial), server.embeddings.mean(axis=0))
+        mean = _generate(
+            server.layers, part.take(server.initial), server.embeddings.mean(axis=0)
+        )
         return part.put(server.initial, mean)
 
     def serve(self, server: PFedHNState, cohort: Cohort) -> Downlink:
@@ -216,18 +294,28 @@ class PFedHN(Algorithm):
         everyone = np.zeros((len(cohort), 1), np.int32)
         # theta^0 is common knowledge (the seed)
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink({"initial": start, **{name: Streams(value, everyone) for name, value in sent.items()}})
+        return Downlink(
+            {
+                "initial": start,
+                **{name: Streams(value, everyone) for name, value in sent.items()},
+            }
+        )
 
     def diagnostics(self, server: PFedHNState) -> Sequence[Diagnostic]:
         title = "Cosines between clients' embeddings"
-        return [MatrixDiagnostic("affinity", title, cosine_similarity(server.embeddings))]
+        return [
+            MatrixDiagnostic("affinity", title, cosine_similarity(server.embeddings))
+        ]
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         return named("own", model.part(self.part).take(theta))
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         own = local.part_of_model(self.part)
         theta = local.sgd(joined(own, state, inbox["model"][0]), self.sgd)
         return named("own", own.take(theta)), {"model": own.complement.take(theta)}
@@ -245,18 +333,25 @@ class PFedHN(Algorithm):
             return _generate(layers, own.complement.take(initial), e)
 
         def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            # As a round with phi fixed: generate, train, and step e along the vector-Jacobian product of its delta.
+            # As a round with phi fixed: generate, train, and step e along the
+            # vector-Jacobian product of its delta.
             e, kept = carry
             shared, pull_back = jax.vjp(generate, e)
-            theta = local.in_round(local.round + k).sgd(joined(own, kept, shared), self.sgd)
+            theta = local.in_round(local.round + k).sgd(
+                joined(own, kept, shared), self.sgd
+            )
             delta = own.complement.take(theta) - shared
-            return e + self.newcomer_lr * pull_back(delta)[0], named("own", own.take(theta))
+            return e + self.newcomer_lr * pull_back(delta)[0], named(
+                "own", own.take(theta)
+            )
 
         start = inbox["embedding"][0], named("own", own.take(initial))
         e, kept = local.fori_loop(self.newcomer_steps, fit, start)
         return {**kept, "model": generate(e)}
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         shared = state["model"] if "model" in state else inbox["model"][0]
         return joined(local.part_of_model(self.part), state, shared)
 
@@ -271,7 +366,9 @@ def _named(layers: Layers) -> dict[str, Array]:
 
 
 @jax.jit
-def _generate(layers: Layers, initial: Float[Array, " d"], embedding: Float[Array, "*c e"]) -> Float[Array, "*c d"]:
+def _generate(
+    layers: Layers, initial: Float[Array, " d"], embedding: Float[Array, "*c e"]
+) -> Float[Array, "*c d"]:
     """The models that the hypernetwork makes of one embedding or of several.
 
     Args:
@@ -298,7 +395,8 @@ def _step(
     trained: Float[Array | np.ndarray, "r d_shared"],
     share: Float[Array | np.ndarray, " r"],
 ) -> tuple[Layers, Float[Array, "m e"], tuple[Array, ...]]:
-    """One step of the hypernetwork and the embeddings, from what some clients made of their models.
+    """One step of the hypernetwork and the embeddings, from what some clients made of
+    their models.
 
     Args:
         initial: what the hypernetwork adds to.
@@ -310,7 +408,8 @@ def _step(
     """
     params = (server.layers, server.embeddings)
 
-    # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > in phi and all e_i at once, delta_i held fixed.
+    # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > in phi and all e_i at
+    # once, delta_i held fixed.
     def generate(params: tuple[Layers, Array]) -> Float[Array, "r d_shared"]:
         layers, embeddings = params
         return _generate(layers, initial, embeddings[clients])
@@ -319,11 +418,21 @@ def _step(
     (gradient,) = pull_back(-share[:, None] * (trained - models))
     fixed = algorithm.embedding == "one-hot"
     if fixed:
-        gradient = (gradient[0], jnp.zeros_like(gradient[1]))  # the norm that is clipped is that of what is learned
-    # optax's state is a tree of its own classes; the server's is the tuple of its leaves, which a checkpoint can hold.
+        gradient = (
+            gradient[0],
+            jnp.zeros_like(gradient[1]),
+        )  # the norm that is clipped is that of what is learned
+    # optax's state is a tree of its own classes; the server's is the tuple of its
+    # leaves, which a checkpoint can hold.
     optimizer = algorithm._optimizer()
     structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
-    updates, memory = optimizer.update(gradient, jax.tree.unflatten(structure, server.optimizer), params)
+    updates, memory = optimizer.update(
+        gradient, jax.tree.unflatten(structure, server.optimizer), params
+    )
     moved: Any = optax.apply_updates(params, updates)
     layers, embeddings = moved
-    return layers, server.embeddings if fixed else embeddings, tuple(jax.tree.leaves(memory))
+    return (
+        layers,
+        server.embeddings if fixed else embeddings,
+        tuple(jax.tree.leaves(memory)),
+    )

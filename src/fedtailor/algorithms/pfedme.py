@@ -30,10 +30,12 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class PFedMe(Algorithm):
-    """Personalized federated learning with Moreau envelopes (Dinh et al. 2020, algorithm 1).
+    """Personalized federated learning with Moreau envelopes (Dinh et al. 2020,
+    algorithm 1).
 
-    The global model w minimises the mean of the envelopes min_theta f_i(theta) + lam/2 |theta - w|^2, whose gradient is
-    lam (w - theta_i(w)). In a round every client takes R steps from w_0 = w; on each mini-batch
+    The global model w minimises the mean of the envelopes min_theta f_i(theta) + lam/2
+    |theta - w|^2, whose gradient is lam (w - theta_i(w)). In a round every client takes
+    R steps from w_0 = w; on each mini-batch
 
         theta <- theta - eta_p ( g_i(theta) + lam (theta - w_r) )     K times on the same batch
         w_{r+1} = w_r - eta lam ( w_r - theta )
@@ -55,35 +57,58 @@ class PFedMe(Algorithm):
     participants: ClassVar = "all"
 
     sgd: SGD = SGD(lr=0.1, steps=20, batch_size=20)
-    """Inner steps: their rate eta_p, and the number R of mini-batches in a round (released code: R = 20, batch 20, rate
-    0.1 for logistic regression and 0.09 for networks; it also decays weights by 0.001, which the paper does not)."""
+    """Inner steps: their rate eta_p, and the number R of mini-batches in a round
+    (released code: R = 20, batch 20, rate 0.1 for logistic regression and 0.09 for
+    networks; it also decays weights by 0.001, which the paper does not)."""
     inner_steps: TracedInt = 5
     """K, inner steps on each mini-batch."""
     lam: float = 15.0
     """Strength of the pull of theta towards w."""
     outer_lr: float = 0.005
-    """eta, the rate of the steps of w (outer_lr lam is the share of the way to theta, at most 1 for a convex pull)."""
+    """eta, the rate of the steps of w (outer_lr lam is the share of the way to theta,
+    at most 1 for a convex pull).
+    """
     beta: float = 1.0
-    """The server's step towards the average; above 1 is over-relaxation (Dinh et al. tune 1 to 4)."""
+    """The server's step towards the average; above 1 is over-relaxation (Dinh et al.
+    tune 1 to 4).
+    """
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weights of the average over reporters: equal (the paper), or by training samples n_i (the released code)."""
+    """Weights of the average over reporters: equal (the paper), or by training samples
+    n_i (the released code).
+    """
     warm_start: bool = True
-    """Start an inner solve from the last theta of the round (the released code) instead of w_r; the paper is silent."""
+    """Start an inner solve from the last theta of the round (the released code) instead
+    of w_r; the paper is silent.
+    """
     predict_with: Literal["personal", "global"] = "personal"
     """Which model clients are evaluated with and take home: theta_i, or w."""
 
     def __post_init__(self) -> None:
         choices = ("personal", "global")
-        require(self.predict_with in choices, f"predict_with is {self.predict_with!r}; it must be one of {choices}")
+        require(
+            self.predict_with in choices,
+            f"predict_with is {self.predict_with!r}; it must be one of {choices}",
+        )
         require(
             is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "pfedme's inner steps are plain SGD; train without momentum and without an optimizer",
+            "pfedme's inner steps are plain SGD; train without momentum and without an"
+            " optimizer",
         )
-        require(self.inner_steps >= 1, f"inner_steps is {self.inner_steps}; it must be 1 or more")
-        require(self.lam > 0 and self.beta > 0, f"lam {self.lam} and beta {self.beta} must be above 0")
+        require(
+            self.inner_steps >= 1,
+            f"inner_steps is {self.inner_steps}; it must be 1 or more",
+        )
+        require(
+            self.lam > 0 and self.beta > 0,
+            f"lam {self.lam} and beta {self.beta} must be above 0",
+        )
         require_stable("lam", self.lam, self.sgd)
         share = self.outer_lr * self.lam
-        require(0 < share < 2, f"outer_lr times lam is {share:g}; it must be above 0 and below 2 (at most 1 is usual)")
+        require(
+            0 < share < 2,
+            f"outer_lr times lam is {share:g}; it must be above 0 and below 2 (at most"
+            " 1 is usual)",
+        )
 
     def broadcast(self, server: GlobalModel, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
@@ -91,20 +116,34 @@ class PFedMe(Algorithm):
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta}
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         # w <- w - eta lam (w - theta) goes the share eta lam of the way to theta.
         theta, w = self._solve(inbox["model"][0], local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
-    def _solve(self, w: Array, local: LocalTrainer, share: ScalarLike) -> tuple[Array, Array]:
+    def _solve(
+        self, w: Array, local: LocalTrainer, share: ScalarLike
+    ) -> tuple[Array, Array]:
         """R inner solves, each followed by a step of w.
 
         Returns:
             theta after the last solve, and w.
         """
-        return envelope_steps(local, w, self.sgd, self.inner_steps, self.lam, share, warm_start=self.warm_start)
+        return envelope_steps(
+            local,
+            w,
+            self.sgd,
+            self.inner_steps,
+            self.lam,
+            share,
+            warm_start=self.warm_start,
+        )
 
-    def server(self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort) -> GlobalModel:
+    def server(
+        self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> GlobalModel:
         # weights that sum to beta: (1 - beta) w + beta times the average
         weights = self.beta * reporter_weights(cohort, self.weights)
         return server.replace(model=mix(server.model, answers["model"], weights[None]))
@@ -113,7 +152,9 @@ class PFedMe(Algorithm):
         needs_nothing = self.predict_with == "personal" and cohort.seen
         return Downlink() if needs_nothing else self.broadcast(server, cohort)
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         return state["model"] if self.predict_with == "personal" else inbox["model"][0]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:

@@ -45,20 +45,25 @@ class SCAFFOLDState(ServerState):
 class SCAFFOLD(Algorithm):
     """Stochastic controlled averaging (Karimireddy et al. 2020, algorithm 1).
 
-    Every client corrects its gradients by the difference of the server's control c to its own c_i, both zero at first:
+    Every client corrects its gradients by the difference of the server's control c to
+    its own c_i, both zero at first:
 
         y <- y - eta ( g_i(y) - c_i + c ),    K_i steps from y = x
         c_i+ = grad F_i(x)  (option I),       c_i+ = c_i - c + (x - y) / (K_i eta)  (option II)
         x <- x + server_lr (1/|S|) sum_S (y_i - x),    c <- c + (1/m) sum_S (c_i+ - c_i),  c_i <- c_i+
 
-    so that c is the mean of all m clients' controls, and the fixed point is the minimum of the mean loss whatever K_i.
-    Option II divides by the steps really taken times their rate (which is constant in a round, also when it decays
-    from round to round); with momentum or another optimiser no such factor exists.
+    so that c is the mean of all m clients' controls, and the fixed point is the minimum
+    of the mean loss whatever K_i. Option II divides by the steps really taken times
+    their rate (which is constant in a round, also when it decays from round to round);
+    with momentum or another optimiser no such factor exists.
     """
 
     about: ClassVar[About] = About(
         name="scaffold",
-        paper="Karimireddy et al. 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        paper=(
+            "Karimireddy et al. 2020, SCAFFOLD: Stochastic Controlled Averaging for"
+            " Federated Learning"
+        ),
         down="1 model and 1 control",
         up="1 model and 1 control",
         keeps="its control",
@@ -67,27 +72,45 @@ class SCAFFOLD(Algorithm):
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=5)
-    """Local training, without momentum (Mestoukirdi et al. 2021 run it at rate 0.01 for 5 epochs)."""
+    """Local training, without momentum (Mestoukirdi et al. 2021 run it at rate 0.01 for
+    5 epochs).
+    """
     option: Literal["I", "II"] = "II"
-    """The new control: the gradient at x (one more pass over the data), or the mean gradient of the local steps."""
+    """The new control: the gradient at x (one more pass over the data), or the mean
+    gradient of the local steps.
+    """
     server_lr: float = 1.0
     """Server learning rate (eta_g)."""
     weights: Literal["samples", "uniform"] = "uniform"
-    """Weights of the clients in both averages: equal (the paper), or by training samples n_i."""
+    """Weights of the clients in both averages: equal (the paper), or by training
+    samples n_i.
+    """
 
     def __post_init__(self) -> None:
-        require(self.option in ("I", "II"), f"option is {self.option!r}; it must be 'I' or 'II'")
-        require(self.server_lr > 0, f"server_lr is {self.server_lr}; it must be above 0")
+        require(
+            self.option in ("I", "II"),
+            f"option is {self.option!r}; it must be 'I' or 'II'",
+        )
+        require(
+            self.server_lr > 0, f"server_lr is {self.server_lr}; it must be above 0"
+        )
         require(
             is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "scaffold's controls are defined for plain SGD only; train without momentum and without an optimizer",
+            "scaffold's controls are defined for plain SGD only; train without momentum"
+            " and without an optimizer",
         )
         steps = self.sgd.epochs if self.sgd.steps is None else self.sgd.steps
-        require(steps >= 1, "scaffold divides by the number of local steps; ask for 1 epoch or step at least")
+        require(
+            steps >= 1,
+            "scaffold divides by the number of local steps; ask for 1 epoch or step at"
+            " least",
+        )
 
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
-        share = population.sizes if self.weights == "samples" else np.ones(len(population))
+        share = (
+            population.sizes if self.weights == "samples" else np.ones(len(population))
+        )
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
@@ -98,7 +121,9 @@ class SCAFFOLD(Algorithm):
         control = Streams.everyone(server.control, len(cohort))
         return Downlink({"model": model, "control": control})
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
         # y <- y - eta ( g_i(y) - c_i + c )
         y = local.sgd(x, self.sgd, drift=c - own)
@@ -106,18 +131,33 @@ class SCAFFOLD(Algorithm):
         if self.option == "I":
             new = local.gradient(x)
         else:
-            # K_i eta: the steps that this client really takes, times the rate of this round
+            # K_i eta: the steps that this client really takes, times the rate of this
+            # round
             way = local.steps(self.sgd) * self.sgd.rate(local.round)
             new = own - c + (x - y) / way
-        # c must stay the mean of all c_i: a control that the server does not add to its own must not change here
-        # either.
-        return {"control": jnp.where(inbox.reply, new, own)}, {"model": y, "control": new - own}
+        # c must stay the mean of all c_i: a control that the server does not add to its
+        # own must not change here either.
+        return {"control": jnp.where(inbox.reply, new, own)}, {
+            "model": y,
+            "control": new - own,
+        }
 
-    def server(self, server: SCAFFOLDState, downlink: Downlink, answers: Answers, cohort: Cohort) -> SCAFFOLDState:
-        # x <- x + server_lr (1/|S|) sum_S (y_i - x): a row of weights that sums to server_lr
-        model = mix(server.model, answers["model"], self.server_lr * reporter_weights(cohort, self.weights)[None])
-        # c moves by the mean over all m clients, of which those that are absent have not changed theirs; x above by the
-        # mean over the reporters S.
+    def server(
+        self,
+        server: SCAFFOLDState,
+        downlink: Downlink,
+        answers: Answers,
+        cohort: Cohort,
+    ) -> SCAFFOLDState:
+        # x <- x + server_lr (1/|S|) sum_S (y_i - x): a row of weights that sums to
+        # server_lr
+        model = mix(
+            server.model,
+            answers["model"],
+            self.server_lr * reporter_weights(cohort, self.weights)[None],
+        )
+        # c moves by the mean over all m clients, of which those that are absent have
+        # not changed theirs; x above by the mean over the reporters S.
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
         change = mix(jnp.zeros_like(server.model), answers["control"], share[None])
         return server.replace(model=model, control=server.control + change[0])

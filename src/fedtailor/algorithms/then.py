@@ -7,12 +7,14 @@ from fedtailor.protocol import Algorithm, hyperparameters, require
 
 @hyperparameters
 class Then(Algorithm):
-    """`first` for some rounds, then `next` from the model that it hands over (warm starts, fine-tuned schedules).
+    """`first` for some rounds, then `next` from the model that it hands over (warm
+    starts, fine-tuned schedules).
 
         Then(FedAvg(), rounds=20, next=SelfFL())
 
-    The second method starts anew from that model: its client states, and its probe if it has one, are made then.
-    Either method may be a schedule itself; `rounds` then limits all of the first one.
+    The second method starts anew from that model: its client states, and its probe if
+    it has one, are made then. Either method may be a schedule itself; `rounds` then
+    limits all of the first one.
     """
 
     first: Algorithm
@@ -26,7 +28,8 @@ class Then(Algorithm):
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must be 0 or more")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        # The phases of `first`, one after another, until its rounds are spent; a phase without a limit takes all.
+        # The phases of `first`, one after another, until its rounds are spent; a phase
+        # without a limit takes all.
         phases = []
         left = self.rounds
         for phase, rounds in self.first.phases():

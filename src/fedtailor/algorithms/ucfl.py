@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fedtailor.aggregation import Kernel, Probe, mix, restrict_to_reporters, user_centric_weights
+from fedtailor.aggregation import (
+    Kernel,
+    Probe,
+    mix,
+    restrict_to_reporters,
+    user_centric_weights,
+)
 from fedtailor.aggregation.clusters import choose_streams, k_means
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.last_uploads import LastUploads
@@ -43,44 +49,52 @@ from fedtailor.protocol import (
 )
 
 CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
-"""n_k as shares of a client's samples that `sigma_batch="auto"` compares: 0 is FedAvg, 1 trains alone, and NaN stands
-for the kernel `bound`, which has no n_k."""
+"""n_k as shares of a client's samples that `sigma_batch="auto"` compares: 0 is FedAvg,
+1 trains alone, and NaN stands for the kernel `bound`, which has no n_k."""
 PROBED = 0.1
-"""The share in whose batches the probe measures variances that are not those of a given n_k: the smaller the batches,
-the more there are."""
+"""The share in whose batches the probe measures variances that are not those of a given
+n_k: the smaller the batches, the more there are."""
 
 
 @hyperparameters
 class UCFL(Algorithm):
     """User-centric federated learning (Mestoukirdi et al. 2021/2022).
 
-    Before training every client answers a probe at the common theta^0 with its full gradient g_i and the variance of
-    its gradients over disjoint batches (eq. 10); the server turns them into rows of weights (eq. 9)
+    Before training every client answers a probe at the common theta^0 with its full
+    gradient g_i and the variance of its gradients over disjoint batches (eq. 10); the
+    server turns them into rows of weights (eq. 9)
 
         w_ij ~ n_j exp( -|g_i - g_j|^2 / (2 sigma_i^2) )
 
-    Then, in each round, every client trains its own stream's model and the streams are mixed (eq. 8)
+    Then, in each round, every client trains its own stream's model and the streams are
+    mixed (eq. 8)
 
         theta_s = sum_j W_sj SGD(theta_s(j); D_j)
 
-    With one stream a client (`streams=None`) W holds those rows; with fewer, the centroids of their clusters, found by
-    k-means (eq. 11), their number by the silhouette (algorithm 2). "auto" compares 2 to m-1 streams and takes one where
-    no silhouette is positive; so two clients always share one.
+    With one stream a client (`streams=None`) W holds those rows; with fewer, the
+    centroids of their clusters, found by k-means (eq. 11), their number by the
+    silhouette (algorithm 2). "auto" compares 2 to m-1 streams and takes one where no
+    silhouette is positive; so two clients always share one.
 
-    When only some clients report (the paper assumes all do), rows are renormalised over the reporters, and a stream
-    whose row has almost no mass on them stays as it is. A client that arrives later answers the probe too: it is sent
-    the stream whose centroid is nearest to its row, or, with a stream for each client, its own mix of the models that
-    clients sent last. Its row weighs only clients that have ever sent one, and only streams that have ever been mixed
-    are compared: the others are still theta^0. Clients whose own stream is, are served in the same way.
+    When only some clients report (the paper assumes all do), rows are renormalised over
+    the reporters, and a stream whose row has almost no mass on them stays as it is. A
+    client that arrives later answers the probe too: it is sent the stream whose
+    centroid is nearest to its row, or, with a stream for each client, its own mix of
+    the models that clients sent last. Its row weighs only clients that have ever sent
+    one, and only streams that have ever been mixed are compared: the others are still
+    theta^0. Clients whose own stream is, are served in the same way.
 
-    Beyond the papers: the batch n_k of the variances decides between FedAvg (small) and training alone (large), and no
-    rule gives it. But one probe serves every n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, S_i being
-    the covariance of a single sample's gradient. `sigma_batch="auto"` makes the weights of five n_k from it and, as a
-    sixth candidate, those of `kernel="bound"`, which need no n_k: they minimise a bound on the error of the mixed
-    gradient, with distances from which the noise of both ends is taken off. All six train side by side for `trial`
-    rounds and one more (a client receives, trains and sends six models, and says how often each is wrong on its
-    validation data), up to three times as long where the best is still wrong more than half as often as the initial
-    model; then the one with the least error, mean over clients and over the later half of these rounds, goes on alone.
+    Beyond the papers: the batch n_k of the variances decides between FedAvg (small) and
+    training alone (large), and no rule gives it. But one probe serves every n_k, since
+    sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, S_i being the covariance of a
+    single sample's gradient. `sigma_batch="auto"` makes the weights of five n_k from it
+    and, as a sixth candidate, those of `kernel="bound"`, which need no n_k: they
+    minimise a bound on the error of the mixed gradient, with distances from which the
+    noise of both ends is taken off. All six train side by side for `trial` rounds and
+    one more (a client receives, trains and sends six models, and says how often each is
+    wrong on its validation data), up to three times as long where the best is still
+    wrong more than half as often as the initial model; then the one with the least
+    error, mean over clients and over the later half of these rounds, goes on alone.
     """
 
     about: ClassVar[About] = About(
@@ -89,56 +103,85 @@ class UCFL(Algorithm):
         down="1 model of its stream (theta^0 once, in the probe)",
         up="1 model (1 gradient and 2 scalars once, in the probe)",
         keeps="nothing",
-        unseen="answers the probe; the nearest stream, or its own mix of the last models",
+        unseen=(
+            "answers the probe; the nearest stream, or its own mix of the last models"
+        ),
         travels="one of several",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)
-    """Local training (Mestoukirdi et al., section V: learning rate 0.1, momentum 0.9, one epoch)."""
+    """Local training (Mestoukirdi et al., section V: learning rate 0.1, momentum 0.9,
+    one epoch).
+    """
     streams: int | Literal["auto"] | None = None
-    """Downlink streams: a number, "auto" (best silhouette), or None (one for each client)."""
+    """Downlink streams: a number, "auto" (best silhouette), or None (one for each
+    client).
+    """
     kernel: Kernel = "eq9"
-    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j (the short paper); `bound`
-    minimises a bound instead, and has no n_k."""
+    """`eq9` divides distances by sigma_i^2 (the long paper), `eq6` by sigma_i sigma_j
+    (the short paper); `bound` minimises a bound instead, and has no n_k."""
     sigma_batch: int | float | Literal["auto"] = 1 / 3
-    """Samples n_k of a batch in the variance sigma_i^2: a number, or a share of the client's samples (the papers use
-    100 and n_i/3), never more than half of them, so that there are two batches; "auto" chooses it on validation
-    data."""
+    """Samples n_k of a batch in the variance sigma_i^2: a number, or a share of the
+    client's samples (the papers use 100 and n_i/3), never more than half of them, so
+    that there are two batches; "auto" chooses it on validation data."""
     trial: int = 10
-    """Rounds that the candidates of "auto" have trained when it chooses among them, at most three times as many where
-    they learn slowly (see `Trial.is_over`); runs that end sooner use the leader."""
+    """Rounds that the candidates of "auto" have trained when it chooses among them, at
+    most three times as many where they learn slowly (see `Trial.is_over`); runs that
+    end sooner use the leader."""
     trade_off: Callable[[int, float], float] | None = None
-    """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm 2); default s_k itself."""
+    """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm
+    2); default s_k itself.
+    """
     rows: Float[np.ndarray, "m m"] | None = None
-    """Weights of your own instead of the probe's: row i weighs the clients for client i, both sorted by client id."""
+    """Weights of your own instead of the probe's: row i weighs the clients for client
+    i, both sorted by client id.
+    """
     warm: int = 0
-    """Rounds of FedAvg before the probe, which is then made at their model (the papers probe theta^0)."""
+    """Rounds of FedAvg before the probe, which is then made at their model (the papers
+    probe theta^0).
+    """
 
     def __post_init__(self) -> None:
-        require(self.streams in (None, "auto") or isinstance(self.streams, int),
-                f"streams is {self.streams!r}; it must be a number, 'auto' or None (one for each client)")  # fmt: skip
         require(
-            not isinstance(self.streams, int) or self.streams >= 1, f"streams is {self.streams}; it must be 1 or more"
+            self.streams in (None, "auto") or isinstance(self.streams, int),
+            f"streams is {self.streams!r}; it must be a number, 'auto' or None (one for"
+            " each client)",
         )
-        require(self.kernel in ("eq9", "eq6", "bound"),
-                f"kernel is {self.kernel!r}; it must be 'eq9', 'eq6' or 'bound'")  # fmt: skip
+        require(
+            not isinstance(self.streams, int) or self.streams >= 1,
+            f"streams is {self.streams}; it must be 1 or more",
+        )
+        require(
+            self.kernel in ("eq9", "eq6", "bound"),
+            f"kernel is {self.kernel!r}; it must be 'eq9', 'eq6' or 'bound'",
+        )
         batch = self.sigma_batch
         if isinstance(batch, str):
             valid = batch == "auto"
         else:
             valid = batch >= 1 if isinstance(batch, int) else 0 < batch <= 0.5
-        require(valid, f"sigma_batch is {batch!r}; it must be a number of samples, a share in (0, 0.5] or 'auto'")
+        require(
+            valid,
+            f"sigma_batch is {batch!r}; it must be a number of samples, a share in (0,"
+            " 0.5] or 'auto'",
+        )
         require(self.trial >= 1, f"trial is {self.trial}; it must be 1 or more")
         require(self.warm >= 0, f"warm is {self.warm}; it must be 0 or more")
 
     def check(self, population: Population) -> None:
         clients = len(population)
         if isinstance(self.streams, int):
-            require(self.streams <= clients, f"{self.streams} streams for {clients} clients; ask for 1 to {clients}")
+            require(
+                self.streams <= clients,
+                f"{self.streams} streams for {clients} clients; ask for 1 to {clients}",
+            )
         if self.rows is not None:
             is_square = np.shape(self.rows) == (clients, clients)
             fits = is_square and np.allclose(np.sum(self.rows, axis=1), 1)
-            require(fits, f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1")
+            require(
+                fits,
+                f"rows must be a [{clients}, {clients}] matrix whose rows sum to 1",
+            )
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
         if self.warm == 0:
@@ -154,20 +197,27 @@ class UCFL(Algorithm):
         """Whether candidates compete for the weights."""
         return self.sigma_batch == "auto" and self.kernel != "bound"
 
-    # before training ------------------------------------------------------------------------------------------------
+    # before training
+    # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> BeforeProbe:
         server = BeforeProbe(init(0), population.ids, population.sizes)
-        return server if self.rows is None else self._with_streams(server, np.asarray(self.rows, np.float64))
+        return (
+            server
+            if self.rows is None
+            else self._with_streams(server, np.asarray(self.rows, np.float64))
+        )
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
         given = self.sigma_batch
-        # "auto" and `bound` want the variance of a single sample's gradient, from which that of every n_k follows.
+        # "auto" and `bound` want the variance of a single sample's gradient, from which
+        # that of every n_k follows.
         for_every_batch = given == "auto" or self.kernel == "bound"
         wanted = PROBED if for_every_batch else given
         assert not isinstance(wanted, str)
-        rounding = 1e-3  # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
+        # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
+        rounding = 1e-3
         batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
         # at most half of the samples, so that there are two batches to compare
         batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)
@@ -179,23 +229,38 @@ class UCFL(Algorithm):
             part = local.gradient(theta, k * batch, (k + 1) * batch, purpose="sigma")
             return total + jnp.sum(jnp.square(part - gradient))
 
-        # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k samples
+        # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k
+        # samples
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
-        answer = {"gradient": gradient, "sigma2": total / batches, "samples": n.astype(theta.dtype)}
+        answer = {
+            "gradient": gradient,
+            "sigma2": total / batches,
+            "samples": n.astype(theta.dtype),
+        }
         if for_every_batch:
-            # tr S / n, the variance of the whole gradient, from which the server makes sigma^2 of every n_k
-            answer["sigma2"] /= jnp.where(n > batch, n / batch - 1, 1).astype(theta.dtype)
+            # tr S / n, the variance of the whole gradient, from which the server makes
+            # sigma^2 of every n_k
+            answer["sigma2"] /= jnp.where(n > batch, n / batch - 1, 1).astype(
+                theta.dtype
+            )
         if self._competes:
             answer["validation"] = local.count("val").astype(theta.dtype)
         return answer
 
-    def aggregate_probe(self, server: BeforeProbe, answers: Answers, cohort: Cohort) -> UCFLState | Trial:
+    def aggregate_probe(
+        self, server: BeforeProbe, answers: Answers, cohort: Cohort
+    ) -> UCFLState | Trial:
         probe = probe_of(answers, cohort)
         if not self._competes:
-            return self._with_streams(server, user_centric_weights(probe, self.kernel), probe)
+            return self._with_streams(
+                server, user_centric_weights(probe, self.kernel), probe
+            )
         validates = answers.host("validation") > 0
-        require(bool(validates.any()), "sigma_batch 'auto' is chosen on validation data, and no client has any; "
-                "split some off, or name a number")  # fmt: skip
+        require(
+            bool(validates.any()),
+            "sigma_batch 'auto' is chosen on validation data, and no client has any; "
+            "split some off, or name a number",
+        )
         return Trial(
             initial=server.initial,
             ids=server.ids,
@@ -212,20 +277,25 @@ class UCFL(Algorithm):
         Args:
             server: the server before the probe.
             probe: with tr S_i / n_i for sigma_i^2.
-            share: of the batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i (1/share - 1); NaN = the kernel
-                `bound`.
+            share: of the batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i
+                (1/share - 1); NaN = the kernel `bound`.
 
         Returns:
             A state with the candidate's rows and streams.
         """
         if np.isnan(share):
-            return self._with_streams(server, user_centric_weights(probe, "bound"), probe).replace(kernel="bound")
+            return self._with_streams(
+                server, user_centric_weights(probe, "bound"), probe
+            ).replace(kernel="bound")
         bandwidth = np.inf if share == 0 else 1 / share - 1
         rows = user_centric_weights(probe.widened(bandwidth), self.kernel)
         return self._with_streams(server, rows, probe).replace(bandwidth=bandwidth)
 
     def _with_streams(
-        self, server: BeforeProbe, rows: Float[np.ndarray, "m m"], probe: Probe | None = None
+        self,
+        server: BeforeProbe,
+        rows: Float[np.ndarray, "m m"],
+        probe: Probe | None = None,
     ) -> UCFLState:
         """The server with the streams that rows of weights ask for.
 
@@ -243,7 +313,8 @@ class UCFL(Algorithm):
         # Algorithm 2: the number of streams with the best silhouette.
         if streams == "auto":
             streams, silhouettes = choose_streams(rows, self.trade_off)
-        # eq. 11: the clients of a cluster share a stream, which mixes by the mean of their rows.
+        # eq. 11: the clients of a cluster share a stream, which mixes by the mean of
+        # their rows.
         if streams == clients:
             labels, weights = np.arange(clients), rows
         else:
@@ -259,13 +330,16 @@ class UCFL(Algorithm):
             stream=labels,
             model=jnp.repeat(server.initial[None], len(weights), axis=0),
             mixed=np.zeros(len(weights), bool),
-            silhouettes=np.array([[k, s] for k, s in silhouettes.items()], np.float64).reshape(-1, 2),
+            silhouettes=np.array(
+                [[k, s] for k, s in silhouettes.items()], np.float64
+            ).reshape(-1, 2),
             kernel=self.kernel,
             bandwidth=1.0,
             fresh=True,
         )
 
-    # rounds ---------------------------------------------------------------------------------------------------------
+    # rounds
+    # ----------------------------------------------------------------------------------
 
     def broadcast(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         if isinstance(server, Trial):
@@ -273,35 +347,48 @@ class UCFL(Algorithm):
         stream = server.stream[cohort.position].astype(np.int32)
         # In the first round clients hold the model that they were probed at.
         held = self.probes and server.fresh
-        return Downlink({"model": Streams(server.model, stream[:, None], already_held=held)})
+        return Downlink(
+            {"model": Streams(server.model, stream[:, None], already_held=held)}
+        )
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         models = inbox["model"]
         if len(models) == 1:
             return state, {"model": local.sgd(models[0], self.sgd)}
-        # Several are the candidates'; their errors are those of the models as they were sent.
+        # Several are the candidates'; their errors are those of the models as they were
+        # sent.
         errors = local.map(lambda theta: validation_error(local, theta), models)
         trained = local.map(lambda theta: local.sgd(theta, self.sgd), models)
         return state, {"model": trained, "error": errors}
 
     def server(
-        self, server: UCFLState | Trial, downlink: Downlink, answers: Answers, cohort: Cohort
+        self,
+        server: UCFLState | Trial,
+        downlink: Downlink,
+        answers: Answers,
+        cohort: Cohort,
     ) -> UCFLState | Trial:
         if isinstance(server, UCFLState):
             return self._mixed(server, answers["model"], cohort)
         models = answers["model"]
-        # Candidate k mixes what the clients made of its stream: the k-th of the models that each sent.
+        # Candidate k mixes what the clients made of its stream: the k-th of the models
+        # that each sent.
         mixed = []
         for k, candidate in enumerate(server.candidates):
             mixed.append(self._mixed(candidate, models.item(k), cohort))
         server = server.after(mixed, answers, cohort)
         return server.chosen() if server.is_over(self.trial) else server
 
-    def _mixed(self, server: UCFLState, models: ClientRows, cohort: Cohort) -> UCFLState:
+    def _mixed(
+        self, server: UCFLState, models: ClientRows, cohort: Cohort
+    ) -> UCFLState:
         """The server after a round in which the cohort sent these models [c, d]."""
         # eq. 8, theta_s = sum_j W_sj theta_j, over the clients that report.
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # With a stream for each client, newcomers will want a mix of their own, of what the clients sent last.
+        # With a stream for each client, newcomers will want a mix of their own, of what
+        # the clients sent last.
         uploads = None
         if server.one_for_each:
             before = server.uploads or LastUploads.none_yet(server.model)
@@ -313,7 +400,8 @@ class UCFL(Algorithm):
             uploads=uploads,
         )
 
-    # after training -------------------------------------------------------------------------------------------------
+    # after training
+    # ----------------------------------------------------------------------------------
 
     def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         server = server.leader if isinstance(server, Trial) else server
@@ -323,8 +411,11 @@ class UCFL(Algorithm):
         started = server.mixed[stream]
         if started.all() or server.fresh:
             return Downlink({"model": Streams(server.model, stream[:, None])})
-        # under sampling some streams are still theta^0: their clients are served as if they arrived now
-        waiting = replace(cohort, rows=cohort.rows[~started], reporting=cohort.reporting[~started])
+        # under sampling some streams are still theta^0: their clients are served as if
+        # they arrived now
+        waiting = replace(
+            cohort, rows=cohort.rows[~started], reporting=cohort.reporting[~started]
+        )
         late = self._late(server, waiting)
         models = jnp.concatenate([server.model, late.values])
         stream[~started] = len(server.model) + late.recipients[:, 0]
@@ -334,18 +425,25 @@ class UCFL(Algorithm):
         """Models for clients that have no stream of their own that was ever mixed.
 
         Returns:
-            With a stream for each client, a mix of its own for each late one; else all streams, of which each late
-            client receives the one whose weights are nearest to its row.
+            With a stream for each client, a mix of its own for each late one; else all
+            streams, of which each late client receives the one whose weights are
+            nearest to its row.
         """
         if server.one_for_each:
             models, usable = self._mixed_for_newcomers(server)
             rows = late_rows(server, cohort, usable)
-            start = jnp.repeat(server.initial[None], len(rows), axis=0)  # stays where there is nothing to mix yet
+            start = jnp.repeat(
+                server.initial[None], len(rows), axis=0
+            )  # stays where there is nothing to mix yet
             return Streams.one_each(mix(start, models, rows))
         rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
-        return Streams(server.model, nearest_streams(server, rows).astype(np.int32)[:, None])
+        return Streams(
+            server.model, nearest_streams(server, rows).astype(np.int32)[:, None]
+        )
 
-    def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
+    def _mixed_for_newcomers(
+        self, server: UCFLState
+    ) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
         """What a newcomer's own model is mixed of.
 
         Returns:
@@ -354,9 +452,15 @@ class UCFL(Algorithm):
         if server.uploads is None:
             nobody = np.zeros(len(server.rows), bool)
             return ClientRows(server.model, np.arange(len(server.rows))), nobody
-        return ClientRows(server.uploads.models, server.uploads.row), server.uploads.sent
+        return (
+            ClientRows(server.uploads.models, server.uploads.row),
+            server.uploads.sent,
+        )
 
-    # reports ----------------------------------------------------------------------------------------------------------
+    # reports
+    # ----------------------------------------------------------------------------------
 
     def diagnostics(self, server: UCFLState | Trial) -> Sequence[Diagnostic]:
-        return stream_diagnostics(server.leader if isinstance(server, Trial) else server)
+        return stream_diagnostics(
+            server.leader if isinstance(server, Trial) else server
+        )

@@ -27,13 +27,15 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class UCFLParallel(UCFL):
-    """The parallel variant of user-centric federated learning (Mestoukirdi et al. 2022, eq. 12).
+    """The parallel variant of user-centric federated learning (Mestoukirdi et al. 2022,
+    eq. 12).
 
         theta_s = sum_j W_sj theta_sj,    theta_sj = SGD(theta_s; D_j)
 
-    so that each stream is exactly FedAvg with the weights of its row, at the cost of as many trainings and uploads a
-    client as there are streams. (The text below eq. 12 starts client j from its own model, which would be eq. 8.)
-    A newcomer without shared streams is sent its own mix of the streams' models.
+    so that each stream is exactly FedAvg with the weights of its row, at the cost of as
+    many trainings and uploads a client as there are streams. (The text below eq. 12
+    starts client j from its own model, which would be eq. 8.) A newcomer without shared
+    streams is sent its own mix of the streams' models.
     """
 
     about: ClassVar[About] = About(
@@ -48,25 +50,41 @@ class UCFLParallel(UCFL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.sigma_batch != "auto", "ucfl-parallel cannot choose sigma_batch; have ucfl choose it")
+        require(
+            self.sigma_batch != "auto",
+            "ucfl-parallel cannot choose sigma_batch; have ucfl choose it",
+        )
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         held = self.probes and server.fresh
-        return Downlink({"model": Streams.all_to_all(server.model, len(cohort), already_held=held)})
+        return Downlink(
+            {"model": Streams.all_to_all(server.model, len(cohort), already_held=held)}
+        )
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         # theta_sj = SGD(theta_s; D_j) for every stream s
         trained = local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])
         return state, {"model": trained}
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> UCFLState:
+    def server(
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # eq. 12: every stream is mixed of what the clients made of that stream, which is the s-th that each sent
+        # eq. 12: every stream is mixed of what the clients made of that stream, which
+        # is the s-th that each sent
         mixed = []
         for s in range(len(weights)):
             models = answers["model"].item(s)
             mixed.append(mix(server.model[s : s + 1], models, weights[s : s + 1]))
-        return server.replace(model=jnp.concatenate(mixed), mixed=server.mixed | weights.any(axis=1), fresh=False)
+        return server.replace(
+            model=jnp.concatenate(mixed),
+            mixed=server.mixed | weights.any(axis=1),
+            fresh=False,
+        )
 
-    def _mixed_for_newcomers(self, server: UCFLState) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
+    def _mixed_for_newcomers(
+        self, server: UCFLState
+    ) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
         return ClientRows(server.model, server.stream), server.mixed

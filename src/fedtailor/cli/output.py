@@ -6,7 +6,8 @@ from fedtailor._files import reason, replacing
 
 
 def put(text: str, out: Path | None) -> None:
-    """Write a text to a file, whole or not at all, or where none is named to the standard output.
+    """Write a text to a file, whole or not at all, or where none is named to the
+    standard output.
 
     Raises:
         ValueError: the file cannot be written.
@@ -18,4 +19,6 @@ def put(text: str, out: Path | None) -> None:
         with replacing(out) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot write {out}: {reason(error)}; name another file") from None
+        raise ValueError(
+            f"cannot write {out}: {reason(error)}; name another file"
+        ) from None

@@ -13,8 +13,8 @@ from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_ra
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 CLASSIFICATION_RATES = (0.1, 0.01)
-"""The larger one first: of rates with the same result on validation data the first is chosen, and training with the
-larger one has come farther."""
+"""The larger one first: of rates with the same result on validation data the first is
+chosen, and training with the larger one has come farther."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,16 @@ class OwnTable(TableOptions):
     rounds: int = 50
     """Communication rounds."""
     seeds: tuple[int, ...] | None = None
-    """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for each part)."""
+    """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for
+    each part).
+    """
     metrics: tuple[str, ...] = ()
-    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a regression rmse, mae, r2); the
-    first is what methods are judged by."""
+    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a
+    regression rmse, mae, r2); the first is what methods are judged by."""
     lr: tuple[float, ...] | None = None
-    """Learning rates to choose from, on validation data, for each method (default: 0.1 and 0.01 for classes; for a
-    regression the largest rate at which no client should diverge, computed from the training inputs, and a fifth)."""
+    """Learning rates to choose from, on validation data, for each method (default: 0.1
+    and 0.01 for classes; for a regression the largest rate at which no client should
+    diverge, computed from the training inputs, and a fifth)."""
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds, the default ones filled in."""
@@ -46,11 +49,20 @@ class OwnTable(TableOptions):
 
 
 def changed_options(options: TableOptions) -> dict[str, Any]:
-    """The table's options that differ from their defaults, as `from_table` and an experiment file take them."""
+    """The table's options that differ from their defaults, as `from_table` and an
+    experiment file take them.
+    """
     default = TableOptions()
     names = (field.name for field in fields(TableOptions))
-    given = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(default, name)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    given = {
+        name: getattr(options, name)
+        for name in names
+        if getattr(options, name) != getattr(default, name)
+    }
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in given.items()
+    }
 
 
 def default_rates(table: Table) -> tuple[float, ...]:
@@ -62,17 +74,20 @@ def default_rates(table: Table) -> tuple[float, ...]:
 
 
 def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
-    """The comparison, and the table as the first seed sees it in words: sizes, what was imputed and left out.
+    """The comparison, and the table as the first seed sees it in words: sizes, what was
+    imputed and left out.
 
-    All that is wrong with options and table is found here, before anything is trained or written.
+    All that is wrong with options and table is found here, before anything is trained
+    or written.
 
     Raises:
-        ValueError: a method does not exist, the file cannot be read, or all that is wrong with its columns.
+        ValueError: a method does not exist, the file cannot be read, or all that is
+            wrong with its columns.
     """
     rates = options.lr or CLASSIFICATION_RATES
     said = (
-        "--val is 0, and learning rates are chosen on validation data; name one rate with --lr, or leave rows for "
-        "validation"
+        "--val is 0, and learning rates are chosen on validation data; name one rate"
+        " with --lr, or leave rows for validation"
     )
     require(options.val != 0 or len(rates) == 1, said)
     experiment = own_table(path, options, rates)  # before a large file is read
@@ -81,12 +96,17 @@ def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
     if options.lr is None:
         experiment = own_table(path, options, default_rates(table))
         if table.classes is None:
-            experiment = replace(experiment, limited=("sgd.lr",))  # above, the steepest client may diverge
-    return experiment, "\n".join([table.describe(), *(f"  {note}" for note in table.notes), ""])
+            experiment = replace(
+                experiment, limited=("sgd.lr",)
+            )  # above, the steepest client may diverge
+    return experiment, "\n".join(
+        [table.describe(), *(f"  {note}" for note in table.notes), ""]
+    )
 
 
 def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experiment:
-    """The comparison of methods on a user's own table, each with the best of some learning rates.
+    """The comparison of methods on a user's own table, each with the best of some
+    learning rates.
 
     Raises:
         ValueError: a method does not exist, or a value is wrong.
@@ -100,7 +120,12 @@ def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experi
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
         "metrics": ["mean", "worst", "worst10"],
-        "scenarios": {name: {"use": "table", "path": str(path), **options.table_options()}},
-        "algorithms": {method: {"grid": {"sgd": {"lr": list(rates)}}} for method in options.algorithms},
+        "scenarios": {
+            name: {"use": "table", "path": str(path), **options.table_options()}
+        },
+        "algorithms": {
+            method: {"grid": {"sgd": {"lr": list(rates)}}}
+            for method in options.algorithms
+        },
     }
     return resolve(Document(content, (("the command line", "", ()),)), name)

@@ -17,7 +17,9 @@ Progress = Callable[[Training, bool], None]
 
 @contextmanager
 def progress_of(title: str, rounds: int) -> Iterator[Progress]:
-    """A callback for `run` that shows round, mean test accuracy (or loss) of the personal models, and time left."""
+    """A callback for `run` that shows round, mean test accuracy (or loss) of the
+    personal models, and time left.
+    """
     if sys.stderr.isatty():
         with _bar(title, rounds) as update:
             yield lambda training, _: update(training.round, _score(training))
@@ -27,10 +29,14 @@ def progress_of(title: str, rounds: int) -> Iterator[Progress]:
 
 @contextmanager
 def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
-    """A callback for a comparison: runs done, what runs, its round and score, and the time left for all."""
+    """A callback for a comparison: runs done, what runs, its round and score, and the
+    time left for all.
+    """
     if sys.stderr.isatty():
         with _bar(title, runs) as update:
-            yield lambda comparison, entry, seed, training: update(comparison.progressed, _what(entry, seed, training))
+            yield lambda comparison, entry, seed, training: update(
+                comparison.progressed, _what(entry, seed, training)
+            )
     else:
         yield _run_lines(title, runs)
 
@@ -45,11 +51,16 @@ def _what(entry: Entry, seed: int, training: Training | None) -> str:
 def _run_lines(title: str, runs: int) -> ComparisonProgress:
     last = -SECONDS_BETWEEN_LINES
 
-    def show(comparison: Comparison, entry: Entry, seed: int, training: Training | None) -> None:
+    def show(
+        comparison: Comparison, entry: Entry, seed: int, training: Training | None
+    ) -> None:
         nonlocal last
         if monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = monotonic()
-            text = f"{title}: run {comparison.done + 1} of {runs}, {_what(entry, seed, training)}"
+            text = (
+                f"{title}: run {comparison.done + 1} of {runs},"
+                f" {_what(entry, seed, training)}"
+            )
             print(text, file=sys.stderr, flush=True)
 
     return show
@@ -61,7 +72,10 @@ def _score(training: Training) -> str:
     texts = [f"{metric} {values.mean():.3f}"] if len(values) else []
     if training.privacy is not None:
         largest = training.privacy.largest(training.round)
-        texts += [f"{name.replace('_', ' ')} {epsilon:.2f}" for name, epsilon in largest.items()]
+        texts += [
+            f"{name.replace('_', ' ')} {epsilon:.2f}"
+            for name, epsilon in largest.items()
+        ]
     return ", ".join(texts)
 
 
@@ -69,12 +83,23 @@ def _score(training: Training) -> str:
 def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
     """A bar on stderr, and the function that sets how far it is and what it says."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     # Titles hold labels of the user's: square brackets in them are no markup.
-    description, text = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[text]}"))
+    description, text = (
+        TextColumn(field, markup=False)
+        for field in ("{task.description}", "{task.fields[text]}")
+    )
     columns = (description, BarColumn(), TaskProgressColumn(), text)
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task(title, total=total, text="compiling")
         yield lambda done, said: bar.update(task, completed=done, text=said)
 
@@ -86,6 +111,10 @@ def _lines(title: str, rounds: int) -> Progress:
         nonlocal last
         if training.round == rounds or monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = monotonic()
-            print(f"{title}: round {training.round} of {rounds}, {_score(training)}", file=sys.stderr, flush=True)
+            print(
+                f"{title}: round {training.round} of {rounds}, {_score(training)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return show

@@ -1,7 +1,9 @@
-"""Which commands there are: the modules of `fedtailor.cli.commands`, and those that other packages offer.
+"""Which commands there are: the modules of `fedtailor.cli.commands`, and those that
+other packages offer.
 
-A package offers a command by an entry point of the group `fedtailor.commands`: its name is the command's, and it
-names a function that takes the arguments after the command's name and returns the exit code.
+A package offers a command by an entry point of the group `fedtailor.commands`: its name
+is the command's, and it names a function that takes the arguments after the command's
+name and returns the exit code.
 """
 
 import ast
@@ -34,24 +36,36 @@ def find(name: str) -> Command:
         try:
             return offered[name].load()
         except Exception as error:
-            message = f"the command {name!r} of {_package(offered[name])} cannot be loaded: {error!r}"
+            message = (
+                f"the command {name!r} of {_package(offered[name])} cannot be loaded:"
+                f" {error!r}"
+            )
             raise ValueError(message) from error
     known = [*_own(), *offered]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"there is no command {name!r}; {hint}the commands are {', '.join(known)}")
+    raise ValueError(
+        f"there is no command {name!r}; {hint}the commands are {', '.join(known)}"
+    )
 
 
 def summaries() -> dict[str, str]:
     """Command -> one line about it. No command is imported: that takes seconds."""
     own = {name: _summary(module) for name, module in _own().items()}
-    return {**{name: f"(of {_package(entry)})" for name, entry in _offered().items()}, **own}
+    return {
+        **{name: f"(of {_package(entry)})" for name, entry in _offered().items()},
+        **own,
+    }
 
 
 def _own() -> dict[str, str]:
     """Command -> its module in `commands`."""
     modules = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
-    return {module.replace("_", "-"): module for module in modules if not module.startswith("_")}
+    return {
+        module.replace("_", "-"): module
+        for module in modules
+        if not module.startswith("_")
+    }
 
 
 def _offered() -> dict[str, EntryPoint]:

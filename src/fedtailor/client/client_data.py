@@ -19,18 +19,26 @@ from fedtailor.protocol import Batch
 
 @dataclass(frozen=True)
 class Permutation:
-    """A named order of n positions, of which a client (or a part of it) sees those from `first` on."""
+    """A named order of n positions, of which a client (or a part of it) sees those from
+    `first` on.
+    """
 
     words: UInt32[Array, " 2"]
     n: Int[Array, ""]
     first: Int[Array, ""]
 
     def __call__(self, positions: Int[Array, " b"]) -> Int[Array, " b"]:
-        return shuffled(jnp.minimum(self.first + positions, self.n - 1), self.n, self.words, jnp.int32(0))
+        return shuffled(
+            jnp.minimum(self.first + positions, self.n - 1),
+            self.n,
+            self.words,
+            jnp.int32(0),
+        )
 
 
 class ClientData:
-    """One client's examples and random keys (the half of `LocalTrainer` that trains nothing; traced).
+    """One client's examples and random keys (the half of `LocalTrainer` that trains
+    nothing; traced).
 
     Attributes:
         model: what the examples are inputs of.
@@ -41,7 +49,9 @@ class ClientData:
         trace: what this client has done so far, and whether it may read examples.
     """
 
-    def __init__(self, model: Model, pool: Pool, address: ClientAddress, round: Int[Array, ""]) -> None:
+    def __init__(
+        self, model: Model, pool: Pool, address: ClientAddress, round: Int[Array, ""]
+    ) -> None:
         self.model, self.pool, self.address, self.round = model, pool, address, round
         self.size = address.size[0]
         self.trace = Trace()
@@ -76,7 +86,9 @@ class ClientData:
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
         return model_input(self.pool, x)
 
-    def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
+    def examples(
+        self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
+    ) -> Batch:
         """Gather examples from the pool.
 
         Args:
@@ -90,34 +102,49 @@ class ClientData:
         self._require_open(split)
         if self.trace.only_privately:
             raise ValueError(
-                "this method's clients look at their examples in other ways than by private steps, so that dp_noise "
-                "would promise too much; choose a method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
+                "this method's clients look at their examples in other ways than by"
+                " private steps, so that dp_noise would promise too much; choose a"
+                " method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
             )
         if split == "train":
-            # from positions in the innermost part outwards, to positions in all of the client's samples
+            # from positions in the innermost part outwards, to positions in all of the
+            # client's samples
             for permutation in reversed(self._permutations):
                 positions = permutation(positions)
         x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
         batch = Batch(x, y, weight.astype(self.model.dtype))
-        # Batch normalisation asks the step later which of its inputs only pad the batch.
+        # Batch normalisation asks the step later which of its inputs only pad the
+        # batch.
         if self.trace.step is not None:
             self.trace.step.batches.append(batch)
         return batch
 
-    def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+    def _gathered(
+        self, places: Int[Array, " b"]
+    ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
         """Inputs and targets at some places of the pool's rows."""
         return gathered(self.pool, places)
 
     def room(self, batch_size: int) -> int:
-        """For how many samples a batch has room: a larger one than the largest client's split would only be padded."""
+        """For how many samples a batch has room: a larger one than the largest client's
+        split would only be padded.
+        """
         return min(batch_size, self.pool.largest)
 
     def draw(
-        self, purpose: str, step: ArrayLike, batch_size: int, *, split: str = "train", drop_last: bool = False
+        self,
+        purpose: str,
+        step: ArrayLike,
+        batch_size: int,
+        *,
+        split: str = "train",
+        drop_last: bool = False,
     ) -> Batch:
         n = self.count(split)
         words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
-        return self.batch(words, jnp.asarray(step, jnp.int32), batch_size, n, drop_last, split)
+        return self.batch(
+            words, jnp.asarray(step, jnp.int32), batch_size, n, drop_last, split
+        )
 
     def batch(
         self,
@@ -128,7 +155,8 @@ class ClientData:
         drop_last: bool,
         split: str,
     ) -> Batch:
-        """The batch of one step: its part of the epoch's permutation. Positions past the end are padding, weight 0.
+        """The batch of one step: its part of the epoch's permutation. Positions past
+        the end are padding, weight 0.
 
         Args:
             words: which sequence of permutations.
@@ -139,29 +167,45 @@ class ClientData:
             split: whose examples.
 
         Returns:
-            `batch_size` examples, or as many as the pool has rows; padding has weight 0.
+            `batch_size` examples, or as many as the pool has rows; padding has weight
+            0.
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
-        epoch = jax.lax.div(step, batches)  # `//` would round downwards: three kernels more in every step
+        epoch = jax.lax.div(
+            step, batches
+        )  # `//` would round downwards: three kernels more in every step
         width = self.room(batch_size)
-        positions = (step - epoch * batches) * batch_size + jnp.arange(width, dtype=jnp.int32)
+        positions = (step - epoch * batches) * batch_size + jnp.arange(
+            width, dtype=jnp.int32
+        )
         order = shuffled(jnp.clip(positions, 0, n - 1), n, words, epoch)
         return self.examples(order, positions < n, split)
 
     def _require_open(self, split: str) -> None:
         """Keep methods away from the rows that they are measured on."""
         if split not in SPLITS or (split == "test" and not self.trace.evaluating):
-            raise ValueError(f"a method asks for the split {split!r}; it may look at 'train' and 'val' only")
+            raise ValueError(
+                f"a method asks for the split {split!r}; it may look at 'train' and"
+                " 'val' only"
+            )
 
 
-def batches_in_epoch(n: Int[Array, ""], batch_size: int, drop_last: bool = False) -> Int[Array, ""]:
-    """Mini-batches in an epoch over n samples, at least 1 (a client smaller than a batch keeps it)."""
+def batches_in_epoch(
+    n: Int[Array, ""], batch_size: int, drop_last: bool = False
+) -> Int[Array, ""]:
+    """Mini-batches in an epoch over n samples, at least 1 (a client smaller than a
+    batch keeps it).
+    """
     whole = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
     return jnp.maximum(whole, 1)
 
 
-def examples_in_steps(steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, drop_last: bool) -> Int[Array, ""]:
-    """Examples in the batches of so many steps together: of whole epochs, and of the last one, which may be a part."""
+def examples_in_steps(
+    steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, drop_last: bool
+) -> Int[Array, ""]:
+    """Examples in the batches of so many steps together: of whole epochs, and of the
+    last one, which may be a part.
+    """
     batches = batches_in_epoch(n, batch_size, drop_last)
     epochs = steps // batches
     in_epoch = jnp.minimum(n, batches * batch_size)

@@ -1,6 +1,7 @@
 """Passes over a whole split, in evaluation mode: full gradients and measurements.
 
-They go in blocks of one size, so that memory does not grow with the client and one program serves all sizes.
+They go in blocks of one size, so that memory does not grow with the client and one
+program serves all sizes.
 """
 
 from collections.abc import Sequence
@@ -22,20 +23,30 @@ BLOCK = 128
 
 
 def gradient_over_range(
-    local: "DeviceTrainer", theta: Float[Array, " d"], first: Int[Array, ""], end: Int[Array, ""], purpose: str | None
+    local: "DeviceTrainer",
+    theta: Float[Array, " d"],
+    first: Int[Array, ""],
+    end: Int[Array, ""],
+    purpose: str | None,
 ) -> Float[Array, " d"]:
-    """Gradient of the mean loss over the training samples in [first, end); see `LocalTrainer.gradient`."""
+    """Gradient of the mean loss over the training samples in [first, end); see
+    `LocalTrainer.gradient`.
+    """
     # Blocks' sums over `count` add up to the gradient of the mean.
     count = end - first
-    # a purpose puts the samples into an order of its own, so that a range of them is a random part of the data
+    # a purpose puts the samples into an order of its own, so that a range of them is a
+    # random part of the data
     view = local if purpose is None else local.part(0, local.size, purpose)
     params = local.params(theta)
 
     def add_block(index: Int[Array, ""], total: Params) -> Params:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        # the last block reaches past the end: what stands there is some real sample, and weighs nothing
+        # the last block reaches past the end: what stands there is some real sample,
+        # and weighs nothing
         inside = positions < count
-        batch = view.examples(jnp.clip(first + positions, 0, local.size - 1), inside, "train")
+        batch = view.examples(
+            jnp.clip(first + positions, 0, local.size - 1), inside, "train"
+        )
         part = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
         return jax.tree.map(jnp.add, total, part)
 
@@ -45,7 +56,10 @@ def gradient_over_range(
 
 
 def split_statistics(
-    local: "DeviceTrainer", predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
+    local: "DeviceTrainer",
+    predictor: Predictor,
+    split: str,
+    metrics: Sequence[BatchMetric],
 ) -> dict[str, dict[str, Array]]:
     """Measure a predictor on a split, block by block.
 
@@ -57,14 +71,23 @@ def split_statistics(
 
     def of_block(index: Int[Array, ""]) -> dict[str, dict[str, Array]]:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        batch = local.examples(jnp.clip(positions, 0, count - 1), positions < count, split)
+        batch = local.examples(
+            jnp.clip(positions, 0, count - 1), positions < count, split
+        )
         out = predict(batch.x)
-        return {metric.name: metric.statistic(local.model, out, batch.y, batch.weight) for metric in metrics}
+        return {
+            metric.name: metric.statistic(local.model, out, batch.y, batch.weight)
+            for metric in metrics
+        }
 
     local.trace.add_work(forwards=count)
     # nothing is computed here: only the shapes of a block's sums are looked at
     zero = zero_statistic(of_block, jnp.int32(0))
-    return local.repeat(_blocks(count), lambda index, total: add_statistics(total, of_block(index)), zero)
+    return local.repeat(
+        _blocks(count),
+        lambda index, total: add_statistics(total, of_block(index)),
+        zero,
+    )
 
 
 def _blocks(n: Int[Array, ""]) -> Int[Array, ""]:

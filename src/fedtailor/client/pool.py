@@ -14,7 +14,9 @@ from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import next_power_of_two
 
 _ALIGNMENT = 64
-"""Bytes. JAX's CPU devices share a host array that begins at a multiple of this, and copy any other."""
+"""Bytes. JAX's CPU devices share a host array that begins at a multiple of this, and
+copy any other.
+"""
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +45,8 @@ class Pool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ClientAddress:
-    """Where one client's examples are, and its random keys. Stacked over a cohort every field has a leading axis c.
+    """Where one client's examples are, and its random keys. Stacked over a cohort every
+    field has a leading axis c.
 
     Attributes:
         start: [3] first position in `Pool.rows` of train, val and test.
@@ -60,33 +63,42 @@ class ClientAddress:
 
 def split_sizes(federation: Federation) -> NDArray[np.int32]:
     """[m, 3] samples of every client in train, val and test."""
-    return np.stack([getattr(federation, name).sizes for name in SPLITS], axis=1).astype(np.int32)
+    return np.stack(
+        [getattr(federation, name).sizes for name in SPLITS], axis=1
+    ).astype(np.int32)
 
 
 def largest_split(federation: Federation) -> int:
     """The samples of the largest split of any client, rounded up to a power of two.
 
-    Batches have room for no more. Rounded, so that federations of nearly one size share compiled programs.
+    Batches have room for no more. Rounded, so that federations of nearly one size share
+    compiled programs.
     """
     return next_power_of_two(int(split_sizes(federation).max(initial=1)))
 
 
-def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, list[NDArray[np.int32]]]:
+def build_pool(
+    federations: Sequence[Federation], dtype: str
+) -> tuple[Pool, list[NDArray[np.int32]]]:
     """Put the examples of several federations into one pool.
 
-    Lengths are rounded up (to 1/8 of a power of two, at least 1,024), so that federations of nearly one size share
-    compiled programs.
+    Lengths are rounded up (to 1/8 of a power of two, at least 1,024), so that
+    federations of nearly one size share compiled programs.
 
     Args:
-        federations: inputs and targets of equal shapes and types, and one normalisation.
+        federations: inputs and targets of equal shapes and types, and one
+            normalisation.
         dtype: the floating-point type that the model computes in.
 
     Returns:
-        The pool (host arrays), and for each federation the start [m, 3] of its clients' splits in `Pool.rows`.
+        The pool (host arrays), and for each federation the start [m, 3] of its clients'
+        splits in `Pool.rows`.
     """
     first = federations[0]
     # Examples and rows of a federation stand behind those of all federations before it.
-    first_example = np.cumsum([0, *(len(federation.x) for federation in federations)], dtype=np.int32)
+    first_example = np.cumsum(
+        [0, *(len(federation.x) for federation in federations)], dtype=np.int32
+    )
     addresses = [_addresses(federation) for federation in federations]
     first_row = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
     shift = np.asarray(first.shift, dtype)
@@ -94,18 +106,27 @@ def build_pool(federations: Sequence[Federation], dtype: str) -> tuple[Pool, lis
     pool = Pool(
         x=_padded([_input_type(federation.x, dtype) for federation in federations]),
         y=_padded([_target_type(federation.y, dtype) for federation in federations]),
-        rows=_padded([rows + offset for (rows, _), offset in zip(addresses, first_example, strict=False)]),
+        rows=_padded(
+            [
+                rows + offset
+                for (rows, _), offset in zip(addresses, first_example, strict=False)
+            ]
+        ),
         shift=shift,
         scale=scale,
         normalize=bool((shift != 0).any() or (scale != 1).any()),
         largest=max(map(largest_split, federations)),
     )
-    starts = [start + offset for (_, start), offset in zip(addresses, first_row, strict=False)]
+    starts = [
+        start + offset for (_, start), offset in zip(addresses, first_row, strict=False)
+    ]
     return pool, starts
 
 
 def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The rows [r] of x, client after client, split after split, and where [m, 3] each client's splits start there."""
+    """The rows [r] of x, client after client, split after split, and where [m, 3] each
+    client's splits start there.
+    """
     size = split_sizes(federation)
     ends = np.cumsum(size.ravel())
     start = (ends - size.ravel()).reshape(size.shape).astype(np.int32)
@@ -119,14 +140,20 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     return rows, start
 
 
-def gathered(pool: Pool, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-    """The examples at some places of `Pool.rows`: inputs as the model takes them, and targets."""
+def gathered(
+    pool: Pool, places: Int[Array, " b"]
+) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+    """The examples at some places of `Pool.rows`: inputs as the model takes them, and
+    targets.
+    """
     rows = pool.rows[places]
     return model_input(pool, pool.x[rows]), pool.y[rows]
 
 
 def model_input(pool: Pool, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-    """Stored examples as the model takes them: bytes and floats become normalised floats, token ids stay integers."""
+    """Stored examples as the model takes them: bytes and floats become normalised
+    floats, token ids stay integers.
+    """
     is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)
     if is_token:
         return x
@@ -143,18 +170,23 @@ def _target_type(y: NDArray, dtype: str) -> NDArray:
 
 
 def _rounded(n: int) -> int:
-    """n rounded up to a multiple of an eighth of the power of two below it, at least 1,024."""
+    """n rounded up to a multiple of an eighth of the power of two below it, at least
+    1,024.
+    """
     step = 2 ** (max(n - 1, 1).bit_length() - 3) if n > 1024 else 1024
     return math.ceil(max(n, 1) / step) * step
 
 
 def _padded(parts: Sequence[NDArray]) -> NDArray:
-    """All parts one after another and zeros behind them, at an address where JAX's CPU devices need no copy."""
+    """All parts one after another and zeros behind them, at an address where JAX's CPU
+    devices need no copy.
+    """
     length = sum(map(len, parts))
     shape = (_rounded(length), *parts[0].shape[1:])
     dtype = parts[0].dtype
     size = math.prod(shape) * dtype.itemsize
-    # NumPy aligns to 16 bytes only: ask for more memory, and begin at the first aligned byte.
+    # NumPy aligns to 16 bytes only: ask for more memory, and begin at the first aligned
+    # byte.
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     padded = memory[start : start + size].view(dtype).reshape(shape)

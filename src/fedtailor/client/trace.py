@@ -1,4 +1,6 @@
-"""What is noted while a client's part of an exchange is traced: its work, and what steps and privacy must hold to."""
+"""What is noted while a client's part of an exchange is traced: its work, and what
+steps and privacy must hold to.
+"""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +35,8 @@ class Step:
         repeats: how often the loops inside the step repeat what is traced now.
         work: what it has counted.
         batches: the inputs that the step has drawn, with their weights.
-        took_gradient, renewed: whether it has trained a model, and whether it has renewed running statistics.
+        took_gradient, renewed: whether it has trained a model, and whether it has
+            renewed running statistics.
     """
 
     def __init__(self, key: Array | None) -> None:
@@ -46,7 +49,9 @@ class Step:
         self._draws = 0
 
     def next_key(self) -> Array | None:
-        """A key for one more use of randomness in this step; None for models that need none."""
+        """A key for one more use of randomness in this step; None for models that need
+        none.
+        """
         self._draws += 1
         # Nearly all steps draw once, and then save the work of folding a number in.
         if self.key is None or self._draws == 1:
@@ -58,7 +63,9 @@ class Step:
         return next((batch.weight for batch in self.batches if batch.x is x), None)
 
     def one_pass(self, key: Array | None, times: IntScalar) -> "Step":
-        """The step as one of several passes over its batch sees it, with randomness of its own."""
+        """The step as one of several passes over its batch sees it, with randomness of
+        its own.
+        """
         inner = Step(key)
         inner.repeats = (*self.repeats, times)
         inner.work = self.work
@@ -67,7 +74,8 @@ class Step:
 
 
 class Trace:
-    """What one client has done so far in an exchange. A trainer and all its views (`part`, `in_round`) share it.
+    """What one client has done so far in an exchange. A trainer and all its views
+    (`part`, `in_round`) share it.
 
     Attributes:
         work: [2] gradients and forward passes of single examples.
@@ -89,7 +97,9 @@ class Trace:
 
     def add_work(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
         """Count passes over single examples, outside of steps."""
-        work = jnp.stack([jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)])
+        work = jnp.stack(
+            [jnp.asarray(gradients, jnp.int32), jnp.asarray(forwards, jnp.int32)]
+        )
         self.work = self.work + work
 
     def add_steps(self, work: list[StepWork], examples: IntScalar) -> None:
@@ -101,8 +111,10 @@ class Trace:
         """
         # What stands in loops inside the step counts as often as all of them repeat it.
         self.add_work(
-            gradients=examples * sum(math.prod(part.repeats, start=part.gradients) for part in work),
-            forwards=examples * sum(math.prod(part.repeats, start=part.forwards) for part in work),
+            gradients=examples
+            * sum(math.prod(part.repeats, start=part.gradients) for part in work),
+            forwards=examples
+            * sum(math.prod(part.repeats, start=part.forwards) for part in work),
         )
 
     @contextmanager
@@ -124,6 +136,8 @@ class Trace:
             self.only_privately = before
 
     def next_private_loop(self) -> int:
-        """A number for each loop of private steps of a round: no two may draw the same noise."""
+        """A number for each loop of private steps of a round: no two may draw the same
+        noise.
+        """
         self._private_loops += 1
         return self._private_loops

@@ -15,15 +15,27 @@ from fedtailor.client.steps import train
 from fedtailor.client.trace import Step, StepWork
 from fedtailor.metrics import Loss
 from fedtailor.models import Part
-from fedtailor.protocol import SGD, Batch, BatchMetric, IntScalar, ModelPart, Params, Predictor, StepGradient
+from fedtailor.protocol import (
+    SGD,
+    Batch,
+    BatchMetric,
+    IntScalar,
+    ModelPart,
+    Params,
+    Predictor,
+    StepGradient,
+)
 
 Carry = TypeVar("Carry")
 
 
 class DeviceTrainer(ClientData):
-    """One client on the device (implements `fedtailor.protocol.LocalTrainer`; traced)."""
+    """One client on the device (implements `fedtailor.protocol.LocalTrainer`;
+    traced).
+    """
 
-    # work on vectors ------------------------------------------------------------------------------------------------
+    # work on vectors
+    # ----------------------------------------------------------------------------------
 
     def steps(self, sgd: SGD) -> Int[Array, ""]:
         if sgd.steps is not None:
@@ -58,7 +70,8 @@ class DeviceTrainer(ClientData):
         return gradient_over_range(self, theta, first, end, purpose)
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
-        # the same sums that evaluations make, so that a method sees the numbers that tables print
+        # the same sums that evaluations make, so that a method sees the numbers that
+        # tables print
         total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
         return total / jnp.maximum(self.count(split), 1)
 
@@ -72,7 +85,8 @@ class DeviceTrainer(ClientData):
         """
         return split_statistics(self, predictor, split, metrics)
 
-    # parts of the model ---------------------------------------------------------------------------------------------
+    # parts of the model
+    # ----------------------------------------------------------------------------------
 
     @property
     def parts_of_model(self) -> tuple[str, ...]:
@@ -88,12 +102,17 @@ class DeviceTrainer(ClientData):
             return self.model.features(params, x)
         # Whoever asks for features by batch statistics is about to train by them.
         self._mark_gradient()
-        return self.model.train_features(params, x, self._weight_of(x), self._training_key())
+        return self.model.train_features(
+            params, x, self._weight_of(x), self._training_key()
+        )
 
-    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+    def head_outputs(
+        self, params: Params, features: Float[Array, "b ..."]
+    ) -> Shaped[Array, "b ..."]:
         return self.model.head_outputs(params, features)
 
-    # steps of a method's own ---------------------------------------------------------------------------------------
+    # steps of a method's own
+    # ----------------------------------------------------------------------------------
 
     def params(self, theta: Float[Array, " d"]) -> Params:
         return self.model.params(theta)
@@ -106,11 +125,14 @@ class DeviceTrainer(ClientData):
     ) -> Shaped[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.logits(params, x)
-        outputs, _ = self.model.train_outputs(params, x, self._weight_of(x), self._training_key())
+        outputs, _ = self.model.train_outputs(
+            params, x, self._weight_of(x), self._training_key()
+        )
         return outputs
 
     def _weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
-        """0 for inputs that only pad a batch of the present step, and must not enter batch statistics.
+        """0 for inputs that only pad a batch of the present step, and must not enter
+        batch statistics.
 
         Inputs that the step has not drawn are the method's own, all real."""
         step = self.trace.step
@@ -118,58 +140,91 @@ class DeviceTrainer(ClientData):
         return jnp.ones(len(x), self.model.dtype) if weight is None else weight
 
     def _in_training_mode(self, asked: bool | None) -> bool:
-        """What the method asks for; if it says nothing, training mode inside steps and evaluation mode outside."""
+        """What the method asks for; if it says nothing, training mode inside steps and
+        evaluation mode outside.
+        """
         return self.trace.step is not None if asked is None else asked
 
-    def losses(self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
+    def losses(
+        self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]
+    ) -> Float[Array, " b"]:
         return self.model.losses(outputs, y)
 
-    def batch_loss(self, params: Params, batch: Batch, key: Array | None = None) -> Float[Array, ""]:
-        return self._training_loss(params, batch, self._training_key() if key is None else key)[0]
+    def batch_loss(
+        self, params: Params, batch: Batch, key: Array | None = None
+    ) -> Float[Array, ""]:
+        return self._training_loss(
+            params, batch, self._training_key() if key is None else key
+        )[0]
 
-    def _training_loss(self, params: Params, batch: Batch, key: Array | None) -> tuple[Float[Array, ""], Params]:
-        """The mean loss of a batch, and the parameters with the running statistics that follow from it."""
+    def _training_loss(
+        self, params: Params, batch: Batch, key: Array | None
+    ) -> tuple[Float[Array, ""], Params]:
+        """The mean loss of a batch, and the parameters with the running statistics that
+        follow from it.
+        """
         self._mark_gradient()
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
-        """The randomness of the present step; None outside of `loop`, or for models that need none."""
+        """The randomness of the present step; None outside of `loop`, or for models
+        that need none.
+        """
         step = self.trace.step
         return None if step is None else step.next_key()
 
-    def batch_gradient(self, params: Params, batch: Batch, key: Array | None = None) -> Params:
+    def batch_gradient(
+        self, params: Params, batch: Batch, key: Array | None = None
+    ) -> Params:
         return self._gradient_and_statistics(params, batch, key)[0]
 
-    def gradient_and_statistics(self, params: Params, batch: Batch) -> tuple[Params, Params]:
-        """`batch_gradient` and `renew_statistics` of the same parameters and batch, in one pass."""
+    def gradient_and_statistics(
+        self, params: Params, batch: Batch
+    ) -> tuple[Params, Params]:
+        """`batch_gradient` and `renew_statistics` of the same parameters and batch, in
+        one pass.
+        """
         self._mark_renewed()
         return self._gradient_and_statistics(params, batch)
 
-    def _gradient_and_statistics(self, params: Params, batch: Batch, key: Array | None = None) -> tuple[Params, Params]:
-        """The gradient of a batch's mean loss, and the parameters with running statistics renewed."""
+    def _gradient_and_statistics(
+        self, params: Params, batch: Batch, key: Array | None = None
+    ) -> tuple[Params, Params]:
+        """The gradient of a batch's mean loss, and the parameters with running
+        statistics renewed.
+        """
         self.count_work(gradients=1)
         key = self._training_key() if key is None else key
         if self.model.has_statistics:
             return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
         size, micro_batch = len(batch.weight), self.model.micro_batch
-        # Whole batches, unless the model says that their activations would outgrow the cache and they divide evenly.
+        # Whole batches, unless the model says that their activations would outgrow the
+        # cache and they divide evenly.
         if micro_batch is None or size <= micro_batch or size % micro_batch:
             return jax.grad(self.batch_loss)(params, batch, key), params
         return accumulated_gradient(self.model, params, batch, micro_batch, key), params
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
-        """The parameters with the running statistics that a training step on a batch leaves; all else is as given."""
+        """The parameters with the running statistics that a training step on a batch
+        leaves; all else is as given.
+        """
         if not self.model.has_statistics:
             return params
         self._mark_renewed()
-        return self.model.train_outputs(params, batch.x, batch.weight, self._training_key())[1]
+        return self.model.train_outputs(
+            params, batch.x, batch.weight, self._training_key()
+        )[1]
 
     @property
     def has_statistics(self) -> bool:
         return self.model.has_statistics
 
     def with_statistics(self, params: Params, source: Params) -> Params:
-        return self.model.with_statistics(params, source) if self.model.has_statistics else params
+        return (
+            self.model.with_statistics(params, source)
+            if self.model.has_statistics
+            else params
+        )
 
     # `_require_statistics` looks at these marks when a step has been traced.
 
@@ -195,28 +250,35 @@ class DeviceTrainer(ClientData):
         n = self.count(split)
         # An empty split has no batch to take a step on.
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
-        # The key of all batches of this purpose: which examples a step sees depends on it and the step's number alone.
+        # The key of all batches of this purpose: which examples a step sees depends on
+        # it and the step's number alone.
         words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         trace = self.trace
         work: list[StepWork] = []
-        # Every loop of one purpose drops out alike in a step, as it sees the same batch.
+        # Every loop of one purpose drops out alike in a step, as it sees the same
+        # batch.
         name = "dropout" if purpose == "batches" else f"dropout of {purpose}"
         dropout = self.key(name) if self.model.stochastic else None
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
             nonlocal work
             work_before = trace.work
-            trace.step = Step(None if dropout is None else jax.random.fold_in(dropout, index))
+            trace.step = Step(
+                None if dropout is None else jax.random.fold_in(dropout, index)
+            )
             batch = self.batch(words, index, batch_size, n, drop_last, split)
             out = step(inner, batch, index)
             self._require_statistics(trace.step)
-            # The debug executor comes here in every step, a tracer once: all steps count the same.
+            # The debug executor comes here in every step, a tracer once: all steps
+            # count the same.
             work = trace.step.work
             trace.step = None
-            # Work counted here would be a value of the loop's inside, which must not leave it.
+            # Work counted here would be a value of the loop's inside, which must not
+            # leave it.
             if trace.work is not work_before:
                 raise TypeError(
-                    "inside LocalTrainer.loop use batch_gradient, batch_loss and draw; whole-split passes go outside"
+                    "inside LocalTrainer.loop use batch_gradient, batch_loss and draw;"
+                    " whole-split passes go outside"
                 )
             return out
 
@@ -232,15 +294,23 @@ class DeviceTrainer(ClientData):
         batch_size: int,
         split: str,
     ) -> Carry:
-        """`carry = step(carry, None, s)` for s = 0..steps-1, counted as private steps; `step` draws its own batch."""
+        """`carry = step(carry, None, s)` for s = 0..steps-1, counted as private steps;
+        `step` draws its own batch.
+        """
         trace, n = self.trace, self.count(split)
         if trace.only_privately and (trace.step is not None or trace.is_repeated):
-            raise ValueError("this method trains several models at once, which private steps do not account for")
+            raise ValueError(
+                "this method trains several models at once, which private steps do not"
+                " account for"
+            )
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
         carry = self.repeat(steps, lambda index, inner: step(inner, None, index), carry)
-        # The accounting is of what leaves the client; steps for its own use (a personal model) cost no privacy.
+        # The accounting is of what leaves the client; steps for its own use (a personal
+        # model) cost no privacy.
         if trace.only_privately:
-            trace.private_steps = steps if trace.private_steps is None else trace.private_steps + steps
+            trace.private_steps = (
+                steps if trace.private_steps is None else trace.private_steps + steps
+            )
         trace.add_work(gradients=steps * jnp.minimum(n, batch_size))
         return carry
 
@@ -248,7 +318,8 @@ class DeviceTrainer(ClientData):
         trace = self.trace
         work_before = trace.work
 
-        # Work must leave the mapped function as an output: it is a traced value of one element.
+        # Work must leave the mapped function as an output: it is a traced value of one
+        # element.
         def one(arguments: tuple[Any, ...]) -> tuple[Any, Array]:
             trace.work = jnp.zeros(2, jnp.int32)
             return function(*arguments), trace.work
@@ -258,42 +329,61 @@ class DeviceTrainer(ClientData):
         trace.work = work_before + work.sum(0)
         return out
 
-    def fori_loop(self, times: IntScalar, function: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+    def fori_loop(
+        self, times: IntScalar, function: Callable[[Any, Carry], Carry], carry: Carry
+    ) -> Carry:
         trace = self.trace
         if trace.step is not None:
             return self._loop_in_step(trace.step, times, function, carry)
 
         # Work is carried along: it is a traced value of the loop's inside.
-        def body(index: Int[Array, ""], both: tuple[Carry, Array]) -> tuple[Carry, Array]:
+        def body(
+            index: Int[Array, ""], both: tuple[Carry, Array]
+        ) -> tuple[Carry, Array]:
             inner, trace.work = both
             inner = function(index, inner)
             return inner, trace.work
 
         with trace.repeated():
-            carry, trace.work = self.repeat(jnp.asarray(times, jnp.int32), body, (carry, trace.work))
+            carry, trace.work = self.repeat(
+                jnp.asarray(times, jnp.int32), body, (carry, trace.work)
+            )
         return carry
 
     def _require_statistics(self, step: Step) -> None:
-        """Refuse to train by batch statistics without renewing those that evaluation uses."""
+        """Refuse to train by batch statistics without renewing those that evaluation
+        uses.
+        """
         if self.model.has_statistics and step.took_gradient and not step.renewed:
             raise ValueError(
-                "this method takes steps of its own and does not renew running statistics, which this model's "
-                "evaluation needs; use a model with group instead of batch normalisation"
+                "this method takes steps of its own and does not renew running"
+                " statistics, which this model's evaluation needs; use a model with"
+                " group instead of batch normalisation"
             )
 
     def _loop_in_step(
-        self, outer: Step, times: IntScalar, function: Callable[[Any, Carry], Carry], carry: Carry
+        self,
+        outer: Step,
+        times: IntScalar,
+        function: Callable[[Any, Carry], Carry],
+        carry: Carry,
     ) -> Carry:
-        """`fori_loop` inside a step of `loop`: its work is listed once, with the number of times."""
+        """`fori_loop` inside a step of `loop`: its work is listed once, with the number
+        of times.
+        """
         trace = self.trace
         parts_before = len(outer.work)
         key = outer.next_key()
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
-            # The debug executor comes here every time, a tracer once: keep what one pass counts.
+            # The debug executor comes here every time, a tracer once: keep what one
+            # pass counts.
             del outer.work[parts_before:]
-            # Dropout draws anew in each pass; batches, work and duties are the outer step's.
-            one = outer.one_pass(None if key is None else jax.random.fold_in(key, index), times)
+            # Dropout draws anew in each pass; batches, work and duties are the outer
+            # step's.
+            one = outer.one_pass(
+                None if key is None else jax.random.fold_in(key, index), times
+            )
             trace.step = one
             inner = function(index, inner)
             outer.took_gradient |= one.took_gradient
@@ -308,6 +398,10 @@ class DeviceTrainer(ClientData):
         if step is not None:
             step.work.append(StepWork(gradients, forwards, step.repeats))
 
-    def repeat(self, times: Int[Array, ""], body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
-        """`carry = body(k, carry)` for k = 0..times-1; the debug executor runs it step by step in Python."""
+    def repeat(
+        self, times: Int[Array, ""], body: Callable[[Any, Carry], Carry], carry: Carry
+    ) -> Carry:
+        """`carry = body(k, carry)` for k = 0..times-1; the debug executor runs it step
+        by step in Python.
+        """
         return jax.lax.fori_loop(0, times, body, carry)

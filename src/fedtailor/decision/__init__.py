@@ -1,9 +1,16 @@
-"""From scores to a decision: who gains, which method is best, and what must be said before either is believed."""
+"""From scores to a decision: who gains, which method is best, and what must be said
+before either is believed.
+"""
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.gains import client_gains, holm
 from fedtailor.decision.intervals import Interval, two_way_interval
-from fedtailor.decision.row_scores import SCORES, Score, bootstrap_gains, metric_interval
+from fedtailor.decision.row_scores import (
+    SCORES,
+    Score,
+    bootstrap_gains,
+    metric_interval,
+)
 from fedtailor.decision.warnings import (
     still_falling,
     warn_few_validation_rows,

@@ -1,4 +1,6 @@
-"""A method for each client, chosen by its validation data, and whether that beats one method for all."""
+"""A method for each client, chosen by its validation data, and whether that beats one
+method for all.
+"""
 
 from dataclasses import dataclass
 
@@ -14,11 +16,14 @@ class Choice:
     """What was chosen by validation data, and what test data say of it.
 
     Attributes:
-        chosen: a line for each seed and client: `seed`, `client`, `method` (chosen for the client), `val`, `test` (its
-            values), `single` (the method chosen for all clients in that seed) and `single_test`.
-        value: mean test value over clients and seeds where each client's method is chosen for it.
+        chosen: a line for each seed and client: `seed`, `client`, `method` (chosen for
+            the client), `val`, `test` (its values), `single` (the method chosen for all
+            clients in that seed) and `single_test`.
+        value: mean test value over clients and seeds where each client's method is
+            chosen for it.
         single_value: the same where one method is chosen for all.
-        gain: of the former over the latter (positive is better), over clients and seeds as in `two_way_interval`.
+        gain: of the former over the latter (positive is better), over clients and seeds
+            as in `two_way_interval`.
     """
 
     chosen: pl.DataFrame
@@ -29,22 +34,35 @@ class Choice:
     def sentence(self) -> str:
         """The result in a sentence."""
         if self.gain.verdict == "cannot tell":
-            return "Choosing a method for each client is not shown to differ from one method for all."
+            return (
+                "Choosing a method for each client is not shown to differ from one"
+                " method for all."
+            )
         word = "better" if self.gain.verdict == "helps" else "worse"
-        return f"Choosing a method for each client by its validation data is {word} than one method for all."
+        return (
+            f"Choosing a method for each client by its validation data is {word} than"
+            " one method for all."
+        )
 
 
 def choose_by_validation(
-    val: pl.DataFrame, test: pl.DataFrame, *, higher_is_better: bool, confidence: float = 0.95
+    val: pl.DataFrame,
+    test: pl.DataFrame,
+    *,
+    higher_is_better: bool,
+    confidence: float = 0.95,
 ) -> Choice:
-    """Choose a method for each client (and seed) by its validation data; test data only judge the choice.
+    """Choose a method for each client (and seed) by its validation data; test data only
+    judge the choice.
 
-    The one method for all is the one with the best mean over clients on validation data, in each seed. Of methods that
-    are equal on a client's validation data, the better one on all clients' is chosen. A method without a value (it
-    diverged) is not chosen; clients without validation or test data are left out.
+    The one method for all is the one with the best mean over clients on validation
+    data, in each seed. Of methods that are equal on a client's validation data, the
+    better one on all clients' is chosen. A method without a value (it diverged) is not
+    chosen; clients without validation or test data are left out.
 
     Args:
-        val, test: a line for each method, seed and client: columns `method`, `seed`, `client`, `value`.
+        val, test: a line for each method, seed and client: columns `method`, `seed`,
+            `client`, `value`.
         higher_is_better: direction of the metric.
         confidence: of the interval of the gain.
 
@@ -52,14 +70,19 @@ def choose_by_validation(
         What was chosen, and what it gains over one method for all.
 
     Raises:
-        ValueError: a column is missing, a cell stands there twice, or no client has both validation and test data.
+        ValueError: a column is missing, a cell stands there twice, or no client has
+            both validation and test data.
     """
     keys = ["method", "seed", "client"]
     both = val.join(test, on=keys, suffix="_test")
-    finite = [pl.col(name).cast(pl.Float64).is_finite() for name in ("value", "value_test")]
+    finite = [
+        pl.col(name).cast(pl.Float64).is_finite() for name in ("value", "value_test")
+    ]
     both = both.filter(pl.all_horizontal(finite)).sort(*keys)
     if not len(both):
-        raise ValueError("no client has both validation and test values; nothing can be chosen")
+        raise ValueError(
+            "no client has both validation and test values; nothing can be chosen"
+        )
     methods, val_table = dense_values(both.select(*keys, "value"))
     _, test_table = dense_values(both.select(*keys, value="value_test"))
     seeds = np.unique(both["seed"].to_numpy())
@@ -73,22 +96,41 @@ def choose_by_validation(
         present = np.isfinite(score[:, s]).any(axis=0)
         if not present.any():
             continue
-        # A method that lacks a client that others have cannot be the one method for all: its mean is minus infinity.
+        # A method that lacks a client that others have cannot be the one method for
+        # all: its mean is minus infinity.
         overall = score[:, s, present].mean(axis=1)
         order = np.argsort(-overall, kind="stable")
         single = order[0]
         for c in np.flatnonzero(present):
-            # argmax takes the first of equal scores: in this order, the method that is better overall
+            # argmax takes the first of equal scores: in this order, the method that is
+            # better overall
             best = order[np.argmax(score[order, s, c])]
             value, other = test_table[best, s, c], test_table[single, s, c]
             gains[s, c] = (value - other) * sign
-            lines.append((seed, clients[c], methods[best], val_table[best, s, c], value, methods[single], other))
+            lines.append(
+                (
+                    seed,
+                    clients[c],
+                    methods[best],
+                    val_table[best, s, c],
+                    value,
+                    methods[single],
+                    other,
+                )
+            )
     chosen = pl.DataFrame(
         lines,
-        schema={"seed": val.schema["seed"], "client": val.schema["client"], "method": pl.String, "val": pl.Float64,
-                "test": pl.Float64, "single": pl.String, "single_test": pl.Float64},
+        schema={
+            "seed": val.schema["seed"],
+            "client": val.schema["client"],
+            "method": pl.String,
+            "val": pl.Float64,
+            "test": pl.Float64,
+            "single": pl.String,
+            "single_test": pl.Float64,
+        },
         orient="row",
-    )  # fmt: skip
+    )
     # Both means over the same clients: the method for all may lack test values of some.
     judged = chosen.filter(pl.col("single_test").is_not_nan())
     value = float(np.mean(judged["test"].to_numpy()))

@@ -33,36 +33,46 @@ def client_gains(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """Each client's metric by each method, the gain over `base`, its interval and a verdict.
+    """Each client's metric by each method, the gain over `base`, its interval and a
+    verdict.
 
-    For one client and one method the verdict "helps" is wrong in at most (1 - confidence) / 2 of repetitions with
-    other test rows of the same client (and, with three seeds or more, other seeds) where there is no gain. It is not
-    corrected for many clients: of 100 clients without any gain two or three "help" and as many "hurt" by chance. For
-    a statement on all clients see `best_method`; for one on a family of them apply `holm` to `p`.
+    For one client and one method the verdict "helps" is wrong in at most (1 -
+    confidence) / 2 of repetitions with other test rows of the same client (and, with
+    three seeds or more, other seeds) where there is no gain. It is not corrected for
+    many clients: of 100 clients without any gain two or three "help" and as many "hurt"
+    by chance. For a statement on all clients see `best_method`; for one on a family of
+    them apply `holm` to `p`.
 
     Args:
-        rows: a line for each method, seed, client and test row: columns `method`, `seed`, `client`, `row` (the number
-            of the example, the same in all runs) and the score's.
+        rows: a line for each method, seed, client and test row: columns `method`,
+            `seed`, `client`, `row` (the number of the example, the same in all runs)
+            and the score's.
         base: the method that the others are compared with.
         metric: "accuracy", "loss", "rmse", or a `Score`.
         draws: bootstrap samples.
         confidence: of the intervals.
-        seed: of the bootstrap; a client's interval does not depend on which other clients there are.
+        seed: of the bootstrap; a client's interval does not depend on which other
+            clients there are.
 
     Returns:
-        The columns `client`, `method`, `value`, `base_value` (means over the seeds that both have), `gain` (positive
-        is better), `low`, `high`, `p`, `verdict` ("helps", "hurts", "cannot tell"), `test_rows` (distinct ones) and
-        `seeds`; a line for each client and each method other than the base, in the order of first appearance.
+        The columns `client`, `method`, `value`, `base_value` (means over the seeds that
+        both have), `gain` (positive is better), `low`, `high`, `p`, `verdict` ("helps",
+        "hurts", "cannot tell"), `test_rows` (distinct ones) and `seeds`; a line for
+        each client and each method other than the base, in the order of first
+        appearance.
 
     Raises:
-        ValueError: the base or a column is missing, a metric is unknown, a row stands there twice, or two methods were
-            not tested on the same rows.
+        ValueError: the base or a column is missing, a metric is unknown, a row stands
+            there twice, or two methods were not tested on the same rows.
     """
     score = _score(metric)
     _require_columns(rows, ("method", "seed", "client", "row", score.column))
     methods = rows["method"].unique(maintain_order=True).to_list()
     if base not in methods:
-        raise ValueError(f"there are no test rows of {base!r} to compare with; run it too, or choose from {methods}")
+        raise ValueError(
+            f"there are no test rows of {base!r} to compare with; run it too, or choose"
+            f" from {methods}"
+        )
     others = [method for method in methods if method != base]
     lines = []
     for (client,), part in rows.group_by(["client"], maintain_order=True):
@@ -70,7 +80,9 @@ def client_gains(
         base_scores = scores[methods.index(base)]
         other_scores = scores[[methods.index(method) for method in others]]
         _require_same_rows(base_scores, other_scores, base, others, str(client), seeds)
-        values, base_values, intervals = bootstrap_gains(base_scores, other_scores, score, seed, draws, confidence)
+        values, base_values, intervals = bootstrap_gains(
+            base_scores, other_scores, score, seed, draws, confidence
+        )
         for method, value, interval in zip(others, values, intervals, strict=True):
             # the seeds that both methods have been trained with
             shared = ~np.isnan(value) & ~np.isnan(base_values)
@@ -100,13 +112,15 @@ def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
         p: [n]; NaN stands for a test that was not made, and does not count.
 
     Returns:
-        [n] adjusted p-values (NaN stays NaN): the chance of any false one below alpha is at most alpha.
+        [n] adjusted p-values (NaN stays NaN): the chance of any false one below alpha
+        is at most alpha.
     """
     p = np.asarray(p, np.float64)
     adjusted = np.full(p.shape, np.nan)
     known = np.flatnonzero(~np.isnan(p))
     smallest_first = known[np.argsort(p[known], kind="stable")]
-    # The smallest counts n times, the next n - 1 times, ...; an adjusted value is never below one before it.
+    # The smallest counts n times, the next n - 1 times, ...; an adjusted value is never
+    # below one before it.
     scaled = p[smallest_first] * np.arange(len(smallest_first), 0, -1)
     adjusted[smallest_first] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return adjusted
@@ -116,20 +130,27 @@ def _score(metric: str | Score) -> Score:
     if isinstance(metric, Score):
         return metric
     if metric not in SCORES:
-        raise ValueError(f"gains in {metric!r} do not follow from the table of rows; choose from {', '.join(SCORES)}")
+        raise ValueError(
+            f"gains in {metric!r} do not follow from the table of rows; choose from"
+            f" {', '.join(SCORES)}"
+        )
     return SCORES[metric]
 
 
 def _require_columns(frame: pl.DataFrame, columns: Sequence[str]) -> None:
     missing = [column for column in columns if column not in frame.columns]
     if missing:
-        raise ValueError(f"the table lacks the columns {missing}; it has {frame.columns}")
+        raise ValueError(
+            f"the table lacks the columns {missing}; it has {frame.columns}"
+        )
 
 
 def _dense(
     part: pl.DataFrame, methods: list[str], column: str, client: str
 ) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
-    """One client's scores [methods, seeds, rows], NaN where there are none, and its seeds."""
+    """One client's scores [methods, seeds, rows], NaN where there are none, and its
+    seeds.
+    """
     seeds, seed = np.unique(part["seed"].to_numpy(), return_inverse=True)
     numbers, row = np.unique(part["row"].to_numpy(), return_inverse=True)
     order = {method: index for index, method in enumerate(methods)}
@@ -137,7 +158,10 @@ def _dense(
     shape = len(methods), len(seeds), len(numbers)
     cell = np.ravel_multi_index((method, seed, row), shape)
     if len(np.unique(cell)) < len(cell):
-        raise ValueError(f"client {client!r} has a test row twice for one method and seed; give each row its number")
+        raise ValueError(
+            f"client {client!r} has a test row twice for one method and seed; give each"
+            " row its number"
+        )
     scores = np.full(shape, np.nan)
     scores.ravel()[cell] = part[column].cast(pl.Float64).to_numpy()
     return scores, seeds
@@ -151,7 +175,9 @@ def _require_same_rows(
     client: str,
     seeds: NDArray[np.generic],
 ) -> None:
-    """Raise `ValueError` where a method has a seed in common with the base, but not all of its rows."""
+    """Raise `ValueError` where a method has a seed in common with the base, but not all
+    of its rows.
+    """
     of_others = ~np.isnan(others)
     of_base = ~np.isnan(base)
     in_both = of_others.any(axis=2) & of_base.any(axis=1)
@@ -159,6 +185,7 @@ def _require_same_rows(
     if differ.any():
         method, seed = np.argwhere(differ)[0]
         raise ValueError(
-            f"{names[method]!r} and {name!r} were not tested on the same rows of client {client!r} (seed "
-            f"{seeds[seed]}); a paired comparison needs the same split"
+            f"{names[method]!r} and {name!r} were not tested on the same rows of client"
+            f" {client!r} (seed {seeds[seed]}); a paired comparison needs the same"
+            " split"
         )

@@ -1,4 +1,6 @@
-"""A metric as a mean over test rows, and intervals that follow from the rows: of one client, in one run or several."""
+"""A metric as a mean over test rows, and intervals that follow from the rows: of one
+client, in one run or several.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,7 +42,9 @@ class Score:
         return np.sqrt(means) if self.root else means
 
     def linear(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Each row's part [seeds, rows] in the metric, to first order, up to a constant."""
+        """Each row's part [seeds, rows] in the metric, to first order, up to a
+        constant.
+        """
         if not self.root:
             return scores
         roots = np.sqrt(np.nanmean(scores, axis=1, keepdims=True))
@@ -55,11 +59,14 @@ SCORES = {
 """Metrics that follow from the table of test rows, by name."""
 
 
-def metric_interval(scores: Float[np.ndarray, " rows"], score: Score, confidence: float = 0.95) -> Interval:
-    """One client's metric in one run, as it might be on other test rows of its; nothing is said of other trainings.
+def metric_interval(
+    scores: Float[np.ndarray, " rows"], score: Score, confidence: float = 0.95
+) -> Interval:
+    """One client's metric in one run, as it might be on other test rows of its; nothing
+    is said of other trainings.
 
-    A share of rows (accuracy) has Wilson's interval (1927), which holds for few rows and near 0 and 1; a mean has
-    Student's, and a root that of the delta method.
+    A share of rows (accuracy) has Wilson's interval (1927), which holds for few rows
+    and near 0 and 1; a mean has Student's, and a root that of the delta method.
 
     Args:
         scores: of the test rows.
@@ -72,7 +79,9 @@ def metric_interval(scores: Float[np.ndarray, " rows"], score: Score, confidence
         return Interval(np.nan, np.nan, np.nan, np.nan)
     estimate = float(score.metric(values.mean(keepdims=True))[0])
     if score.bounds == (0.0, 1.0):
-        from scipy import stats  # 30 MB, which clients of a federation of machines never need
+        from scipy import (
+            stats,
+        )  # 30 MB, which clients of a federation of machines never need
 
         right = round(float(values.sum()))
         wilson = stats.binomtest(right, rows).proportion_ci(confidence, "wilson")
@@ -90,29 +99,39 @@ def bootstrap_gains(
     seed: int = 0,
     draws: int = 1000,
     confidence: float = 0.95,
-) -> tuple[Float[np.ndarray, "methods seeds"], Float[np.ndarray, " seeds"], list[Interval]]:
-    """One client's gains over the base, each with the interval of a paired bootstrap over test rows and seeds.
+) -> tuple[
+    Float[np.ndarray, "methods seeds"], Float[np.ndarray, " seeds"], list[Interval]
+]:
+    """One client's gains over the base, each with the interval of a paired bootstrap
+    over test rows and seeds.
 
-    Test rows are drawn with replacement, a row with its scores by all methods in all seeds, which gives the variance
-    that comes from rows. That from seeds is the variance of the seeds' gains over their number: what drawing seeds
-    gives, but for its bias, which is large for three seeds. The two make an interval as in `two_way_interval`; with
-    fewer than three seeds rows alone do, and nothing is said of other seeds.
+    Test rows are drawn with replacement, a row with its scores by all methods in all
+    seeds, which gives the variance that comes from rows. That from seeds is the
+    variance of the seeds' gains over their number: what drawing seeds gives, but for
+    its bias, which is large for three seeds. The two make an interval as in
+    `two_way_interval`; with fewer than three seeds rows alone do, and nothing is said
+    of other seeds.
 
-    A handful of rows on which two methods differ, all in one direction, would make a bootstrap too sure of itself:
-    where a row's score has bounds (accuracy), two rows are added, one in favour of either method, as Bonett and Price
-    (2012) do for paired proportions. With several seeds their size is the largest difference of any row's mean.
+    A handful of rows on which two methods differ, all in one direction, would make a
+    bootstrap too sure of itself: where a row's score has bounds (accuracy), two rows
+    are added, one in favour of either method, as Bonett and Price (2012) do for paired
+    proportions. With several seeds their size is the largest difference of any row's
+    mean.
 
     Args:
-        base: scores of the method to compare with; NaN where a row is not in a seed's test split.
-        methods: scores of the others; NaN where the base's are, or for a seed that a method lacks.
+        base: scores of the method to compare with; NaN where a row is not in a seed's
+            test split.
+        methods: scores of the others; NaN where the base's are, or for a seed that a
+            method lacks.
         score: what the scores are.
         seed: of the draws.
         draws: bootstrap samples.
         confidence: of the intervals.
 
     Returns:
-        The methods' metric in each seed (NaN where lacking), the base's, and for each method its mean gain over the
-        seeds that it shares with the base; positive is better.
+        The methods' metric in each seed (NaN where lacking), the base's, and for each
+        method its mean gain over the seeds that it shares with the base; positive is
+        better.
     """
     once = np.ones((1, base.shape[1]))  # every row counts once: the metric itself
     base_values = score.metric(_means(once, base)[0])
@@ -121,7 +140,11 @@ def bootstrap_gains(
     for scores, value in zip(methods, values, strict=True):
         shared = ~np.isnan(value) & ~np.isnan(base_values)
         by_seed = score.sign * (value - base_values)[shared]
-        intervals.append(_gain_interval(base[shared], scores[shared], by_seed, score, seed, draws, confidence))
+        intervals.append(
+            _gain_interval(
+                base[shared], scores[shared], by_seed, score, seed, draws, confidence
+            )
+        )
     return np.array(values).reshape(len(methods), len(base)), base_values, intervals
 
 
@@ -134,7 +157,9 @@ def _gain_interval(
     draws: int,
     confidence: float,
 ) -> Interval:
-    """The interval of one method's gain, from scores [seeds, rows] and the seeds' gains [seeds]."""
+    """The interval of one method's gain, from scores [seeds, rows] and the seeds' gains
+    [seeds].
+    """
     if not len(by_seed):
         return Interval(np.nan, np.nan, np.nan, np.nan)
     present = ~np.isnan(base).all(axis=0)
@@ -147,18 +172,23 @@ def _gain_interval(
     gains = []
     for counts in _resampled(seed, resampled_rows, draws):
         gains.append(score.sign * _gain(counts, base, scores, score))
-    # The variance of a mean over n rows drawn with replacement is (n - 1) / n of the unbiased estimate.
+    # The variance of a mean over n rows drawn with replacement is (n - 1) / n of the
+    # unbiased estimate.
     correction = resampled_rows / max(resampled_rows - 1, 1)
     over_rows = correction * float(np.concatenate(gains).var()) if rows > 1 else np.inf
     once = np.ones((1, resampled_rows))
     centre = score.sign * float(_gain(once, base, scores, score)[0])
     sources = variance_sources(over_rows, rows - 1, by_seed, differences)
-    interval = student_interval(centre, sources, confidence, estimate=float(by_seed.mean()))
+    interval = student_interval(
+        centre, sources, confidence, estimate=float(by_seed.mean())
+    )
     if score.bounds is None:
         return interval
     # Differences of bounded scores are bounded themselves.
     largest = score.bounds[1] - score.bounds[0]
-    return replace(interval, low=max(interval.low, -largest), high=min(interval.high, largest))
+    return replace(
+        interval, low=max(interval.low, -largest), high=min(interval.high, largest)
+    )
 
 
 def _with_two_rows(
@@ -176,7 +206,9 @@ def _with_two_rows(
 
 
 def _resampled(seed: int, rows: int, draws: int) -> Iterator[NDArray[np.float64]]:
-    """How often each row is drawn, [some draws, rows] at a time; the same for all methods, and clients of one size."""
+    """How often each row is drawn, [some draws, rows] at a time; the same for all
+    methods, and clients of one size.
+    """
     at_once = max(_COUNTS_AT_ONCE // rows, 1)
     for start in range(0, draws, at_once):
         yield _counts(seed, rows, start, min(draws - start, at_once))
@@ -190,19 +222,32 @@ def _counts(seed: int, rows: int, start: int, draws: int) -> NDArray[np.float64]
 
 
 def _gain(
-    counts: NDArray[np.float64], base: NDArray[np.float64], scores: NDArray[np.float64], score: Score
+    counts: NDArray[np.float64],
+    base: NDArray[np.float64],
+    scores: NDArray[np.float64],
+    score: Score,
 ) -> NDArray[np.float64]:
-    """Mean over seeds of the difference of metrics [draws], for rows that count so often [draws, rows]."""
+    """Mean over seeds of the difference of metrics [draws], for rows that count so
+    often [draws, rows].
+    """
     gains = score.metric(_means(counts, scores)) - score.metric(_means(counts, base))
     # A draw may hold no row of a small split: it then has no gain of that seed.
     known = ~np.isnan(gains)
     total = np.where(known, gains, 0.0).sum(axis=1)
-    return np.divide(total, known.sum(axis=1), out=np.zeros(len(gains)), where=known.any(axis=1))
+    return np.divide(
+        total, known.sum(axis=1), out=np.zeros(len(gains)), where=known.any(axis=1)
+    )
 
 
-def _means(counts: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means [draws, seeds] of scores [seeds, rows] over rows that count so often [draws, rows]; NaN without any."""
+def _means(
+    counts: NDArray[np.float64], scores: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Means [draws, seeds] of scores [seeds, rows] over rows that count so often
+    [draws, rows]; NaN without any.
+    """
     known = ~np.isnan(scores)
     sums = counts @ np.where(known, scores, 0.0).T
     numbers = counts @ known.T.astype(np.float64)
-    return np.divide(sums, numbers, out=np.full(numbers.shape, np.nan), where=numbers > 0)
+    return np.divide(
+        sums, numbers, out=np.full(numbers.shape, np.nan), where=numbers > 0
+    )

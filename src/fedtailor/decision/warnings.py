@@ -10,14 +10,20 @@ from numpy.typing import ArrayLike, NDArray
 FEW_ROWS = 10
 """Fewer test rows than this say little of a client."""
 FALLING = 0.02
-"""A curve still falls if its last tenth brought more than this share of all it has fallen."""
+"""A curve still falls if its last tenth brought more than this share of all it has
+fallen.
+"""
 _NAMED = 3
 """Names that a warning lists; the others are counted."""
 FEW_TO_CHOOSE_BY = 2500
-"""Below so many validation rows an accuracy of one half has a standard error above one point."""
+"""Below so many validation rows an accuracy of one half has a standard error above one
+point.
+"""
 
 
-def warn_small_tests(test_labels: Mapping[str, ArrayLike], *, classification: bool = True) -> list[str]:
+def warn_small_tests(
+    test_labels: Mapping[str, ArrayLike], *, classification: bool = True
+) -> list[str]:
     """Clients whose test rows are of one class, or fewer than ten.
 
     Args:
@@ -30,22 +36,36 @@ def warn_small_tests(test_labels: Mapping[str, ArrayLike], *, classification: bo
     labels = {client: np.asarray(values) for client, values in test_labels.items()}
     none = [client for client, values in labels.items() if not len(values)]
     few = [client for client, values in labels.items() if 0 < len(values) < FEW_ROWS]
-    single = [client for client, values in labels.items() if len(values) and len(np.unique(values)) == 1]
+    single = [
+        client
+        for client, values in labels.items()
+        if len(values) and len(np.unique(values)) == 1
+    ]
     warnings = []
     if none:
-        warnings.append(f"no test rows: {named(none)}; nothing is known of these clients")
+        warnings.append(
+            f"no test rows: {named(none)}; nothing is known of these clients"
+        )
     if few:
-        so = "one row more or less right is a tenth or more" if classification else "one odd row moves their mean"
-        warnings.append(f"fewer than {FEW_ROWS} test rows in one split: {named(few)}; {so}")
+        so = (
+            "one row more or less right is a tenth or more"
+            if classification
+            else "one odd row moves their mean"
+        )
+        warnings.append(
+            f"fewer than {FEW_ROWS} test rows in one split: {named(few)}; {so}"
+        )
     if classification and single:
         warnings.append(
-            f"test rows of one class only: {named(single)}; ROC AUC is not defined, and always answering that class "
-            "is perfect"
+            f"test rows of one class only: {named(single)}; ROC AUC is not defined, and"
+            " always answering that class is perfect"
         )
     return warnings
 
 
-def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDArray[Any]] | None = None) -> list[str]:
+def warn_repeated_rows(
+    test: Mapping[str, NDArray[Any]], train: Mapping[str, NDArray[Any]] | None = None
+) -> list[str]:
     """Test rows that occur more than once, or in training data too, of whatever client.
 
     Args:
@@ -61,24 +81,29 @@ def warn_repeated_rows(test: Mapping[str, NDArray[Any]], train: Mapping[str, NDA
     repeated = len(all_keys) - len(set(all_keys))
     if repeated:
         warnings.append(
-            f"{repeated} of {len(all_keys)} test rows repeat another one; intervals take them for independent"
+            f"{repeated} of {len(all_keys)} test rows repeat another one; intervals"
+            " take them for independent"
         )
     if train is None:
         return warnings
     train_keys = {key for x in train.values() for key in _keys(x)}
-    leaked = {client: sum(key in train_keys for key in keys) for client, keys in test_keys.items()}
+    leaked = {
+        client: sum(key in train_keys for key in keys)
+        for client, keys in test_keys.items()
+    }
     total = sum(leaked.values())
     if total:
         clients = [client for client, count in leaked.items() if count]
         warnings.append(
-            f"{total} of {len(all_keys)} test rows occur in training data too ({named(clients)}); results are too "
-            "good by them"
+            f"{total} of {len(all_keys)} test rows occur in training data too"
+            f" ({named(clients)}); results are too good by them"
         )
     return warnings
 
 
 def warn_few_validation_rows(rows: int) -> list[str]:
-    """Successive halving that chose by few rows: the standard error of an accuracy is above one point there.
+    """Successive halving that chose by few rows: the standard error of an accuracy is
+    above one point there.
 
     Args:
         rows: for validation, of all clients that train.
@@ -87,36 +112,54 @@ def warn_few_validation_rows(rows: int) -> list[str]:
         return []
     error = 50 / math.sqrt(rows)
     return [
-        f"halving chose by {rows:,} validation rows in all, by which an accuracy is known to {error:.1f} points at "
-        "worst (one standard error): the full grid may well choose another method or rate"
+        f"halving chose by {rows:,} validation rows in all, by which an accuracy is"
+        f" known to {error:.1f} points at worst (one standard error): the full grid may"
+        " well choose another method or rate"
     ]
 
 
 def warn_grid_edges(
-    chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], limited: Collection[str] = ()
+    chosen: Mapping[str, Any],
+    grid: Mapping[str, Sequence[Any]],
+    limited: Collection[str] = (),
 ) -> list[str]:
     """Settings chosen from the edge of their grid, beyond which a better one may lie.
 
     Args:
         chosen: setting -> chosen value.
-        grid: setting -> the values tried. Grids of a single value, or of anything but numbers, have no edge.
-        limited: settings whose largest value is a limit, such as a rate above which training diverges: choosing it
-            calls for nothing.
+        grid: setting -> the values tried. Grids of a single value, or of anything but
+            numbers, have no edge.
+        limited: settings whose largest value is a limit, such as a rate above which
+            training diverges: choosing it calls for nothing.
 
     Returns:
         One line for each setting.
     """
     warnings = []
     for name, tried in grid.items():
-        numbers = sorted({float(v) for v in tried if isinstance(v, int | float) and not isinstance(v, bool)})
+        numbers = sorted(
+            {
+                float(v)
+                for v in tried
+                if isinstance(v, int | float) and not isinstance(v, bool)
+            }
+        )
         all_are_numbers = len(numbers) == len(set(tried))
         value = chosen.get(name)
-        if len(numbers) < 2 or not all_are_numbers or not isinstance(value, int | float):
+        if (
+            len(numbers) < 2
+            or not all_are_numbers
+            or not isinstance(value, int | float)
+        ):
             continue
         if value == numbers[0]:
-            warnings.append(f"{name}={value} is the smallest value tried; try smaller ones")
+            warnings.append(
+                f"{name}={value} is the smallest value tried; try smaller ones"
+            )
         elif value == numbers[-1] and name not in limited:
-            warnings.append(f"{name}={value} is the largest value tried; try larger ones")
+            warnings.append(
+                f"{name}={value} is the largest value tried; try larger ones"
+            )
     return warnings
 
 
@@ -128,8 +171,9 @@ def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
         losses: [r] after these rounds; of validation data.
 
     Returns:
-        Whether the mean of its last tenth lies below that of the tenth before by more than 2 % of all that the loss
-        has fallen, and nothing in the tenth before was lower than the end.
+        Whether the mean of its last tenth lies below that of the tenth before by more
+        than 2 % of all that the loss has fallen, and nothing in the tenth before was
+        lower than the end.
     """
     at = np.asarray(rounds, np.float64)
     values = np.asarray(losses, np.float64)
@@ -144,7 +188,9 @@ def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
         last, before = values[-1:], values[-2:-1]
     all_fallen = values[0] - values.min()
     recently_fallen = before.mean() - last.mean()
-    return bool(recently_fallen > FALLING * all_fallen > 0 and last.mean() <= before.min())
+    return bool(
+        recently_fallen > FALLING * all_fallen > 0 and last.mean() <= before.min()
+    )
 
 
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
@@ -156,8 +202,16 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
     Returns:
         One line that names them; empty where there is none.
     """
-    falling = [method for method, (rounds, losses) in curves.items() if still_falling(rounds, losses)]
-    return [f"validation loss was still falling: {named(falling)}; train for more rounds"] if falling else []
+    falling = [
+        method
+        for method, (rounds, losses) in curves.items()
+        if still_falling(rounds, losses)
+    ]
+    return (
+        [f"validation loss was still falling: {named(falling)}; train for more rounds"]
+        if falling
+        else []
+    )
 
 
 def named(names: Sequence[str]) -> str:

@@ -23,9 +23,11 @@ class Winner:
         winner: the method that is better than every other one, or None.
         leader: the method with the best mean, which need not be shown to be best.
         unbeaten: methods that no other is shown to be better than, best mean first.
-        means: method -> mean over clients and seeds after its last round, best first; methods that were left out last.
-        pairs: one line for each pair: `method`, `other`, `difference` (of their metric; positive where `method` is the
-            better one), its interval `low`, `high` (of this pair alone), `p`, `p_holm` (over all pairs).
+        means: method -> mean over clients and seeds after its last round, best first;
+            methods that were left out last.
+        pairs: one line for each pair: `method`, `other`, `difference` (of their metric;
+            positive where `method` is the better one), its interval `low`, `high` (of
+            this pair alone), `p`, `p_holm` (over all pairs).
         clients, seeds: how many there were.
         alpha: level of the tests.
     """
@@ -40,8 +42,12 @@ class Winner:
     alpha: float = 0.05
 
     def verdict(self, method: str, other: str) -> str:
-        """Whether a method is shown to be "better" or "worse" than another one, or "cannot tell"."""
-        for name, against, gain, p in self.pairs.select("method", "other", "difference", "p_holm").iter_rows():
+        """Whether a method is shown to be "better" or "worse" than another one, or
+        "cannot tell".
+        """
+        for name, against, gain, p in self.pairs.select(
+            "method", "other", "difference", "p_holm"
+        ).iter_rows():
             if {name, against} == {method, other} and p < self.alpha:
                 return "better" if (gain > 0) == (name == method) else "worse"
         return "cannot tell"
@@ -55,70 +61,111 @@ class Winner:
         if self.winner is not None:
             return f"{self.winner} is better than every other method, {over}."
         if len(self.unbeaten) == len(self.means):
-            return f"{NO_DIFFERENCE.capitalize()}, {over}; {self.leader} has the best mean."
-        return f"No single winner, {over}: nothing is shown to be better than {', '.join(self.unbeaten)}."
+            return (
+                f"{NO_DIFFERENCE.capitalize()}, {over}; {self.leader} has the best"
+                " mean."
+            )
+        return (
+            f"No single winner, {over}: nothing is shown to be better than"
+            f" {', '.join(self.unbeaten)}."
+        )
 
 
 def best_method(
-    values: pl.DataFrame, *, higher_is_better: bool, alpha: float = 0.05, left_out: Collection[str] = ()
+    values: pl.DataFrame,
+    *,
+    higher_is_better: bool,
+    alpha: float = 0.05,
+    left_out: Collection[str] = (),
 ) -> Winner:
     """The method whose mean over clients is best, tested.
 
-    For every pair of methods: is the expected difference of their metric, of a client and a seed drawn like the ones
-    at hand, 0? `two_way_interval` says how: by Student's t on clients and seeds as clusters, not on client-seed pairs
-    as if they were independent. A method wins if it is better than each other one at level alpha after Holm's
-    correction over all pairs, so the chance of naming any false order among them is at most alpha; choosing the leader
-    by the same test data is covered, since no pair is left out. Clients count the same, whatever their size, and are
-    taken as a sample of clients: from a handful of them little can follow.
+    For every pair of methods: is the expected difference of their metric, of a client
+    and a seed drawn like the ones at hand, 0? `two_way_interval` says how: by Student's
+    t on clients and seeds as clusters, not on client-seed pairs as if they were
+    independent. A method wins if it is better than each other one at level alpha after
+    Holm's correction over all pairs, so the chance of naming any false order among them
+    is at most alpha; choosing the leader by the same test data is covered, since no
+    pair is left out. Clients count the same, whatever their size, and are taken as a
+    sample of clients: from a handful of them little can follow.
 
-    A method that was left out early is compared with each other one as both were then: after the last round in which
-    both were measured, so that nobody gains by having been trained for longer. What is said of it holds for that round.
-    No pair is missing, and Holm's correction stays the same.
+    A method that was left out early is compared with each other one as both were then:
+    after the last round in which both were measured, so that nobody gains by having
+    been trained for longer. What is said of it holds for that round. No pair is
+    missing, and Holm's correction stays the same.
 
     Args:
-        values: a line for each method, seed and client: columns `method`, `seed`, `client`, `value` (test data). Where
-            methods were left out early, a line for each round, too, in the column `round`.
+        values: a line for each method, seed and client: columns `method`, `seed`,
+            `client`, `value` (test data). Where methods were left out early, a line for
+            each round, too, in the column `round`.
         higher_is_better: direction of the metric.
         alpha: level of the test.
-        left_out: methods that were left out early, or on the other seeds. None of them is the leader: their means are
-            those of fewer rounds or seeds.
+        left_out: methods that were left out early, or on the other seeds. None of them
+            is the leader: their means are those of fewer rounds or seeds.
 
     Returns:
         The winner, if there is one, and the tests of all pairs.
 
     Raises:
-        ValueError: a column is missing, or there is no method, or a cell stands there twice, or two methods were never
-            measured after the same round.
+        ValueError: a column is missing, or there is no method, or a cell stands there
+            twice, or two methods were never measured after the same round.
     """
     _require_values(values)
     if "round" not in values.columns:
         values = values.with_columns(round=pl.lit(0))
     methods = values["method"].unique(maintain_order=True).to_list()
-    rounds = {name: set(values.filter(pl.col("method") == name)["round"].to_list()) for name in methods}
+    rounds = {
+        name: set(values.filter(pl.col("method") == name)["round"].to_list())
+        for name in methods
+    }
     tables = _tables(values)
     sign = 1.0 if higher_is_better else -1.0
     last = {name: max(rounds[name]) for name in methods}
-    means = {name: _mean_over_clients(_measured(tables[last[name]][name])) for name in methods}
-    best_first = sorted(methods, key=lambda name: (np.isnan(means[name]), name in left_out, -sign * means[name]))
+    means = {
+        name: _mean_over_clients(_measured(tables[last[name]][name]))
+        for name in methods
+    }
+    best_first = sorted(
+        methods,
+        key=lambda name: (np.isnan(means[name]), name in left_out, -sign * means[name]),
+    )
     lines = []
     for one, other in combinations(best_first, 2):
         if not rounds[one] & rounds[other]:
-            raise ValueError(f"{one} and {other} were never measured after the same round; give one to compare them by")
+            raise ValueError(
+                f"{one} and {other} were never measured after the same round; give one"
+                " to compare them by"
+            )
         table = tables[max(rounds[one] & rounds[other])]
         interval = two_way_interval(sign * (table[one] - table[other]), 1 - alpha)
-        lines.append((one, other, interval.estimate, interval.low, interval.high, interval.p))
+        lines.append(
+            (one, other, interval.estimate, interval.low, interval.high, interval.p)
+        )
     names = {"method": pl.String, "other": pl.String}
     numbers = dict.fromkeys(("difference", "low", "high", "p"), pl.Float64)
     pairs = pl.DataFrame(lines, schema=names | numbers, orient="row")
-    pairs = pairs.with_columns(p_holm=pl.Series(holm(pairs["p"].to_numpy()), dtype=pl.Float64))
+    pairs = pairs.with_columns(
+        p_holm=pl.Series(holm(pairs["p"].to_numpy()), dtype=pl.Float64)
+    )
 
     # (better, worse) for every pair whose difference is shown
-    shown = pairs.filter(pl.col("p_holm") < alpha).select("method", "other", "difference")
-    better = [(method, other) if gain > 0 else (other, method) for method, other, gain in shown.iter_rows()]
+    shown = pairs.filter(pl.col("p_holm") < alpha).select(
+        "method", "other", "difference"
+    )
+    better = [
+        (method, other) if gain > 0 else (other, method)
+        for method, other, gain in shown.iter_rows()
+    ]
     beaten = {worse for _, worse in better}
     wins = Counter(name for name, _ in better)
-    beats_all = [name for name in best_first if len(methods) > 1 and wins[name] == len(methods) - 1]
-    measured = values.filter(pl.col("value").is_not_nan() & pl.col("value").is_not_null())
+    beats_all = [
+        name
+        for name in best_first
+        if len(methods) > 1 and wins[name] == len(methods) - 1
+    ]
+    measured = values.filter(
+        pl.col("value").is_not_nan() & pl.col("value").is_not_null()
+    )
     return Winner(
         winner=beats_all[0] if beats_all else None,
         leader=best_first[0],
@@ -144,11 +191,12 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
     """A table of values as an array.
 
     Args:
-        values: a line for each method, seed and client: columns `method`, `seed`, `client`, `value`.
+        values: a line for each method, seed and client: columns `method`, `seed`,
+            `client`, `value`.
 
     Returns:
-        The methods in the order of appearance, and their values [methods, seeds, clients] (seeds and clients sorted);
-        NaN where there is none.
+        The methods in the order of appearance, and their values [methods, seeds,
+        clients] (seeds and clients sorted); NaN where there is none.
 
     Raises:
         ValueError: as `best_method`.
@@ -162,7 +210,10 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
     shape = len(methods), len(seeds), len(clients)
     cell = np.ravel_multi_index((method, seed, client), shape)
     if len(np.unique(cell)) < len(cell):
-        raise ValueError("a method has two values for one client and seed; give the value after one round only")
+        raise ValueError(
+            "a method has two values for one client and seed; give the value after one"
+            " round only"
+        )
     table = np.full(shape, np.nan)
     table.ravel()[cell] = values["value"].cast(pl.Float64).to_numpy()
     return methods, table
@@ -171,7 +222,10 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
 def _require_values(values: pl.DataFrame) -> None:
     _require_columns(values, ("method", "seed", "client", "value"))
     if not len(values):
-        raise ValueError("there are no values to compare; give a line for each method, seed and client")
+        raise ValueError(
+            "there are no values to compare; give a line for each method, seed and"
+            " client"
+        )
 
 
 def _measured(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -181,7 +235,9 @@ def _measured(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _mean_over_clients(values: NDArray[np.float64]) -> float:
-    """The mean over clients of each one's mean over seeds, of values [seeds, clients]; NaN without any."""
+    """The mean over clients of each one's mean over seeds, of values [seeds, clients];
+    NaN without any.
+    """
     if values.size == 0:
         return np.nan
     return float(np.nanmean(np.nanmean(values, axis=0)))

@@ -1,4 +1,6 @@
-"""`model_card`: what must be known of one client's model before it is used, as Markdown."""
+"""`model_card`: what must be known of one client's model before it is used, as
+Markdown.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +26,9 @@ _PLAIN_TEXT = re.compile(r"([\\`*_{}\[\]<>|#])")
 
 
 def model_card(run: OpenedRun, client: str) -> str:
-    """What is known of a client's personal model: its data, how they were split and encoded, what it reaches on the
-    client's own test rows, by which method it was made, and what the client sent for it.
+    """What is known of a client's personal model: its data, how they were split and
+    encoded, what it reaches on the client's own test rows, by which method it was made,
+    and what the client sent for it.
 
     Raises:
         ValueError: the run has no such client.
@@ -57,29 +60,45 @@ def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list
                 files.append(folder / f"{file_name(client, number)}.md")
                 (new / files[-1].name).write_text(model_card(run, client), "utf-8")
     except OSError as error:
-        raise ValueError(f"cannot write {folder}: {reason(error)}; make room, or name another directory") from None
+        raise ValueError(
+            f"cannot write {folder}: {reason(error)}; make room, or name another"
+            " directory"
+        ) from None
     return files
 
 
 def file_name(client: str, number: int) -> str:
-    """A name for a file about a client: its own, as far as it is plain, behind its number."""
+    """A name for a file about a client: its own, as far as it is plain, behind its
+    number.
+    """
     plain = re.sub(r"[^\w.-]+", "-", client).strip("-.")[:60]
     return f"{number:03d}-{plain or 'client'}"
 
 
 def _head(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
-    role = "never took part in training and was served at its end" if about["unseen"] else "took part in training"
+    role = (
+        "never took part in training and was served at its end"
+        if about["unseen"]
+        else "took part in training"
+    )
     yield (
-        f"A personal model for the client {_text(about['client'])}, who {role}. It is meant for this client's own "
-        "examples: nothing below says how good it is on others."
+        f"A personal model for the client {_text(about['client'])}, who {role}. It is"
+        " meant for this client's own examples: nothing below says how good it is on"
+        " others."
     )
     yield ""
     model, versions = run.manifest["model"], run.manifest.get("versions", {})
     network = model["architecture"]
     kind = network.get("type", "") if isinstance(network, dict) else str(network)
-    shape = f"inputs of shape {model['input_shape']}, {model['outputs']} outputs, {model['dtype']}"
+    shape = (
+        f"inputs of shape {model['input_shape']}, {model['outputs']} outputs,"
+        f" {model['dtype']}"
+    )
     yield f"- model: {_text(kind)}, {shape}"
-    yield f"- made by: {', '.join(f'{name} {number}' for name, number in versions.items())}"
+    yield (
+        "- made by:"
+        f" {', '.join(f'{name} {number}' for name, number in versions.items())}"
+    )
 
 
 def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
@@ -94,7 +113,11 @@ def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
         yield f"| {split} | {about[split]:,} |"
     if run.preprocessing is not None:
         target = run.preprocessing.target
-        classes = f"; classes {', '.join(_text(str(label)) for label in target.classes)}" if target.classes else ""
+        classes = (
+            f"; classes {', '.join(_text(str(label)) for label in target.classes)}"
+            if target.classes
+            else ""
+        )
         yield ""
         yield f"Target: {_text(target.name)} ({target.task}{classes})."
     yield ""
@@ -108,41 +131,68 @@ def _split(origin: dict[str, Any]) -> str:
     options, seed = origin.get("parameters", {}), origin.get("seed")
     if origin.get("scenario") != "table":
         return f"Split: as the scenario {origin.get('scenario')} draws it, seed {seed}."
-    shares = f"test {options.get('test', 0.2):g} and val {options.get('val', 0.1):g} of each client's rows"
+    shares = (
+        f"test {options.get('test', 0.2):g} and val {options.get('val', 0.1):g} of each"
+        " client's rows"
+    )
     rules = {
         "split": "as the column {0} says",
-        "time": "the last rows by the column {0} are the test, those before them val (" + shares + ")",
+        "time": (
+            "the last rows by the column {0} are the test, those before them val ("
+            + shares
+            + ")"
+        ),
         "folds": "part {seed} of {0} is the test",
     }
-    rule = next((text.format(_text(str(options[name])), seed=seed) for name, text in rules.items() if name in options),
-                f"drawn by class, seed {seed}: {shares}")  # fmt: skip
-    groups = f"; rows of one {_text(options['group'])} stay together" if "group" in options else ""
+    rule = next(
+        (
+            text.format(_text(str(options[name])), seed=seed)
+            for name, text in rules.items()
+            if name in options
+        ),
+        f"drawn by class, seed {seed}: {shares}",
+    )
+    groups = (
+        f"; rows of one {_text(options['group'])} stay together"
+        if "group" in options
+        else ""
+    )
     return f"Split: {rule}{groups}."
 
 
 def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
     if preprocessing is None:
-        yield "None: the model takes arrays as they were in training. NaN and infinite numbers are refused."
+        yield (
+            "None: the model takes arrays as they were in training. NaN and infinite"
+            " numbers are refused."
+        )
         return
     yield (
-        "Learned from the training rows of clients that train, and saved beside the model (preprocessing.json). Rows "
-        "are given by the names of these columns:"
+        "Learned from the training rows of clients that train, and saved beside the"
+        " model (preprocessing.json). Rows are given by the names of these columns:"
     )
     yield ""
     yield "| column | what the model sees | a missing cell |"
     yield "| --- | --- | --- |"
     for column in preprocessing.columns:
-        yield f"| {_text(column.name)} | {_text(_seen(column))} | {_text(_gap(column))} |"
+        yield (
+            f"| {_text(column.name)} | {_text(_seen(column))} | {_text(_gap(column))} |"
+        )
     if preprocessing.decorrelation is not None:
         yield ""
         yield (
-            "These inputs are then decorrelated: each is centred, and what the others say already is taken out of it "
-            "(a symmetric matrix in preprocessing.json)."
+            "These inputs are then decorrelated: each is centred, and what the others"
+            " say already is taken out of it (a symmetric matrix in"
+            " preprocessing.json)."
         )
     if preprocessing.ignored:
         yield ""
         yield (
-            "Not looked at: " + "; ".join(f"{_text(name)} ({why})" for name, why in preprocessing.ignored.items()) + "."
+            "Not looked at: "
+            + "; ".join(
+                f"{_text(name)} ({why})" for name, why in preprocessing.ignored.items()
+            )
+            + "."
         )
 
 
@@ -150,12 +200,20 @@ def _seen(column: ColumnEncoding) -> str:
     if column.kind == "category":
         other = ", and one for all others" if column.other else ""
         return f"one input for each of {', '.join(column.categories)}{other}"
-    return "0 or 1" if column.kind == "boolean" else f"({column.kind} - {column.mean:.6g}) / {column.deviation:.6g}"
+    return (
+        "0 or 1"
+        if column.kind == "boolean"
+        else f"({column.kind} - {column.mean:.6g}) / {column.deviation:.6g}"
+    )
 
 
 def _gap(column: ColumnEncoding) -> str:
     fill = f"{column.fill:.6g}" if isinstance(column.fill, float) else column.fill
-    return f"becomes {fill}, and an input says so" if column.indicator else "is refused: training had none"
+    return (
+        f"becomes {fill}, and an input says so"
+        if column.indicator
+        else "is refused: training had none"
+    )
 
 
 def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]:
@@ -165,25 +223,40 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
         yield "None: this client has neither validation nor test rows."
         return
     last = measured.filter(pl.col("round") == pl.col("round").max())
-    values = {(split, metric): value for split, metric, value in last.select("split", "metric", "value").iter_rows()}
+    values = {
+        (split, metric): value
+        for split, metric, value in last.select("split", "metric", "value").iter_rows()
+    }
     rows, naive = _of_test_rows(run, client)
-    yield f"After round {last['round'][0]}, on this client's own rows. The run is judged by {run.stored.metric}."
+    yield (
+        f"After round {last['round'][0]}, on this client's own rows. The run is judged"
+        f" by {run.stored.metric}."
+    )
     yield ""
     yield "| metric | test | 95 % interval | learning nothing | val |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name in dict.fromkeys(metric for _, metric in values):
         shown = _Shown(name)
         interval = _interval(rows, name)
-        cells = (shown.text(values.get(("test", name))), "" if interval is None else shown.between(interval),
-                 shown.text(naive.get(name)), shown.text(values.get(("val", name))))  # fmt: skip
+        cells = (
+            shown.text(values.get(("test", name))),
+            "" if interval is None else shown.between(interval),
+            shown.text(naive.get(name)),
+            shown.text(values.get(("val", name))),
+        )
         yield f"| {_text(shown.label)} | {' | '.join(cells)} |"
     yield ""
     if rows is None:
-        yield "Intervals need the test rows: the run did not keep them (keep_rows), and its data are not found."
+        yield (
+            "Intervals need the test rows: the run did not keep them (keep_rows), and"
+            " its data are not found."
+        )
     else:
         yield (
-            f"The intervals say what other test rows of this client might give ({about['test']} were there), not what "
-            'another training might. "Learning nothing" is the majority class, or the mean, of its training rows.'
+            "The intervals say what other test rows of this client might give"
+            f" ({about['test']} were there), not what another training might."
+            ' "Learning nothing" is the majority class, or the mean, of its training'
+            " rows."
         )
     named = [warning for warning in run.stored.warnings if f"'{client}'" in warning]
     yield from (f"\n{_text(warning)}" for warning in named)
@@ -196,12 +269,18 @@ class _Shown:
         known = name in Metric.registry
         unit = unit_of(name) if known else None
         self.label = name if unit is None else unit.label
-        self._scale, self._digits = (1.0, 4) if unit is None else (unit.scale, unit.digits)
+        self._scale, self._digits = (
+            (1.0, 4) if unit is None else (unit.scale, unit.digits)
+        )
         if unit is not None and find_metric(name).unit == "target":
             self._digits = 4
 
     def text(self, value: float | None) -> str:
-        return "" if value is None or not np.isfinite(value) else f"{self._scale * value:.{self._digits}f}"
+        return (
+            ""
+            if value is None or not np.isfinite(value)
+            else f"{self._scale * value:.{self._digits}f}"
+        )
 
     def between(self, interval: Interval) -> str:
         if not (np.isfinite(interval.low) and np.isfinite(interval.high)):
@@ -209,8 +288,12 @@ class _Shown:
         return f"{self.text(interval.low)} to {self.text(interval.high)}"
 
 
-def _of_test_rows(run: OpenedRun, client: str) -> tuple[pl.DataFrame | None, dict[str, float]]:
-    """What became of the client's test rows, and metric -> what learning nothing reaches on them."""
+def _of_test_rows(
+    run: OpenedRun, client: str
+) -> tuple[pl.DataFrame | None, dict[str, float]]:
+    """What became of the client's test rows, and metric -> what learning nothing
+    reaches on them.
+    """
     if run.test_rows is None:
         return None, {}
     rows, naive = (frame.filter(pl.col("client") == client) for frame in run.test_rows)
@@ -221,7 +304,12 @@ def _of_test_rows(run: OpenedRun, client: str) -> tuple[pl.DataFrame | None, dic
 def _interval(rows: pl.DataFrame | None, metric: str) -> Interval | None:
     """Of a metric that follows from test rows."""
     score = SCORES.get(metric)
-    if rows is None or score is None or score.column not in rows.columns or rows.is_empty():
+    if (
+        rows is None
+        or score is None
+        or score.column not in rows.columns
+        or rows.is_empty()
+    ):
         return None
     return metric_interval(rows[score.column].cast(pl.Float64).to_numpy(), score)
 
@@ -231,7 +319,11 @@ def _method(run: OpenedRun) -> Iterator[str]:
     yield f"{about.name}: {_text(about.paper)}"
     yield ""
     yield f"- rounds: {summary.get('rounds')}, seed {run.stored.seed}"
-    given = {name: value for name, value in run.manifest["algorithm"].items() if name not in ("name", "type")}
+    given = {
+        name: value
+        for name, value in run.manifest["algorithm"].items()
+        if name not in ("name", "type")
+    }
     for name, value in _flat(given):
         yield f"- {name}: {_text(str(value))}"
 
@@ -239,8 +331,14 @@ def _method(run: OpenedRun) -> Iterator[str]:
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from _flat({key: inner for key, inner in value.items() if key not in ("name", "type")},
-                             f"{prefix}{name}.")  # fmt: skip
+            yield from _flat(
+                {
+                    key: inner
+                    for key, inner in value.items()
+                    if key not in ("name", "type")
+                },
+                f"{prefix}{name}.",
+            )
         else:
             yield f"{prefix}{name}", value
 
@@ -260,9 +358,19 @@ def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]
     table = run.stored.clients.filter(~pl.col("unseen"))
     ids = np.sort(client_ids(tuple(table["client"])))
     place = int(np.searchsorted(ids, client_ids((client,))[0]))
-    participation, rounds = run.travel["participation"], int(run.stored.summary["rounds"])
-    took = [number for number in range(rounds) if participation.sample(ids, run.stored.seed, number)[place]]
-    yield f"It reported in {len(took)} of {rounds} rounds. In training a client of this method"
+    participation, rounds = (
+        run.travel["participation"],
+        int(run.stored.summary["rounds"]),
+    )
+    took = [
+        number
+        for number in range(rounds)
+        if participation.sample(ids, run.stored.seed, number)[place]
+    ]
+    yield (
+        f"It reported in {len(took)} of {rounds} rounds. In training a client of this"
+        " method"
+    )
     yield ""
     yield f"- is sent: {_text(method.down)}"
     yield f"- sends: {_text(method.up)}"
@@ -285,8 +393,11 @@ def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]
     yield ""
     transforms = run.manifest.get("uplink", [])
     named = ", ".join(_text(one.get("type", "")) for one in transforms)
-    yield (f"Messages went through: {named}." if transforms else
-           "Messages went as they are: nothing was clipped, and no noise was added.")  # fmt: skip
+    yield (
+        f"Messages went through: {named}."
+        if transforms
+        else "Messages went as they are: nothing was clipped, and no noise was added."
+    )
     yield "Single numbers (a loss, a weight) are not in the bytes."
 
 

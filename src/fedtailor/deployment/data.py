@@ -19,7 +19,9 @@ CLIENTS = "clients"
 """In an origin: the clients that were taken, where a scenario has more."""
 
 
-def federation_of(directory: Path, manifest: Mapping[str, Any], table: Path | None = None) -> Federation:
+def federation_of(
+    directory: Path, manifest: Mapping[str, Any], table: Path | None = None
+) -> Federation:
     """The data of a run, which must be those that it was trained on.
 
     Args:
@@ -28,23 +30,35 @@ def federation_of(directory: Path, manifest: Mapping[str, Any], table: Path | No
         table: where the table is now, if it is not where it was.
 
     Raises:
-        ValueError: the run does not say where they came from, or they are not there, or no longer the same.
+        ValueError: the run does not say where they came from, or they are not there, or
+            no longer the same.
     """
     origin = manifest.get("origin")
     if not isinstance(origin, dict):
         raise ValueError(
-            f"{directory} does not say where its data came from (they were made in Python); open it there: "
-            f"ft.open({str(directory)!r}, federation=...)"
+            f"{directory} does not say where its data came from (they were made in"
+            f" Python); open it there: ft.open({str(directory)!r}, federation=...)"
         )
     parameters = origin.get("parameters", {})
     if origin["scenario"] == "table":
         federation = _table(directory, origin, parameters, table)
-        federation = replace(federation, name=manifest["data"]["name"])  # the file may have been renamed
+        federation = replace(
+            federation, name=manifest["data"]["name"]
+        )  # the file may have been renamed
     else:
-        require(table is None, f"{directory} was made from the scenario {origin['scenario']}, not from a table")
+        require(
+            table is None,
+            f"{directory} was made from the scenario {origin['scenario']}, not from a"
+            " table",
+        )
         scenario = scenarios.find(origin["scenario"])
-        unset = [name for name, default in scenario.parameters.items() if default is not None]
-        given = {**{name: None for name in unset if name not in parameters}, **parameters}
+        unset = [
+            name for name, default in scenario.parameters.items() if default is not None
+        ]
+        given = {
+            **{name: None for name in unset if name not in parameters},
+            **parameters,
+        }
         federation = scenario.sized(**given).build(origin["seed"])
         if CLIENTS in origin:
             federation = only_clients(federation, origin[CLIENTS])
@@ -52,23 +66,37 @@ def federation_of(directory: Path, manifest: Mapping[str, Any], table: Path | No
     return federation
 
 
-def require_same(federation: Federation, manifest: Mapping[str, Any], directory: Path) -> None:
+def require_same(
+    federation: Federation, manifest: Mapping[str, Any], directory: Path
+) -> None:
     """Refuse other data than those that a run was trained on.
 
     Raises:
         ValueError: their digest differs.
     """
     same = digest(federation) == manifest["data"]["digest"]
-    require(same, f"the data are not those that {directory} was trained on (their digest differs); give it the same")
+    require(
+        same,
+        f"the data are not those that {directory} was trained on (their digest"
+        " differs); give it the same",
+    )
 
 
-def _table(directory: Path, origin: Mapping[str, Any], parameters: Mapping[str, Any], moved: Path | None) -> Federation:
+def _table(
+    directory: Path,
+    origin: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    moved: Path | None,
+) -> Federation:
     path = table_path(directory, origin) if moved is None else moved.expanduser()
-    require(path.is_file(), f"the table of {directory} is not at {path}; say where it is with --table")
+    require(
+        path.is_file(),
+        f"the table of {directory} is not at {path}; say where it is with --table",
+    )
     require(
         file_digest(path) == origin["file"],
-        f"{path} is not the table that {directory} was trained on (its digest differs); give the same file, or train "
-        "again on the new one",
+        f"{path} is not the table that {directory} was trained on (its digest differs);"
+        " give the same file, or train again on the new one",
     )
     options = {name: value for name, value in parameters.items() if name != "path"}
     if _stayed_correlated(directory):
@@ -77,7 +105,9 @@ def _table(directory: Path, origin: Mapping[str, Any], parameters: Mapping[str, 
 
 
 def _stayed_correlated(directory: Path) -> bool:
-    """Whether a run is a regression on inputs that were not decorrelated, as before there was an option for it."""
+    """Whether a run is a regression on inputs that were not decorrelated, as before
+    there was an option for it.
+    """
     file = directory / PREPROCESSING
     if not file.is_file():
         return False
@@ -97,7 +127,9 @@ def only_clients(federation: Federation, names: Sequence[str]) -> Federation:
         ValueError: there is no such client, or none of them trains.
     """
     places = np.array([federation.client(str(name)).index for name in names])
-    splits = [getattr(federation, split).take(places) for split in ("train", "val", "test")]
+    splits = [
+        getattr(federation, split).take(places) for split in ("train", "val", "test")
+    ]
     kept = np.unique(np.concatenate([split.rows for split in splits]))
     return replace(
         federation,

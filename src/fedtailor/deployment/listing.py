@@ -21,24 +21,35 @@ def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
     """One entry for each client of each run.
 
     Args:
-        path: a run directory; the results of `fedtailor compare`, or one experiment in them.
+        path: a run directory; the results of `fedtailor compare`, or one experiment in
+            them.
         client: only this one.
 
     Returns:
-        run (its directory), scenario and algorithm (labels of a comparison; else the data and the method), seed,
-        client, unseen, train, val, test (rows), model ("vector", "mixture", "model and K neighbors", or "not kept":
-        it is made from the data when it is asked for), metric, its value on_val and on_test after the last round (None:
-        not measured), and higher_is_better. Runs that diverged have no models and are left out.
+        run (its directory), scenario and algorithm (labels of a comparison; else the
+        data and the method), seed, client, unseen, train, val, test (rows), model
+        ("vector", "mixture", "model and K neighbors", or "not kept": it is made from
+        the data when it is asked for), metric, its value on_val and on_test after the
+        last round (None: not measured), and higher_is_better. Runs that diverged have
+        no models and are left out.
 
     Raises:
         ValueError: there is no run, or no such client.
     """
-    entries = [entry for run, scenario, label in _runs(path) for entry in _of_run(run, scenario, label)]
+    entries = [
+        entry
+        for run, scenario, label in _runs(path)
+        for entry in _of_run(run, scenario, label)
+    ]
     require(bool(entries), f"{path} holds no model: every run diverged")
     if client is not None:
         there = [entry for entry in entries if entry["client"] == client]
         names = list(dict.fromkeys(entry["client"] for entry in entries))
-        require(bool(there), f"{path} has no model of a client {client!r}; its clients are {', '.join(names[:20])}")
+        require(
+            bool(there),
+            f"{path} has no model of a client {client!r}; its clients are"
+            f" {', '.join(names[:20])}",
+        )
         return there
     return entries
 
@@ -51,25 +62,43 @@ def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
         return
     require_run(path)
     one = (path / INDEX).exists()
-    for experiment in experiments(path.parent, [path.name]) if one else experiments(path):
+    for experiment in (
+        experiments(path.parent, [path.name]) if one else experiments(path)
+    ):
         for cell in experiment.index.cells:
-            yield StoredRun(experiment.results / cell.run), cell.scenario, cell.algorithm
+            yield (
+                StoredRun(experiment.results / cell.run),
+                cell.scenario,
+                cell.algorithm,
+            )
 
 
-def _of_run(run: StoredRun, scenario: str | None, label: str | None) -> Iterator[dict[str, Any]]:
+def _of_run(
+    run: StoredRun, scenario: str | None, label: str | None
+) -> Iterator[dict[str, Any]]:
     if run.diverged:
         return
     kinds, values = _kinds(run), {split: _last(run, split) for split in ("val", "test")}
     for client in run.clients.iter_rows(named=True):
         name = client["client"]
-        yield finite({
-            "run": str(run.path), "scenario": scenario or run.manifest["data"]["name"],
-            "algorithm": label or run.method, "seed": run.seed, "client": name, "unseen": client["unseen"],
-            **{split: client[split] for split in ("train", "val", "test")},
-            "model": kinds.get(name, NOT_KEPT), "metric": run.metric,
-            **{f"on_{split}": of_split.get(name) for split, of_split in values.items()},
-            "higher_is_better": run.unit.higher_is_better,
-        })  # fmt: skip
+        yield finite(
+            {
+                "run": str(run.path),
+                "scenario": scenario or run.manifest["data"]["name"],
+                "algorithm": label or run.method,
+                "seed": run.seed,
+                "client": name,
+                "unseen": client["unseen"],
+                **{split: client[split] for split in ("train", "val", "test")},
+                "model": kinds.get(name, NOT_KEPT),
+                "metric": run.metric,
+                **{
+                    f"on_{split}": of_split.get(name)
+                    for split, of_split in values.items()
+                },
+                "higher_is_better": run.unit.higher_is_better,
+            }
+        )
 
 
 def _kinds(run: StoredRun) -> dict[str, str]:
@@ -77,14 +106,21 @@ def _kinds(run: StoredRun) -> dict[str, str]:
     if not (run.path / KEPT).exists():
         return {}
     return {
-        name: f"model and {entry['neighbors']} neighbors" if "neighbors" in entry
-        else "mixture" if entry["mixture"] else "vector"
+        name: (
+            f"model and {entry['neighbors']} neighbors"
+            if "neighbors" in entry
+            else "mixture"
+            if entry["mixture"]
+            else "vector"
+        )
         for name, entry in read_manifest(run.path, KEPT)["clients"].items()
-    }  # fmt: skip
+    }
 
 
 def _last(run: StoredRun, split: str) -> dict[str, float]:
     """Client -> what the run is judged by, after the last round."""
-    measured = run.metrics.filter((pl.col("split") == split) & (pl.col("metric") == run.metric))
+    measured = run.metrics.filter(
+        (pl.col("split") == split) & (pl.col("metric") == run.metric)
+    )
     measured = measured.filter(pl.col("round") == pl.col("round").max())
     return dict(measured.select("client", "value").iter_rows())

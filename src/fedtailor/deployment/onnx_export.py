@@ -1,4 +1,6 @@
-"""Personal models as ONNX files, one a client, that run without fedtailor and without JAX."""
+"""Personal models as ONNX files, one a client, that run without fedtailor and without
+JAX.
+"""
 
 import json
 from collections.abc import Sequence
@@ -26,19 +28,29 @@ _OPSET, _IR = 17, 8
 
 
 def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> list[Path]:
-    """Write personal models into a new directory, one ONNX file for each client; returns the files.
+    """Write personal models into a new directory, one ONNX file for each client;
+    returns the files.
 
-    A graph takes `x` [n, ...], inputs as in the federation (of a table: what `preprocessing.json` makes of rows), and
-    gives `outputs` (logits; of a mixture log-probabilities; or the predicted targets), of classes also `probabilities`
-    [n, classes], of a table's regression also `target` in its own unit. The names of the client, the inputs and the
-    classes stand in its metadata. `SHA256SUMS` holds the digests of all files.
+    A graph takes `x` [n, ...], inputs as in the federation (of a table: what
+    `preprocessing.json` makes of rows), and gives `outputs` (logits; of a mixture
+    log-probabilities; or the predicted targets), of classes also `probabilities` [n,
+    classes], of a table's regression also `target` in its own unit. The names of the
+    client, the inputs and the classes stand in its metadata. `SHA256SUMS` holds the
+    digests of all files.
 
     Raises:
-        ValueError: the extra `onnx` is missing, a model cannot be exported, or the directory cannot be written.
+        ValueError: the extra `onnx` is missing, a model cannot be exported, or the
+            directory cannot be written.
     """
     onnx = onnx_package()
     require(len(personal) > 0, "there are no personal models to export")
-    path, made = Path(directory), [(file_name(one.name, row), onnx_model(one)) for row, one in enumerate(personal)]
+    path, made = (
+        Path(directory),
+        [
+            (file_name(one.name, row), onnx_model(one))
+            for row, one in enumerate(personal)
+        ],
+    )
     preprocessing, files = personal[0].preprocessing, []
     try:
         make_new(path)
@@ -55,7 +67,9 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
             (folder / SUMS).write_text(sums, "utf-8")
             publish(folder / SUMS, path / SUMS)
     except OSError as error:
-        raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
+        raise ValueError(
+            f"cannot write models to {path}: {reason(error)}; name another directory"
+        ) from None
     return files
 
 
@@ -81,11 +95,16 @@ def onnx_model(personal: PersonalModel) -> Any:
         name = graph.node("Add", scaled, graph.constant(unit.target_shift), name=TARGET)
         outputs.append(helper.make_tensor_value_info(name, floats, shape))
     inputs = [helper.make_tensor_value_info(INPUT, floats, [None, *model.input_shape])]
-    made = helper.make_graph(graph.nodes, "personal model", inputs, outputs, graph.constants)
+    made = helper.make_graph(
+        graph.nodes, "personal model", inputs, outputs, graph.constants
+    )
     proto = helper.make_model(
-        made, producer_name="fedtailor", producer_version=__version__, ir_version=_IR,
+        made,
+        producer_name="fedtailor",
+        producer_version=__version__,
+        ir_version=_IR,
         opset_imports=[helper.make_opsetid("", _OPSET)],
-    )  # fmt: skip
+    )
     helper.set_model_props(proto, _metadata(personal))
     onnx.checker.check_model(proto, full_check=True)
     return proto
@@ -96,7 +115,9 @@ def _normalized(graph: Graph, personal: PersonalModel) -> str:
     shift, scale = np.asarray(personal.shift), np.asarray(personal.scale)
     if not shift.any() and (scale == 1).all():
         return INPUT
-    return graph.node("Mul", graph.node("Sub", INPUT, graph.constant(shift)), graph.constant(scale))
+    return graph.node(
+        "Mul", graph.node("Sub", INPUT, graph.constant(shift)), graph.constant(scale)
+    )
 
 
 def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
@@ -104,10 +125,13 @@ def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
     predictor = personal.predictor
     require(
         not isinstance(predictor, NearestNeighbors),
-        f"client {personal.name!r} predicts with its own examples, too; such models are not exported",
+        f"client {personal.name!r} predicts with its own examples, too; such models are"
+        " not exported",
     )
     if not isinstance(predictor, Mixture):
-        return graph.node("Identity", _network(graph, personal, predictor, x), name=OUTPUT)
+        return graph.node(
+            "Identity", _network(graph, personal, predictor, x), name=OUTPUT
+        )
     weights = np.asarray(predictor.weights, np.float64)
     parts = []
     for weight, theta in zip(weights, np.asarray(predictor.models), strict=True):
@@ -117,11 +141,17 @@ def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
         if predictor.logits:
             y = graph.node("Mul", y, graph.constant(weight))
         else:
-            y = graph.node("Add", graph.node("LogSoftmax", y, axis=-1), graph.constant(np.log(weight)))
+            y = graph.node(
+                "Add",
+                graph.node("LogSoftmax", y, axis=-1),
+                graph.constant(np.log(weight)),
+            )
         parts.append(graph.node("Unsqueeze", y, graph.constant([0], np.int64)))
     stacked = graph.node("Concat", *parts, axis=0)
     if predictor.logits:
-        return graph.node("ReduceSum", stacked, graph.constant([0], np.int64), name=OUTPUT, keepdims=0)
+        return graph.node(
+            "ReduceSum", stacked, graph.constant([0], np.int64), name=OUTPUT, keepdims=0
+        )
     return graph.node("ReduceLogSumExp", stacked, name=OUTPUT, axes=[0], keepdims=0)
 
 
@@ -129,8 +159,9 @@ def _network(graph: Graph, personal: PersonalModel, theta: Any, x: str) -> str:
     architecture = personal.model.architecture
     if not isinstance(architecture, Layered):
         raise ValueError(
-            f"models of {type(architecture).__name__} cannot be exported to ONNX (those of logistic, mlp, lenet5, cnn "
-            "and resnet can); export safetensors instead"
+            f"models of {type(architecture).__name__} cannot be exported to ONNX (those"
+            " of logistic, mlp, lenet5, cnn and resnet can); export safetensors"
+            " instead"
         )
     return write_layer(graph, personal.model.network(jnp.asarray(theta)), x)
 

@@ -1,9 +1,10 @@
 """The layers of `fedtailor.models` as nodes of an ONNX graph.
 
-Images and planes, [c, h, w, b] in JAX, are [b, c, h, w] in the graph, as its convolutions take them; vectors are
-[b, n] in both. Converters from JAX to ONNX (such as jax2onnx) translate what the layers compute on, which here are
-columns of images and matrix products made for a CPU; a layer written as the one operator that it is, is smaller and
-faster.
+Images and planes, [c, h, w, b] in JAX, are [b, c, h, w] in the graph, as its
+convolutions take them; vectors are [b, n] in both. Converters from JAX to ONNX (such as
+jax2onnx) translate what the layers compute on, which here are columns of images and
+matrix products made for a CPU; a layer written as the one operator that it is, is
+smaller and faster.
 """
 
 from collections.abc import Callable
@@ -26,11 +27,15 @@ def onnx_package() -> Any:
     try:
         return import_module("onnx")
     except ImportError as error:
-        raise ValueError("ONNX files need `pip install 'fedtailor[onnx]'`; or export safetensors") from error
+        raise ValueError(
+            "ONNX files need `pip install 'fedtailor[onnx]'`; or export safetensors"
+        ) from error
 
 
 class Graph:
-    """Nodes and constants of an ONNX graph while it is written; a value is known by its name."""
+    """Nodes and constants of an ONNX graph while it is written; a value is known by its
+    name.
+    """
 
     def __init__(self) -> None:
         self._helper, self._numpy = onnx_package().helper, onnx_package().numpy_helper
@@ -43,10 +48,16 @@ class Graph:
         self.constants.append(self._numpy.from_array(np.asarray(value, kind), name))
         return name
 
-    def node(self, operator: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+    def node(
+        self, operator: str, *inputs: str, name: str | None = None, **attributes: Any
+    ) -> str:
         """One operator with one output, whose name is returned."""
         output = name or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(self._helper.make_node(operator, list(inputs), [output], name=output, **attributes))
+        self.nodes.append(
+            self._helper.make_node(
+                operator, list(inputs), [output], name=output, **attributes
+            )
+        )
         return output
 
 
@@ -56,9 +67,14 @@ def write_layer(graph: Graph, layer: Any, x: str) -> str:
     Raises:
         ValueError: ONNX export does not know the layer.
     """
-    write = next((write for kind, write in _WRITERS.items() if isinstance(layer, kind)), None)
+    write = next(
+        (write for kind, write in _WRITERS.items() if isinstance(layer, kind)), None
+    )
     if write is None:
-        raise ValueError(f"the layer {type(layer).__name__} cannot be exported to ONNX; export safetensors instead")
+        raise ValueError(
+            f"the layer {type(layer).__name__} cannot be exported to ONNX; export"
+            " safetensors instead"
+        )
     return write(graph, layer, x)
 
 
@@ -73,7 +89,13 @@ def _reshape(graph: Graph, layer: layers.Reshape, x: str) -> str:
 
 
 def _dense(graph: Graph, layer: layers.Dense, x: str) -> str:
-    return graph.node("Gemm", x, graph.constant(layer.weight), graph.constant(layer.bias), transB=int(layer.transposed))
+    return graph.node(
+        "Gemm",
+        x,
+        graph.constant(layer.weight),
+        graph.constant(layer.bias),
+        transB=int(layer.transposed),
+    )
 
 
 def _relu(graph: Graph, layer: layers.Relu, x: str) -> str:
@@ -109,7 +131,9 @@ def _conv(graph: Graph, layer: layers.Conv, x: str) -> str:
     return graph.node("Relu", _convolve(graph, layer, x))
 
 
-def _conv_pool(graph: Graph, layer: layers.ConvPool | layers.ImageConvPool, x: str) -> str:
+def _conv_pool(
+    graph: Graph, layer: layers.ConvPool | layers.ImageConvPool, x: str
+) -> str:
     return _pool(graph, layer.pool, graph.node("Relu", _convolve(graph, layer, x)))
 
 
@@ -128,19 +152,32 @@ def _convolution(graph: Graph, layer: layers.Convolution, x: str) -> str:
 
 def _batch_norm(graph: Graph, layer: normalization.BatchNorm, x: str) -> str:
     values = (layer.scale, layer.bias, layer.running_mean, layer.running_variance)
-    return graph.node("BatchNormalization", x, *map(graph.constant, values), epsilon=normalization.EPSILON)
+    return graph.node(
+        "BatchNormalization",
+        x,
+        *map(graph.constant, values),
+        epsilon=normalization.EPSILON,
+    )
 
 
 def _group_norm(graph: Graph, layer: normalization.GroupNorm, x: str) -> str:
-    """Each group as one channel of an instance normalisation: the operator for groups is younger than many runtimes."""
+    """Each group as one channel of an instance normalisation: the operator for groups
+    is younger than many runtimes.
+    """
     groups = layer.groups
     grouped = graph.node("Reshape", x, graph.constant([0, groups, -1], np.int64))
     normal = graph.node(
-        "InstanceNormalization", grouped, graph.constant(np.ones(groups)), graph.constant(np.zeros(groups)),
+        "InstanceNormalization",
+        grouped,
+        graph.constant(np.ones(groups)),
+        graph.constant(np.zeros(groups)),
         epsilon=normalization.EPSILON,
-    )  # fmt: skip
+    )
     back = graph.node("Reshape", normal, graph.node("Shape", x))
-    scale, bias = (graph.constant(np.asarray(values)[:, None, None]) for values in (layer.scale, layer.bias))
+    scale, bias = (
+        graph.constant(np.asarray(values)[:, None, None])
+        for values in (layer.scale, layer.bias)
+    )
     return graph.node("Add", graph.node("Mul", back, scale), bias)
 
 
@@ -150,7 +187,9 @@ def _residual(graph: Graph, layer: Residual, x: str) -> str:
     before, after = first.weight.shape[2:]
     if first.halved:  # every second pixel, and channels of zeros around
         numbers = ([0, 0], [2**31 - 1] * 2, [2, 3], [2, 2])
-        x = graph.node("Slice", x, *(graph.constant(values, np.int64) for values in numbers))
+        x = graph.node(
+            "Slice", x, *(graph.constant(values, np.int64) for values in numbers)
+        )
         missing = after - before
         pads = [0, missing // 2, 0, 0, 0, missing - missing // 2, 0, 0]
         x = graph.node("Pad", x, graph.constant(pads, np.int64))

@@ -48,14 +48,16 @@ def open_run(
 ) -> "OpenedRun":
     """The finished run that a directory holds.
 
-    Its measurements, ledger and (where the run kept them) personal models need nothing but the directory. What needs
-    data (`enroll`, `row_outcomes`, models that were too large to be kept) finds them again: a scenario is built, a
-    table is read from where it was; both must be the same as in training.
+    Its measurements, ledger and (where the run kept them) personal models need nothing
+    but the directory. What needs data (`enroll`, `row_outcomes`, models that were too
+    large to be kept) finds them again: a scenario is built, a table is read from where
+    it was; both must be the same as in training.
 
     Args:
         directory: of the run.
         federation: the data, of a run that was made in Python from data of its own.
-        algorithm: the method, where it was given what only Python code knows (a function, an array).
+        algorithm: the method, where it was given what only Python code knows (a
+            function, an array).
         model: likewise.
         table: where the table is now, if it is not where it was.
         settings: devices and the like, for what is computed.
@@ -66,12 +68,24 @@ def open_run(
     path = Path(directory)
     require(path.is_dir(), f"there is no directory {path}; check the path")
     several = (path / INDEX).exists() or next(path.glob(f"*/{INDEX}"), None) is not None
-    require(not several, f"{path} is a comparison of several runs; name one of them (`fedtailor models {path}` lists "
-                         "them)")  # fmt: skip
+    require(
+        not several,
+        f"{path} is a comparison of several runs; name one of them (`fedtailor models"
+        f" {path}` lists them)",
+    )
     require_run(path)
     stored = StoredRun(path)
-    require(not stored.diverged, f"{path} holds no models: {stored.summary.get('diverged')}")
-    return OpenedRun(stored, federation, algorithm, model, None if table is None else Path(table), settings)
+    require(
+        not stored.diverged, f"{path} holds no models: {stored.summary.get('diverged')}"
+    )
+    return OpenedRun(
+        stored,
+        federation,
+        algorithm,
+        model,
+        None if table is None else Path(table),
+        settings,
+    )
 
 
 def require_run(path: Path) -> None:
@@ -80,7 +94,11 @@ def require_run(path: Path) -> None:
     Raises:
         ValueError: it is one.
     """
-    require(not is_export(path), f"{path} holds exported models and no measurements; name the run that they are from")
+    require(
+        not is_export(path),
+        f"{path} holds exported models and no measurements; name the run that they are"
+        " from",
+    )
 
 
 def is_export(path: Path) -> bool:
@@ -88,8 +106,11 @@ def is_export(path: Path) -> bool:
     return (path / EXPORTED).exists() and not (path / MANIFEST).exists()
 
 
-def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> dict[str, PersonalModel]:
-    """The personal models of a run directory or of an export, by client: all, or those of some.
+def models_at(
+    directory: Path | str, clients: Sequence[str] | None = None
+) -> dict[str, PersonalModel]:
+    """The personal models of a run directory or of an export, by client: all, or those
+    of some.
 
     Raises:
         ValueError: the directory holds neither, or there is no such client.
@@ -101,7 +122,11 @@ def models_at(directory: Path | str, clients: Sequence[str] | None = None) -> di
             check_choice(name, found, f"client of {path} called")
         return found if clients is None else {name: found[name] for name in clients}
     run = open_run(path)
-    return run.personal_models() if clients is None else {name: run.personal(name) for name in clients}
+    return (
+        run.personal_models()
+        if clients is None
+        else {name: run.personal(name) for name in clients}
+    )
 
 
 class OpenedRun(Run):
@@ -129,7 +154,8 @@ class OpenedRun(Run):
         self._table = table
         self._settings = settings
 
-    # what the directory says ------------------------------------------------------------------------------------------
+    # what the directory says
+    # ----------------------------------------------------------------------------------
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -156,10 +182,16 @@ class OpenedRun(Run):
         written = self.stored.summary
         try:
             # a guarantee that there is not stands in no summary
-            names = {field.name for field in fields(Summary) if field.default is MISSING or field.name in written}
+            names = {
+                field.name
+                for field in fields(Summary)
+                if field.default is MISSING or field.name in written
+            }
             return Summary(**{name: written[name] for name in names})
         except KeyError as missing:
-            raise Damaged(f"{self.path / SUMMARY} has no {missing}; repeat the run") from None
+            raise Damaged(
+                f"{self.path / SUMMARY} has no {missing}; repeat the run"
+            ) from None
 
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
@@ -178,7 +210,8 @@ class OpenedRun(Run):
             return rebuilt_model(self.manifest["model"])
         return given if isinstance(given, Model) else bind(given, self.federation)
 
-    # personal models --------------------------------------------------------------------------------------------------
+    # personal models
+    # ----------------------------------------------------------------------------------
 
     @property
     def keeps_models(self) -> bool:
@@ -187,7 +220,11 @@ class OpenedRun(Run):
 
     @cached_property
     def _kept(self) -> dict[str, PersonalModel]:
-        return load_models(self.path, None if self._given_model is None else self.model, manifest_name=KEPT)
+        return load_models(
+            self.path,
+            None if self._given_model is None else self.model,
+            manifest_name=KEPT,
+        )
 
     def personal(self, client: int | str) -> PersonalModel:
         if not self.keeps_models:
@@ -196,13 +233,17 @@ class OpenedRun(Run):
             check_choice(client, self.names, f"client of {self.path} called")
         else:
             count = len(self.names)
-            require(-count <= client < count, f"there is no client {client}; the run has {count}, counted from 0")
+            require(
+                -count <= client < count,
+                f"there is no client {client}; the run has {count}, counted from 0",
+            )
         return self._kept[client if isinstance(client, str) else self.names[client]]
 
     def personal_models(self) -> dict[str, PersonalModel]:
         return dict(self._kept) if self.keeps_models else super().personal_models()
 
-    # what needs the data ----------------------------------------------------------------------------------------------
+    # what needs the data
+    # ----------------------------------------------------------------------------------
 
     @cached_property
     def federation(self) -> Federation:
@@ -218,24 +259,44 @@ class OpenedRun(Run):
         run, federation = self.manifest["run"], self.federation
         executor = executor_of(federation, self.model, self._settings, self.path)
         training = Training(
-            self.algorithm, executor, self.model, seed=run["seed"], **self.travel,
-            metrics=run.get("metrics") or default_metrics(federation), target_scale=target_units(federation)[1],
-        )  # fmt: skip
+            self.algorithm,
+            executor,
+            self.model,
+            seed=run["seed"],
+            **self.travel,
+            metrics=run.get("metrics") or default_metrics(federation),
+            target_scale=target_units(federation)[1],
+        )
         # What was rebuilt must be what was run: a default may have changed since.
         again = manifest(
-            self.algorithm, federation, self.model, run["seed"], training.participation, run["evaluate_every"],
-            training.uplink, training.downlink,
-            [metric for metric in training.measured if metric.name in run.get("metrics", ())],
-        )  # fmt: skip
+            self.algorithm,
+            federation,
+            self.model,
+            run["seed"],
+            training.participation,
+            run["evaluate_every"],
+            training.uplink,
+            training.downlink,
+            [
+                metric
+                for metric in training.measured
+                if metric.name in run.get("metrics", ())
+            ],
+        )
         changed = difference(self.manifest, again)
-        require(changed is None, f"{self.path} was run with other settings than it is opened with ({changed})")
+        require(
+            changed is None,
+            f"{self.path} was run with other settings than it is opened with"
+            f" ({changed})",
+        )
         RunDirectory(self.path).load(training)
         return training
 
     @cached_property
     def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
-        """What became of every test row in the end (`row_outcomes`), and what learning nothing reaches: kept by the
-        run, or computed from its data; None where those are not found.
+        """What became of every test row in the end (`row_outcomes`), and what learning
+        nothing reaches: kept by the run, or computed from its data; None where those
+        are not found.
 
         Raises:
             Damaged: a file of the run is.
@@ -243,7 +304,9 @@ class OpenedRun(Run):
         if self.stored.rows is not None and self.stored.baseline is not None:
             return self.stored.rows, self.stored.baseline.metrics
         try:
-            return self.row_outcomes(), baseline(self.federation, self.model, self.training.measured)
+            return self.row_outcomes(), baseline(
+                self.federation, self.model, self.training.measured
+            )
         except Damaged:
             raise
         except ValueError:
@@ -251,9 +314,13 @@ class OpenedRun(Run):
 
     @property
     def travel(self) -> dict[str, Any]:
-        """Who reported, and the transforms of what travelled, as `fedtailor.run` takes them."""
+        """Who reported, and the transforms of what travelled, as `fedtailor.run` takes
+        them.
+        """
         return {
-            "participation": rebuilt_participation(self.manifest["run"]["participation"]),
+            "participation": rebuilt_participation(
+                self.manifest["run"]["participation"]
+            ),
             "uplink": rebuilt_pipeline(self.manifest.get("uplink", []), "uplink"),
             "downlink": rebuilt_pipeline(self.manifest.get("downlink", []), "downlink"),
         }

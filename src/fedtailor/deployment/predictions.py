@@ -33,16 +33,19 @@ def predictions(
 
     Args:
         models: by client.
-        path: a table (of models that were trained on one: with their columns, by name; else columns of numbers in the
-            order of the inputs), or an array [n, ...] in a .npy file.
-        client: whose model; None: the rows' column of clients says it, or there is one model only.
+        path: a table (of models that were trained on one: with their columns, by name;
+            else columns of numbers in the order of the inputs), or an array [n, ...] in
+            a .npy file.
+        client: whose model; None: the rows' column of clients says it, or there is one
+            model only.
         missing: see `fedtailor.tables.Preprocessing.transform`.
         unknown: likewise.
         probabilities: give the probability of every class, too.
 
     Returns:
-        row (counted from 1), client where the rows name it, prediction (or prediction 1, 2, ... of several targets),
-        and for classes the probability of the predicted one, and of each as "p(LABEL)" if asked for.
+        row (counted from 1), client where the rows name it, prediction (or prediction
+        1, 2, ... of several targets), and for classes the probability of the predicted
+        one, and of each as "p(LABEL)" if asked for.
 
     Raises:
         ValueError: there is no such client, or all that is wrong with the rows.
@@ -52,7 +55,9 @@ def predictions(
     if client is None and len(models) == 1:
         client = first.name
     if preprocessing is None:
-        require(client is not None, "name the client whose model predicts with --client")
+        require(
+            client is not None, "name the client whose model predicts with --client"
+        )
         inputs, owners = _array(path, first.model.input_shape), []
     else:
         frame = read_rows(path, preprocessing)
@@ -60,14 +65,19 @@ def predictions(
         owners = [] if client is not None else _owners(frame, preprocessing)
     if client is not None:
         check_choice(client, models, "client with a model")
-        return _of_client(models[client], inputs, np.arange(len(inputs)), probabilities).drop("client")
+        return _of_client(
+            models[client], inputs, np.arange(len(inputs)), probabilities
+        ).drop("client")
     names = dict.fromkeys(owners)
     for name in names:
         check_choice(name, models, "client with a model")
     rows = {name: np.flatnonzero(np.array(owners) == name) for name in names}
-    return pl.concat([_of_client(models[name], inputs[rows[name]], rows[name], probabilities) for name in names]).sort(
-        "row"
-    )
+    return pl.concat(
+        [
+            _of_client(models[name], inputs[rows[name]], rows[name], probabilities)
+            for name in names
+        ]
+    ).sort("row")
 
 
 def labelled_rows(
@@ -77,7 +87,8 @@ def labelled_rows(
     missing: Literal["error", "impute"] = "error",
     unknown: Literal["error", "other"] = "error",
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A newcomer's inputs and targets, from a file of raw rows with the columns of a run's table.
+    """A newcomer's inputs and targets, from a file of raw rows with the columns of a
+    run's table.
 
     Args:
         run: was made from a table.
@@ -90,9 +101,12 @@ def labelled_rows(
     """
     if run.preprocessing is None:
         raise ValueError(
-            f"{run.path} was made from arrays, not from a table: enroll in Python, ft.open(...).enroll(x, y, name=...)"
+            f"{run.path} was made from arrays, not from a table: enroll in Python,"
+            " ft.open(...).enroll(x, y, name=...)"
         )
-    return run.preprocessing.transform_labelled(read_rows(path, run.preprocessing), missing=missing, unknown=unknown)
+    return run.preprocessing.transform_labelled(
+        read_rows(path, run.preprocessing), missing=missing, unknown=unknown
+    )
 
 
 def read_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
@@ -110,9 +124,16 @@ def read_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
 def _owners(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]:
     """The client of each row."""
     name = preprocessing.client
-    require(name in frame.columns, f"name the client whose model predicts with --client, or add the column {name!r}")
+    require(
+        name in frame.columns,
+        "name the client whose model predicts with --client, or add the column"
+        f" {name!r}",
+    )
     column = frame[name]
-    require(not column.null_count(), f"the column {name!r} is empty in row {(column.is_null().arg_max() or 0) + 1}")
+    require(
+        not column.null_count(),
+        f"the column {name!r} is empty in row {(column.is_null().arg_max() or 0) + 1}",
+    )
     return category_text(column).to_list()
 
 
@@ -127,48 +148,80 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
             raise ValueError(f"{path} holds no array: {error}") from None
         return found
     require(
-        path.name.lower().endswith(ENDINGS), f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array (.npy)"
+        path.name.lower().endswith(ENDINGS),
+        f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array (.npy)",
     )
     frame = read(path, TableOptions()).frame
     wanted = int(np.prod(shape, dtype=int))
     require(
         frame.width == wanted,
-        f"{path} has {frame.width} columns; these models were trained on arrays, not on a table, and take {wanted} "
-        "numbers a row, in the order of their inputs",
+        f"{path} has {frame.width} columns; these models were trained on arrays, not on"
+        f" a table, and take {wanted} numbers a row, in the order of their inputs",
     )
     empty = [series.name for series in frame if series.null_count() == len(series)]
-    text = next((it.name for it in frame if not it.dtype.is_numeric() and it.name not in empty), None)
-    require(text is None, f"column {text!r} of {path} holds other cells than numbers; these models take numbers only")
-    values = np.stack([series.cast(pl.Float64).fill_null(float("nan")).to_numpy() for series in frame], axis=1)
+    text = next(
+        (it.name for it in frame if not it.dtype.is_numeric() and it.name not in empty),
+        None,
+    )
+    require(
+        text is None,
+        f"column {text!r} of {path} holds other cells than numbers; these models take"
+        " numbers only",
+    )
+    values = np.stack(
+        [
+            series.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            for series in frame
+        ],
+        axis=1,
+    )
     return values.astype(np.float32).reshape(-1, *shape)
 
 
 def _of_client(
-    model: PersonalModel, inputs: NDArray[Any], rows: NDArray[np.int64], probabilities: bool
+    model: PersonalModel,
+    inputs: NDArray[Any],
+    rows: NDArray[np.int64],
+    probabilities: bool,
 ) -> pl.DataFrame:
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
     out = model.outputs(inputs)
     if not model.model.classification:
-        require(not probabilities, "these models predict no classes: there are no probabilities")
+        require(
+            not probabilities,
+            "these models predict no classes: there are no probabilities",
+        )
         flat = out.reshape(len(out), -1)
         if model.preprocessing is not None:
             flat = model.preprocessing.decode(flat)
         names = (
-            ["prediction"] if flat.shape[1] == 1 else [f"prediction {number + 1}" for number in range(flat.shape[1])]
+            ["prediction"]
+            if flat.shape[1] == 1
+            else [f"prediction {number + 1}" for number in range(flat.shape[1])]
         )
         return pl.DataFrame(columns | dict(zip(names, flat.T, strict=True)))
     chosen = out.argmax(axis=-1)
     shares = model.probabilities_of(out)
-    labels = chosen if model.preprocessing is None else model.preprocessing.decode(chosen)
-    columns |= {"prediction": [_plain(label) for label in labels.tolist()],
-                "probability": shares[np.arange(len(chosen)), chosen]}  # fmt: skip
+    labels = (
+        chosen if model.preprocessing is None else model.preprocessing.decode(chosen)
+    )
+    columns |= {
+        "prediction": [_plain(label) for label in labels.tolist()],
+        "probability": shares[np.arange(len(chosen)), chosen],
+    }
     if probabilities:
         every = np.arange(model.model.outputs)
-        named = every if model.preprocessing is None else model.preprocessing.decode(every)
-        columns |= {f"p({label})": shares[:, number] for number, label in enumerate(named)}
+        named = (
+            every if model.preprocessing is None else model.preprocessing.decode(every)
+        )
+        columns |= {
+            f"p({label})": shares[:, number] for number, label in enumerate(named)
+        }
     return pl.DataFrame(columns)
 
 
 def _plain(label: Any) -> Any:
-    """A label as a column of one type holds it; true and false as a file writes them."""
+    """A label as a column of one type holds it; true and false as a file writes
+    them.
+    """
     return str(label).lower() if isinstance(label, bool) else label

@@ -1,4 +1,6 @@
-"""What a manifest says that was run, as objects again: method, model, pipelines, participation, metrics."""
+"""What a manifest says that was run, as objects again: method, model, pipelines,
+participation, metrics.
+"""
 
 import dataclasses
 import typing
@@ -7,7 +9,14 @@ from typing import Any, TypeVar
 
 from fedtailor import algorithms, pipelines
 from fedtailor.experiments.parsing import coerce
-from fedtailor.models import Architecture, Model, cross_entropy, squared_error, token_cross_entropy, zoo
+from fedtailor.models import (
+    Architecture,
+    Model,
+    cross_entropy,
+    squared_error,
+    token_cross_entropy,
+    zoo,
+)
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.storage.manifest import settings
 from fedtailor.training import Participation
@@ -32,13 +41,19 @@ def rebuilt_algorithm(described: Mapping[str, Any]) -> Algorithm:
     try:
         kind = _kind(Algorithm, described)
     except ValueError:
-        raise ValueError(f"the run's method {name!r} is not one that is installed; pass algorithm=...") from None
+        raise ValueError(
+            f"the run's method {name!r} is not one that is installed; pass"
+            " algorithm=..."
+        ) from None
     return _rebuilt(kind, described, f"the run's method {name!r}", "algorithm")
 
 
 def rebuilt_pipeline(described: list[dict[str, Any]], name: str) -> Pipeline:
     """The transforms of a manifest's `uplink` or `downlink`."""
-    return tuple(_rebuilt(_kind(Transform, one), one, f"a transform of the run's {name}", name) for one in described)
+    return tuple(
+        _rebuilt(_kind(Transform, one), one, f"a transform of the run's {name}", name)
+        for one in described
+    )
 
 
 def rebuilt_participation(described: Mapping[str, Any]) -> Participation:
@@ -53,21 +68,35 @@ def rebuilt_model(described: Mapping[str, Any]) -> Model:
         ValueError: its network or its loss is the user's own.
     """
     architecture, loss = described["architecture"], described["loss"]
-    kind = getattr(zoo, architecture["type"], None) if isinstance(architecture, dict) else None
+    kind = (
+        getattr(zoo, architecture["type"], None)
+        if isinstance(architecture, dict)
+        else None
+    )
     known = next((known for known in _LOSSES if settings(known) == loss), None)
-    own = known is None or not (isinstance(kind, type) and issubclass(kind, Architecture))
+    own = known is None or not (
+        isinstance(kind, type) and issubclass(kind, Architecture)
+    )
     require(not own, "the run's model is one that only your code knows; pass model=...")
     assert kind is not None
     assert known is not None
     network = _rebuilt(kind, architecture, "the run's model", "model")
-    return network.bind(tuple(described["input_shape"]), described["outputs"], loss=known, dtype=described["dtype"])
+    return network.bind(
+        tuple(described["input_shape"]),
+        described["outputs"],
+        loss=known,
+        dtype=described["dtype"],
+    )
 
 
-def _rebuilt(kind: type[T], described: Mapping[str, Any], what: str, argument: str) -> T:
+def _rebuilt(
+    kind: type[T], described: Mapping[str, Any], what: str, argument: str
+) -> T:
     """A dataclass of which `settings` gives what is described.
 
     Raises:
-        ValueError: there is none: arrays and functions stand in a manifest as digests and names.
+        ValueError: there is none: arrays and functions stand in a manifest as digests
+            and names.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     try:
@@ -77,7 +106,10 @@ def _rebuilt(kind: type[T], described: Mapping[str, Any], what: str, argument: s
         }
         rebuilt = kind(**values)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{what} cannot be read from the run's directory ({error}); pass {argument}=...") from None
+        raise ValueError(
+            f"{what} cannot be read from the run's directory ({error}); pass"
+            f" {argument}=..."
+        ) from None
     same = settings(rebuilt) == dict(described)
     require(same, f"{what} was given what only your code knows; pass {argument}=...")
     return rebuilt
@@ -87,8 +119,13 @@ def _value(described: Any, hint: Any, name: str) -> Any:
     if described is None:
         return None
     if isinstance(described, dict):
-        wanted = next((kind for kind in _classes(hint) if dataclasses.is_dataclass(kind)), Algorithm)
-        return _rebuilt(_kind(wanted, described), described, f"its setting {name}", "algorithm")
+        wanted = next(
+            (kind for kind in _classes(hint) if dataclasses.is_dataclass(kind)),
+            Algorithm,
+        )
+        return _rebuilt(
+            _kind(wanted, described), described, f"its setting {name}", "algorithm"
+        )
     return coerce(described, hint, (name,))
 
 
@@ -97,9 +134,15 @@ def _kind(base: type[Any], described: Mapping[str, Any]) -> type[Any]:
     method, name = described.get("name"), described.get("type")
     if method in Algorithm.registry and issubclass(Algorithm.registry[method], base):
         return Algorithm.registry[method]
-    # a schedule of methods is none of those that are registered: a manifest has its class, in small letters
+    # a schedule of methods is none of those that are registered: a manifest has its
+    # class, in small letters
     match = next(
-        (kind for kind in _with_subclasses(base) if name == kind.__name__ or method == kind.__name__.lower()), None
+        (
+            kind
+            for kind in _with_subclasses(base)
+            if name == kind.__name__ or method == kind.__name__.lower()
+        ),
+        None,
     )
     if match is None:
         raise ValueError(f"there is no {name or method!r} here")

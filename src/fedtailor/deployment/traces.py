@@ -1,4 +1,6 @@
-"""Whether a directory holds anything of a client: its name, its examples, its states, in any file's bytes or cells."""
+"""Whether a directory holds anything of a client: its name, its examples, its states,
+in any file's bytes or cells.
+"""
 
 import json
 import tomllib
@@ -15,9 +17,12 @@ from safetensors import safe_open
 from fedtailor._parquet import read_parquet
 
 PIECE = 16
-"""Bytes of the pieces that are searched for: any copy of twice as many holds one whole."""
+"""Bytes of the pieces that are searched for: any copy of twice as many holds one whole.
+"""
 _LONG = 4
-"""Names of so many characters are found inside other text, too; shorter ones only as a whole text."""
+"""Names of so many characters are found inside other text, too; shorter ones only as a
+whole text.
+"""
 _WORD = np.dtype("<u8")
 
 
@@ -35,11 +40,17 @@ class Traces:
     pieces: dict[str, set[bytes]] = field(default_factory=dict)
     rows: frozenset[int] = frozenset()
 
-    def add(self, what: str, arrays: Iterable[NDArray[Any]], shared: set[bytes]) -> None:
-        """Search for arrays, but for what others hold as well (`shared`): that is not this client's."""
+    def add(
+        self, what: str, arrays: Iterable[NDArray[Any]], shared: set[bytes]
+    ) -> None:
+        """Search for arrays, but for what others hold as well (`shared`): that is not
+        this client's.
+        """
         found = {piece for array in arrays for piece in pieces_of(array)}
         # one number over and over (zeros, ones) is nobody's
-        self.pieces[what] = {piece for piece in found - shared if piece != piece[:4] * (PIECE // 4)}
+        self.pieces[what] = {
+            piece for piece in found - shared if piece != piece[:4] * (PIECE // 4)
+        }
 
     def found_in(self, directory: Path) -> list[dict[str, str]]:
         """All places in a directory's files: file, and what of the client it holds."""
@@ -51,17 +62,24 @@ class Traces:
 
     def _in_file(self, path: Path) -> Iterator[str]:
         data = path.read_bytes()
-        yield from (what for what, pieces in self.pieces.items() if _holds(data, pieces))
+        yield from (
+            what for what, pieces in self.pieces.items() if _holds(data, pieces)
+        )
         for name in self.names:
             encoded = (name.encode(), name.encode("utf-16-le"))
             if len(name) > _LONG and any(text in data for text in encoded):
                 yield "its name"
         for text in _texts(path, data):
-            if any(text == name or (len(name) >= _LONG and name in text) for name in self.names):
+            if any(
+                text == name or (len(name) >= _LONG and name in text)
+                for name in self.names
+            ):
                 yield "its name"
         if path.suffix == ".parquet":
             frame = read_parquet(path)
-            if "row" in frame.columns and not self.rows.isdisjoint(frame["row"].to_list()):
+            if "row" in frame.columns and not self.rows.isdisjoint(
+                frame["row"].to_list()
+            ):
                 yield "numbers of its rows"
 
 
@@ -73,11 +91,15 @@ def files_of(directory: Path) -> list[Path]:
 def pieces_of(given: NDArray[Any] | bytes) -> Iterator[bytes]:
     """Bytes, or those of an array, in pieces; what is left over at the end is none."""
     data = given if isinstance(given, bytes) else np.ascontiguousarray(given).tobytes()
-    return (data[start : start + PIECE] for start in range(0, len(data) - PIECE + 1, PIECE))
+    return (
+        data[start : start + PIECE] for start in range(0, len(data) - PIECE + 1, PIECE)
+    )
 
 
 def _holds(data: bytes, pieces: set[bytes]) -> bool:
-    """Whether a piece stands anywhere in some bytes. Their first words are looked for at once, at every offset."""
+    """Whether a piece stands anywhere in some bytes. Their first words are looked for
+    at once, at every offset.
+    """
     if not pieces:
         return False
     first = np.unique(np.frombuffer(b"".join(piece[:8] for piece in pieces), _WORD))
@@ -94,7 +116,9 @@ def _holds(data: bytes, pieces: set[bytes]) -> bool:
 
 
 def _texts(path: Path, data: bytes) -> Iterator[str]:
-    """The texts in a file that is understood: keys and values, cells, names of columns and arrays."""
+    """The texts in a file that is understood: keys and values, cells, names of columns
+    and arrays.
+    """
     if path.suffix == ".json":
         yield from _strings(json.loads(data))
     elif path.suffix == ".toml":

@@ -1,4 +1,6 @@
-"""What can be said of a population before it trains: from one gradient of every client, sizes, labels and moments."""
+"""What can be said of a population before it trains: from one gradient of every client,
+sizes, labels and moments.
+"""
 
 from fedtailor.aggregation import BestRows, best_rows
 from fedtailor.diagnosis.bounds import (
@@ -25,7 +27,12 @@ from fedtailor.diagnosis.divergences import (
     jensen_shannon_from_classifier,
     label_differences,
 )
-from fedtailor.diagnosis.gradients import Homogeneity, expected_exponent, gradient_traces, homogeneity
+from fedtailor.diagnosis.gradients import (
+    Homogeneity,
+    expected_exponent,
+    gradient_traces,
+    homogeneity,
+)
 from fedtailor.diagnosis.recommend import (
     Race,
     Recommendation,
@@ -43,7 +50,11 @@ from fedtailor.diagnosis.streams import (
     time_to_finish,
 )
 from fedtailor.diagnosis.summary import RESTS_ON, Diagnosis, Evidence, diagnose
-from fedtailor.diagnosis.uncertainty import PersonalizationGain, personalization_gain, variance_between
+from fedtailor.diagnosis.uncertainty import (
+    PersonalizationGain,
+    personalization_gain,
+    variance_between,
+)
 
 __all__ = [
     "RESTS_ON",

@@ -1,8 +1,9 @@
-"""Bounds of the papers, in the forms that hold: who should learn from whom, alone or together, in how many clusters.
+"""Bounds of the papers, in the forms that hold: who should learn from whom, alone or
+together, in how many clusters.
 
-Bounds with constants unknown to their papers ("O") take them as an argument; they rank, and do not predict a loss.
-Symbols: m clients, n_j training samples, N = sum n_j, d the VC dimension (for a network a proxy), B the range of the
-loss, delta the confidence.
+Bounds with constants unknown to their papers ("O") take them as an argument; they rank,
+and do not predict a loss. Symbols: m clients, n_j training samples, N = sum n_j, d the
+VC dimension (for a network a proxy), B the range of the loss, delta the confidence.
 """
 
 import numpy as np
@@ -12,16 +13,22 @@ from fedtailor.aggregation import best_rows
 from fedtailor.protocol import require
 
 
-def effective_samples(weights: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"]) -> Float[np.ndarray, " rows"]:
-    """n_eff = 1 / sum_j w_j^2 / n_j [rows]: how many samples of one client are worth as much as this weighted mean.
+def effective_samples(
+    weights: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"]
+) -> Float[np.ndarray, " rows"]:
+    """n_eff = 1 / sum_j w_j^2 / n_j [rows]: how many samples of one client are worth as
+    much as this weighted mean.
 
-    At most N, which weights in proportion to samples reach; for a row of the identity it is that client's own n.
+    At most N, which weights in proportion to samples reach; for a row of the identity
+    it is that client's own n.
 
     Args:
         weights: rows that sum to 1.
         sizes: training samples n_j.
     """
-    return 1.0 / (np.square(np.asarray(weights, np.float64)) / np.asarray(sizes, np.float64)).sum(axis=1)
+    return 1.0 / (
+        np.square(np.asarray(weights, np.float64)) / np.asarray(sizes, np.float64)
+    ).sum(axis=1)
 
 
 def estimation_term(
@@ -32,10 +39,12 @@ def estimation_term(
     loss_range: float = 1.0,
     delta: float = 0.05,
 ) -> Float[np.ndarray, " rows"]:
-    """What a limited number of samples costs: B S (4 sqrt(2 d log(e N / d)) + sqrt(2 log(2 / delta))) [rows].
+    """What a limited number of samples costs: B S (4 sqrt(2 d log(e N / d)) + sqrt(2
+    log(2 / delta))) [rows].
 
-    S = sqrt(sum_j w_j^2 / n_j). By Massart's and Sauer's lemmata; theorems 1 and 2 of Mestoukirdi et al. 2022 print a
-    factor 1/N too many under the root, with which they do not hold.
+    S = sqrt(sum_j w_j^2 / n_j). By Massart's and Sauer's lemmata; theorems 1 and 2 of
+    Mestoukirdi et al. 2022 print a factor 1/N too many under the root, with which they
+    do not hold.
 
     Raises:
         ValueError: the dimension is not between 1 and N.
@@ -44,7 +53,11 @@ def estimation_term(
     _require_dimension(dimension, total)
     of_hypotheses = 4 * np.sqrt(2 * dimension * np.log(np.e * total / dimension))
     of_confidence = np.sqrt(2 * np.log(2 / delta))
-    return loss_range * (of_hypotheses + of_confidence) / np.sqrt(effective_samples(weights, sizes))
+    return (
+        loss_range
+        * (of_hypotheses + of_confidence)
+        / np.sqrt(effective_samples(weights, sizes))
+    )
 
 
 def discrepancy_bias(
@@ -54,19 +67,31 @@ def discrepancy_bias(
 ) -> Float[np.ndarray, " rows"]:
     """What others' data cost client i: 2 sum_j w_ij d(P_i, P_j) + 2 gamma_i [rows].
 
-    Mestoukirdi et al. 2022, theorem 1. With d = max_h |L_i(h) - L_j(h)| over the hypotheses it holds with gamma = 0.
+    Mestoukirdi et al. 2022, theorem 1. With d = max_h |L_i(h) - L_j(h)| over the
+    hypotheses it holds with gamma = 0.
     """
-    return 2 * (np.asarray(weights, np.float64) * discrepancies).sum(axis=1) + 2 * np.asarray(gamma, np.float64)
+    return 2 * (np.asarray(weights, np.float64) * discrepancies).sum(
+        axis=1
+    ) + 2 * np.asarray(gamma, np.float64)
 
 
 def jensen_shannon_bias(
-    weights: Float[np.ndarray, "rows m"], divergences: Float[np.ndarray, "rows m"], *, loss_range: float = 1.0
+    weights: Float[np.ndarray, "rows m"],
+    divergences: Float[np.ndarray, "rows m"],
+    *,
+    loss_range: float = 1.0,
 ) -> Float[np.ndarray, " rows"]:
-    """What others' data cost client i: 2 B sqrt(2 sum_j w_ij JS(P_i, P_j)) [rows], JS as in `jensen_shannon`.
+    """What others' data cost client i: 2 B sqrt(2 sum_j w_ij JS(P_i, P_j)) [rows], JS
+    as in `jensen_shannon`.
 
-    Theorem 2 of Mestoukirdi et al. 2022, corrected: the difference of two losses has range 2 B.
+    Theorem 2 of Mestoukirdi et al. 2022, corrected: the difference of two losses has
+    range 2 B.
     """
-    return 2 * loss_range * np.sqrt(2 * (np.asarray(weights, np.float64) * divergences).sum(axis=1))
+    return (
+        2
+        * loss_range
+        * np.sqrt(2 * (np.asarray(weights, np.float64) * divergences).sum(axis=1))
+    )
 
 
 def row_bounds(
@@ -75,8 +100,12 @@ def row_bounds(
     sizes: Int[np.ndarray, " m"],
     complexity: float,
 ) -> Float[np.ndarray, " rows"]:
-    """What `best_rows` minimises [rows], of given weights: how far UCFL's rows are from the best ones."""
-    return complexity / np.sqrt(effective_samples(weights, sizes)) + (np.asarray(weights) * biases).sum(axis=1)
+    """What `best_rows` minimises [rows], of given weights: how far UCFL's rows are from
+    the best ones.
+    """
+    return complexity / np.sqrt(effective_samples(weights, sizes)) + (
+        np.asarray(weights) * biases
+    ).sum(axis=1)
 
 
 def together_minus_alone(
@@ -87,10 +116,11 @@ def together_minus_alone(
     constant: float = 1.0,
     delta: float = 0.05,
 ) -> Float[np.ndarray, " m"]:
-    """Bound of the one model for all less that of the client's own [m]; collaborate where it is below 0.
+    """Bound of the one model for all less that of the client's own [m]; collaborate
+    where it is below 0.
 
-    2 disc(D_i, U) - c (sqrt((d + log 1/delta) / n_i) - sqrt((d + log 1/delta) / N)): Mansour et al. 2020, eq. 1 and 2,
-    with twice the discrepancy, which eq. 2 needs.
+    2 disc(D_i, U) - c (sqrt((d + log 1/delta) / n_i) - sqrt((d + log 1/delta) / N)):
+    Mansour et al. 2020, eq. 1 and 2, with twice the discrepancy, which eq. 2 needs.
 
     Args:
         discrepancies: disc(D_i, U) of each client and the union of all clients' data.
@@ -101,16 +131,25 @@ def together_minus_alone(
     """
     scale = constant * np.sqrt(dimension + np.log(1 / delta))
     n = np.asarray(sizes, np.float64)
-    return 2 * np.asarray(discrepancies, np.float64) - scale * (1 / np.sqrt(n) - 1 / np.sqrt(n.sum()))
+    return 2 * np.asarray(discrepancies, np.float64) - scale * (
+        1 / np.sqrt(n) - 1 / np.sqrt(n.sum())
+    )
 
 
 def hypcluster_bound(
-    clusters: Int[np.ndarray, " q"], clients: int, samples: int, dimension: float, *, delta: float = 0.05
+    clusters: Int[np.ndarray, " q"],
+    clients: int,
+    samples: int,
+    dimension: float,
+    *,
+    delta: float = 0.05,
 ) -> Float[np.ndarray, " q"]:
-    """How far training losses may be from expected ones with q clusters [q], for a loss in [0, 1].
+    """How far training losses may be from expected ones with q clusters [q], for a loss
+    in [0, 1].
 
-    2 sqrt(m log(2 q / delta) / N) + sqrt(d q / N log(e N / d)): Mansour et al. 2020, theorem 2 and corollary 3 (whose
-    last logarithm is printed without the e that its proof has).
+    2 sqrt(m log(2 q / delta) / N) + sqrt(d q / N log(e N / d)): Mansour et al. 2020,
+    theorem 2 and corollary 3 (whose last logarithm is printed without the e that its
+    proof has).
 
     Args:
         clusters: the numbers q to compare.
@@ -121,14 +160,16 @@ def hypcluster_bound(
     _require_dimension(dimension, samples)
     q = np.asarray(clusters, np.float64)
     of_choice = 2 * np.sqrt(clients * np.log(2 * q / delta) / samples)
-    return of_choice + np.sqrt(dimension * q / samples * np.log(np.e * samples / dimension))
+    return of_choice + np.sqrt(
+        dimension * q / samples * np.log(np.e * samples / dimension)
+    )
 
 
 def clusters_have_samples(
     clusters: Int[np.ndarray, " q"], sizes: Int[np.ndarray, " m"], dimension: float
 ) -> Bool[np.ndarray, " q"]:
-    """Whether q clusters can be learned [q]: clients have more than log q samples each on average (so that they find
-    their cluster) and clusters more than d."""
+    """Whether q clusters can be learned [q]: clients have more than log q samples each
+    on average (so that they find their cluster) and clusters more than d."""
     q, total = np.asarray(clusters, np.float64), float(np.sum(sizes))
     return (total / len(sizes) > np.log(q)) & (total / q > dimension)
 
@@ -143,8 +184,9 @@ def dapper_share(
 ) -> Float[np.ndarray, " m"]:
     """The share lambda* [m] of a client's own data in DAPPER's training, in [0, 1].
 
-    It minimises sqrt(lambda^2 / n_i + (1 - lambda)^2 / n_C) sqrt(d log(1/delta)) + (1 - lambda) disc(D_i, C)
-    (Mansour et al. 2020, section 4): `best_rows` of two sources, one of them without bias.
+    It minimises sqrt(lambda^2 / n_i + (1 - lambda)^2 / n_C) sqrt(d log(1/delta)) + (1 -
+    lambda) disc(D_i, C) (Mansour et al. 2020, section 4): `best_rows` of two sources,
+    one of them without bias.
 
     Args:
         own, shared: samples n_i of the client and n_C of the data C that it is given.
@@ -153,7 +195,12 @@ def dapper_share(
         delta: the confidence.
     """
     complexity = float(np.sqrt(dimension * np.log(1 / delta)))
-    pairs = zip(np.asarray(own), np.asarray(shared), np.asarray(discrepancies, np.float64), strict=True)
+    pairs = zip(
+        np.asarray(own),
+        np.asarray(shared),
+        np.asarray(discrepancies, np.float64),
+        strict=True,
+    )
     shares = []
     for samples_own, samples_shared, discrepancy in pairs:
         bias = np.array([[0.0, discrepancy]])  # the client's own data have none
@@ -163,12 +210,19 @@ def dapper_share(
 
 
 def mapper_bound(
-    clients: int, samples: int, central: float, local: float, *, lipschitz: float = 1.0, delta: float = 0.05
+    clients: int,
+    samples: int,
+    central: float,
+    local: float,
+    *,
+    lipschitz: float = 1.0,
+    delta: float = 0.05,
 ) -> float:
-    """How far MAPPER's training loss may be from the expected one (Mansour et al. 2020, corollary 7).
+    """How far MAPPER's training loss may be from the expected one (Mansour et al. 2020,
+    corollary 7).
 
-    2 L (sqrt(d_c / N log(e N / d_c)) + sqrt(d_l m / N log(e N / d_l))) + 2 sqrt(log(1 / delta) / N): small where
-    clients have many more samples than d_l on average.
+    2 L (sqrt(d_c / N log(e N / d_c)) + sqrt(d_l m / N log(e N / d_l))) + 2 sqrt(log(1 /
+    delta) / N): small where clients have many more samples than d_l on average.
 
     Args:
         clients, samples: m and N.
@@ -180,13 +234,20 @@ def mapper_bound(
     _require_dimension(local, samples)
     of_central = np.sqrt(central / samples * np.log(np.e * samples / central))
     of_local = np.sqrt(local * clients / samples * np.log(np.e * samples / local))
-    return float(2 * lipschitz * (of_central + of_local) + 2 * np.sqrt(np.log(1 / delta) / samples))
+    return float(
+        2 * lipschitz * (of_central + of_local)
+        + 2 * np.sqrt(np.log(1 / delta) / samples)
+    )
 
 
-def skewness(mixtures: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"]) -> Float[np.ndarray, " rows"]:
-    """s = sum_k lambda_k^2 / p_k [rows] with p_k = n_k / N (Mohri et al. 2019): 1 for lambda = p, else more.
+def skewness(
+    mixtures: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"]
+) -> Float[np.ndarray, " rows"]:
+    """s = sum_k lambda_k^2 / p_k [rows] with p_k = n_k / N (Mohri et al. 2019): 1 for
+    lambda = p, else more.
 
-    N / s is `effective_samples` of the mixture: agnostic federated learning pays for clients with few samples.
+    N / s is `effective_samples` of the mixture: agnostic federated learning pays for
+    clients with few samples.
     """
     return float(np.sum(sizes)) / effective_samples(mixtures, sizes)
 
@@ -201,7 +262,8 @@ def agnostic_bound(
     discrepancy: float = 0.0,
     delta: float = 0.05,
 ) -> float:
-    """sqrt(s) sqrt((d + log(|Lambda_eps| / delta)) / N) + eps + disc, up to a constant (Mansour et al. 2020, app. B).
+    """sqrt(s) sqrt((d + log(|Lambda_eps| / delta)) / N) + eps + disc, up to a constant
+    (Mansour et al. 2020, app. B).
 
     Args:
         largest_skewness: s, the largest `skewness` of the mixtures.
@@ -219,5 +281,6 @@ def agnostic_bound(
 def _require_dimension(dimension: float, samples: float) -> None:
     require(
         1 <= dimension <= samples,
-        f"the dimension is {dimension:g}; the bound wants 1 to {samples:g}, all clients' samples",
+        f"the dimension is {dimension:g}; the bound wants 1 to {samples:g}, all"
+        " clients' samples",
     )

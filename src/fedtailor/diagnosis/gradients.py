@@ -1,4 +1,6 @@
-"""Whether clients' gradients at a common model differ by more than their samples explain."""
+"""Whether clients' gradients at a common model differ by more than their samples
+explain.
+"""
 
 from dataclasses import dataclass
 
@@ -14,8 +16,8 @@ from fedtailor.decision import holm
 from fedtailor.protocol import require
 
 _LEAST_CONSERVATIVE = 1.5365
-"""From here on no sum of independent squared normals with mean 1 exceeds a threshold more often than a single one does
-(Szekely and Bakirov 2003)."""
+"""From here on no sum of independent squared normals with mean 1 exceeds a threshold
+more often than a single one does (Szekely and Bakirov 2003)."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,14 @@ class Homogeneity:
 
     Attributes:
         squared: [m, m] squared distances Delta_ij of the gradients.
-        expected: [m, m] what Delta_ij is on average where both clients' data come from one distribution,
-            tr S_i / n_i + tr S_j / n_j; 0 on the diagonal.
-        ratio: [m, m] T_ij = Delta_ij / expected, of mean 1 where the distributions are equal; 1 on the diagonal.
-        distance: [m, m] Delta_ij - expected, without bias for |E g_i - E g_j|^2 (and so negative at times).
-        p: [m, m] of the hypothesis that both expected gradients are equal; 1 on the diagonal.
+        expected: [m, m] what Delta_ij is on average where both clients' data come from
+            one distribution, tr S_i / n_i + tr S_j / n_j; 0 on the diagonal.
+        ratio: [m, m] T_ij = Delta_ij / expected, of mean 1 where the distributions are
+            equal; 1 on the diagonal.
+        distance: [m, m] Delta_ij - expected, without bias for |E g_i - E g_j|^2 (and so
+            negative at times).
+        p: [m, m] of the hypothesis that both expected gradients are equal; 1 on the
+            diagonal.
         p_holm: [m, m] the same, adjusted for the number of pairs.
     """
 
@@ -40,13 +45,16 @@ class Homogeneity:
     p_holm: Float[np.ndarray, "m m"]
 
     def groups(self, alpha: float = 0.05) -> Int[np.ndarray, " m"]:
-        """Labels [m] of groups within which no pair is told apart at level alpha (complete linkage on T).
+        """Labels [m] of groups within which no pair is told apart at level alpha
+        (complete linkage on T).
 
-        That a pair is not told apart does not show that it is alike: with few samples everybody is in one group."""
+        That a pair is not told apart does not show that it is alike: with few samples
+        everybody is in one group."""
         clients = len(self.p)
         if clients == 1:
             return np.zeros(1, np.int64)
-        # Pairs that are told apart are put beyond all others, so that one cut separates them.
+        # Pairs that are told apart are put beyond all others, so that one cut separates
+        # them.
         told_apart = self.p_holm < alpha
         finite = self.ratio[np.isfinite(self.ratio)].max()
         ratio = np.where(np.isfinite(self.ratio), self.ratio, finite)
@@ -60,19 +68,26 @@ class Homogeneity:
 
 
 def gradient_traces(
-    sigma2: Float[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"], sizes: Int[np.ndarray, " m"]
+    sigma2: Float[np.ndarray, " m"],
+    batch_sizes: Int[np.ndarray, " m"],
+    sizes: Int[np.ndarray, " m"],
 ) -> Float[np.ndarray, " m"]:
-    """tr S_i [m], the trace of the covariance of a single sample's gradient, from the variance of batches' gradients.
+    """tr S_i [m], the trace of the covariance of a single sample's gradient, from the
+    variance of batches' gradients.
 
     Disjoint batches of n_k of a client's n_i samples have the mean squared distance
-    sigma_i^2 = tr S_i (1/n_k - 1/n_i) from the full gradient. NaN where a batch is the whole of a client's samples.
+    sigma_i^2 = tr S_i (1/n_k - 1/n_i) from the full gradient. NaN where a batch is the
+    whole of a client's samples.
 
     Args:
-        sigma2: mean squared distance of batch gradients to the full one (Mestoukirdi et al., eq. 10).
+        sigma2: mean squared distance of batch gradients to the full one (Mestoukirdi et
+            al., eq. 10).
         batch_sizes: samples n_k of a batch.
         sizes: training samples n_i.
     """
-    spread = 1.0 / np.asarray(batch_sizes, np.float64) - 1.0 / np.asarray(sizes, np.float64)
+    spread = 1.0 / np.asarray(batch_sizes, np.float64) - 1.0 / np.asarray(
+        sizes, np.float64
+    )
     return np.divide(sigma2, spread, out=np.full(len(spread), np.nan), where=spread > 0)
 
 
@@ -84,10 +99,12 @@ def homogeneity(
 ) -> Homogeneity:
     """Compares all pairs of clients by their gradients at one model.
 
-    The test: where two expected gradients are equal, their difference is close to normal, and T a weighted sum of
-    squares of normal numbers with weights that sum to 1. The p-value is that of chi^2_rank / rank. With rank 1 no
-    weights exceed it (above T = 1.54; below, p is 1), so it holds whatever the covariance; with the effective rank
-    (tr S)^2 / tr S^2 of the gradients' covariance it is sharper, and right to second order. Traces count as known.
+    The test: where two expected gradients are equal, their difference is close to
+    normal, and T a weighted sum of squares of normal numbers with weights that sum to
+    1. The p-value is that of chi^2_rank / rank. With rank 1 no weights exceed it (above
+    T = 1.54; below, p is 1), so it holds whatever the covariance; with the effective
+    rank (tr S)^2 / tr S^2 of the gradients' covariance it is sharper, and right to
+    second order. Traces count as known.
 
     Args:
         gradients: of the mean loss over a client's training samples, at one model.
@@ -100,39 +117,62 @@ def homogeneity(
     """
     traces = np.asarray(traces, np.float64)
     require(rank >= 1, f"rank is {rank}; it must be 1 or more")
-    require(not np.isnan(traces).all(), "no client has two batches, so nothing tells how much its gradient varies")
-    require(bool(np.nanmin(traces) >= 0), f"a variance of gradients is {np.nanmin(traces)}; it must be 0 or more")
-    noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / np.asarray(sizes, np.float64)
+    require(
+        not np.isnan(traces).all(),
+        "no client has two batches, so nothing tells how much its gradient varies",
+    )
+    require(
+        bool(np.nanmin(traces) >= 0),
+        f"a variance of gradients is {np.nanmin(traces)}; it must be 0 or more",
+    )
+    noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / np.asarray(
+        sizes, np.float64
+    )
     squared, expected = squared_distances(gradients), noise[:, None] + noise[None]
     np.fill_diagonal(expected, 0.0)
-    ratio = np.divide(squared, expected, out=np.where(squared > 0, np.inf, 1.0), where=expected > 0)
+    ratio = np.divide(
+        squared, expected, out=np.where(squared > 0, np.inf, 1.0), where=expected > 0
+    )
     np.fill_diagonal(ratio, 1.0)
     above = np.triu_indices(len(ratio), 1)
     if rank == 1:
-        p = np.where(ratio[above] < _LEAST_CONSERVATIVE, 1.0, special.erfc(np.sqrt(ratio[above] / 2)))
+        p = np.where(
+            ratio[above] < _LEAST_CONSERVATIVE,
+            1.0,
+            special.erfc(np.sqrt(ratio[above] / 2)),
+        )
     else:
         p = special.chdtrc(rank, ratio[above] * rank)
     p, p_holm = (_symmetric(values, len(ratio)) for values in (p, holm(p)))
     return Homogeneity(squared, expected, ratio, squared - expected, p, p_holm)
 
 
-def expected_exponent(sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"]) -> Float[np.ndarray, "m m"]:
-    """Mean of the exponent Delta_ij / (2 sigma_i^2) of UCFL's kernel between clients of one distribution [m, m].
+def expected_exponent(
+    sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"]
+) -> Float[np.ndarray, "m m"]:
+    """Mean of the exponent Delta_ij / (2 sigma_i^2) of UCFL's kernel between clients of
+    one distribution [m, m].
 
-    (1/n_i + 1/n_j) / (2 (1/n_k - 1/n_i)): where it is large, the kernel tells such clients apart by noise alone.
-    Infinite where a batch is the whole of client i's samples.
+    (1/n_i + 1/n_j) / (2 (1/n_k - 1/n_i)): where it is large, the kernel tells such
+    clients apart by noise alone. Infinite where a batch is the whole of client i's
+    samples.
     """
     inverse = 1.0 / np.asarray(sizes, np.float64)
     spread = 2 * (1.0 / np.asarray(batch_sizes, np.float64) - inverse)[:, None]
     exponents = np.divide(
-        inverse[:, None] + inverse[None], spread, out=np.full((len(inverse),) * 2, np.inf), where=spread > 0
+        inverse[:, None] + inverse[None],
+        spread,
+        out=np.full((len(inverse),) * 2, np.inf),
+        where=spread > 0,
     )
     np.fill_diagonal(exponents, 0.0)
     return exponents
 
 
 def _symmetric(above: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """The symmetric matrix [m, m] with these values above its diagonal, and ones on it."""
+    """The symmetric matrix [m, m] with these values above its diagonal, and ones on
+    it.
+    """
     matrix = np.ones((clients, clients))
     matrix[np.triu_indices(clients, 1)] = above
     matrix.T[np.triu_indices(clients, 1)] = above

@@ -1,4 +1,6 @@
-"""Which three methods to train on a population, with what to start and what they send, from one probe."""
+"""Which three methods to train on a population, with what to start and what they send,
+from one probe.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,18 +11,24 @@ from fedtailor.diagnosis.summary import ALPHA, Diagnosis
 from fedtailor.protocol import require
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "apfl", "ucfl", "ifca")
-"""The methods that `starting_point` knows: those that the recommendation chooses from, and those it was checked on."""
+"""The methods that `starting_point` knows: those that the recommendation chooses from,
+and those it was checked on.
+"""
 
 WEAKEST, STRONGEST = 0.1, 2.0
 """Between these a starting pull of Ditto lies: what Li et al. 2021 searched."""
 
 CURVATURE = 0.25
-"""The largest curvature of the logistic loss in its score: lambda* is meant for a curvature of 1, and grows with it."""
+"""The largest curvature of the logistic loss in its score: lambda* is meant for a
+curvature of 1, and grows with it.
+"""
 
 ALONE = "what sharing has to beat, and it sends nothing"
 
 UNSURE = 1.2
-"""Mean ratio of gradients' distances from which on clients that no test tells apart may still differ."""
+"""Mean ratio of gradients' distances from which on clients that no test tells apart may
+still differ.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,11 +37,14 @@ class Recommendation:
 
     Attributes:
         method: its name.
-        settings: hyper-parameters to start from; the others as the scenario or the method has them.
+        settings: hyper-parameters to start from; the others as the scenario or the
+            method has them.
         because: why, in half a sentence.
-        bytes_down: sent by the server in a round, a model for many clients once (multicast).
+        bytes_down: sent by the server in a round, a model for many clients once
+            (multicast).
         bytes_down_unicast: the same, sent to each client.
-        bytes_up: sent by all clients together in a round. Rounds before the first mix, and the probe, are left out.
+        bytes_up: sent by all clients together in a round. Rounds before the first mix,
+            and the probe, are left out.
     """
 
     method: str
@@ -60,17 +71,23 @@ class Race:
 
 
 def streams_of(diagnosis: Diagnosis) -> int | None:
-    """The number of streams to start with: groups within which nobody is told apart; None where these are no groups.
+    """The number of streams to start with: groups within which nobody is told apart;
+    None where these are no groups.
 
-    Groups are taken for such where there are two or more, with two clients or more on average.
+    Groups are taken for such where there are two or more, with two clients or more on
+    average.
     """
     groups = len(np.unique(diagnosis.groups))
     return groups if 2 <= groups <= len(diagnosis.groups) / 2 else None
 
 
 def starting_strength(diagnosis: Diagnosis) -> float:
-    """The pull that Ditto starts with: the median of lambda* over clients times `CURVATURE`, within what is usual."""
-    return float(np.clip(CURVATURE * np.median(diagnosis.gain.strength), WEAKEST, STRONGEST))
+    """The pull that Ditto starts with: the median of lambda* over clients times
+    `CURVATURE`, within what is usual.
+    """
+    return float(
+        np.clip(CURVATURE * np.median(diagnosis.gain.strength), WEAKEST, STRONGEST)
+    )
 
 
 def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -79,7 +96,10 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
     Raises:
         ValueError: the method is none of `METHODS`.
     """
-    require(method in METHODS, f"nothing is known about {method!r}; the methods are {', '.join(METHODS)}")
+    require(
+        method in METHODS,
+        f"nothing is known about {method!r}; the methods are {', '.join(METHODS)}",
+    )
     streams = streams_of(diagnosis)
     if method == "ditto":
         return {"lam": float(f"{starting_strength(diagnosis):.2g}")}
@@ -91,10 +111,13 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
-    """Three methods, one of them training alone: tests that tell nobody apart are no evidence that clients are alike.
+    """Three methods, one of them training alone: tests that tell nobody apart are no
+    evidence that clients are alike.
 
-    * Clients fall into groups (`streams_of`): one model for each group by weights (ucfl) or by choice (ifca).
-    * Otherwise: one model for all (fedavg), and models of clients' own held near a common one (ditto).
+    * Clients fall into groups (`streams_of`): one model for each group by weights
+      (ucfl) or by choice (ifca).
+    * Otherwise: one model for all (fedavg), and models of clients' own held near a
+      common one (ditto).
 
     Args:
         diagnosis: of the population.
@@ -111,24 +134,35 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
         }
     else:
         why = {
-            "fedavg": "one model for all" if apart.any() else "no pair of clients is told apart",
+            "fedavg": (
+                "one model for all"
+                if apart.any()
+                else "no pair of clients is told apart"
+            ),
             "ditto": "models of clients' own, held near the common one",
             "local": ALONE,
         }
     clients = len(diagnosis.groups)
-    entries = tuple(_entry(method, because, diagnosis, clients, model_bytes) for method, because in why.items())
+    entries = tuple(
+        _entry(method, because, diagnosis, clients, model_bytes)
+        for method, because in why.items()
+    )
     names = ", ".join(entry.method for entry in entries)
     return Race(entries, f"Train {names} and let validation data choose.", doubt)
 
 
-def _entry(method: str, because: str, diagnosis: Diagnosis, clients: int, size: int) -> Recommendation:
+def _entry(
+    method: str, because: str, diagnosis: Diagnosis, clients: int, size: int
+) -> Recommendation:
     """A method with what it sends in a round in which all clients take part."""
     settings = starting_point(method, diagnosis)
     if method == "local":
         return Recommendation(method, settings, because, 0, 0, 0)
     streams = settings.get("streams", settings.get("clusters", 1))
     each = streams if method == "ifca" else 1  # a client of ifca looks at all models
-    return Recommendation(method, settings, because, streams * size, each * clients * size, clients * size)
+    return Recommendation(
+        method, settings, because, streams * size, each * clients * size, clients * size
+    )
 
 
 def _doubt(diagnosis: Diagnosis) -> str:
@@ -138,6 +172,7 @@ def _doubt(diagnosis: Diagnosis) -> str:
     if mean < UNSURE:
         return ""
     return (
-        f"These samples cannot tell whether clients differ: no pair is told apart, yet gradients lie {mean:.2g} times "
-        "as far apart as sampling explains, on average."
+        "These samples cannot tell whether clients differ: no pair is told apart, yet"
+        f" gradients lie {mean:.2g} times as far apart as sampling explains, on"
+        " average."
     )

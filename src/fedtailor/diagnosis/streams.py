@@ -1,4 +1,6 @@
-"""How many models to send down: clusters of rows of weights or of models, what they cost and what they take to send."""
+"""How many models to send down: clusters of rows of weights or of models, what they
+cost and what they take to send.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,9 +19,11 @@ class Streams:
 
     Attributes:
         count: [n] numbers of streams, ascending, up to the number of distinct rows.
-        silhouette: [n] silhouette of the clustering (0 for one stream, and for one a client).
+        silhouette: [n] silhouette of the clustering (0 for one stream, and for one a
+            client).
         cost: [n] what k-means leaves, sum_i |w_i - c_z(i)|^2.
-        personalization_loss: [n] sum_i |w_i - c_z(i)|_1: how much weight comes from other clients than asked.
+        personalization_loss: [n] sum_i |w_i - c_z(i)|_1: how much weight comes from
+            other clients than asked.
         chosen: the number with the best silhouette.
     """
 
@@ -31,13 +35,17 @@ class Streams:
 
 
 def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
-    """Numbers of streams for rows of weights: 1, 2, 3, ... up to one for each client (from 101 on a tenth apart).
+    """Numbers of streams for rows of weights: 1, 2, 3, ... up to one for each client
+    (from 101 on a tenth apart).
 
     Raises:
         ValueError: there are no rows, or one is not finite.
     """
     rows = np.asarray(rows, np.float64)
-    require(len(rows) > 0, "there are no rows to compare streams for; give one for each client")
+    require(
+        len(rows) > 0,
+        "there are no rows to compare streams for; give one for each client",
+    )
     counts, silhouettes, costs, losses = [], [], [], []
     for labels, silhouette in clusterings(rows, len(rows)):
         members = np.bincount(labels)
@@ -48,8 +56,16 @@ def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
         silhouettes.append(silhouette)
         costs.append(float(np.square(apart).sum()))
         losses.append(float(np.abs(apart).sum()))
-    chosen = counts[int(np.argmax(silhouettes))]  # the fewest of equal ones; 0 for one stream, as for one a client
-    return Streams(np.array(counts, np.int64), np.array(silhouettes), np.array(costs), np.array(losses), chosen)
+    chosen = counts[
+        int(np.argmax(silhouettes))
+    ]  # the fewest of equal ones; 0 for one stream, as for one a client
+    return Streams(
+        np.array(counts, np.int64),
+        np.array(silhouettes),
+        np.array(costs),
+        np.array(losses),
+        chosen,
+    )
 
 
 def contexts_bound(
@@ -62,13 +78,16 @@ def contexts_bound(
     *,
     delta: float | None = 0.05,
 ) -> Float[np.ndarray, " n"]:
-    """e(K) [n] of CGPFL (Tang et al., eq. 11), to be minimal over K: sqrt(d K / N log(e N / d)) + mu cost(K).
+    """e(K) [n] of CGPFL (Tang et al., eq. 11), to be minimal over K: sqrt(d K / N log(e
+    N / d)) + mu cost(K).
 
-    With `delta` also 2 sqrt(m log(K / delta) / N): theorem 4.2 leaves out that clients choose among K contexts, which
-    costs a union over assignments (as in theorem 2 of Mansour et al. 2020). None = as printed.
+    With `delta` also 2 sqrt(m log(K / delta) / N): theorem 4.2 leaves out that clients
+    choose among K contexts, which costs a union over assignments (as in theorem 2 of
+    Mansour et al. 2020). None = as printed.
 
     Args:
-        costs: what is left of clients' models by K contexts, sum_i n_i / N |theta_i - omega_z(i)|^2.
+        costs: what is left of clients' models by K contexts, sum_i n_i / N |theta_i -
+            omega_z(i)|^2.
         counts: the numbers K.
         clients, samples: m and N.
         dimension: d.
@@ -78,9 +97,14 @@ def contexts_bound(
     Raises:
         ValueError: the dimension is not between 1 and N.
     """
-    require(1 <= dimension <= samples, f"the dimension is {dimension:g}; the bound wants 1 to {samples}, all samples")
+    require(
+        1 <= dimension <= samples,
+        f"the dimension is {dimension:g}; the bound wants 1 to {samples}, all samples",
+    )
     k = np.asarray(counts, np.float64)
-    of_few_samples = np.sqrt(dimension * k / samples * np.log(np.e * samples / dimension))
+    of_few_samples = np.sqrt(
+        dimension * k / samples * np.log(np.e * samples / dimension)
+    )
     bound = of_few_samples + mu * np.asarray(costs, np.float64)
     if delta is None:
         return bound
@@ -88,24 +112,43 @@ def contexts_bound(
     return bound + of_the_choice
 
 
-def matching_stability(labels: Int[np.ndarray, "rounds m"]) -> Float[np.ndarray, " steps"]:
-    """How alike the groups of clients are from round to round [rounds - 1]: adjusted Rand indices, 1 = unchanged."""
+def matching_stability(
+    labels: Int[np.ndarray, "rounds m"],
+) -> Float[np.ndarray, " steps"]:
+    """How alike the groups of clients are from round to round [rounds - 1]: adjusted
+    Rand indices, 1 = unchanged.
+    """
     from sklearn.metrics import adjusted_rand_score
 
-    return np.array([adjusted_rand_score(before, after) for before, after in pairwise(labels)])
+    return np.array(
+        [adjusted_rand_score(before, after) for before, after in pairwise(labels)]
+    )
 
 
-def round_time(system: Wireless, streams: int, clients: int, *, passes: float = 1.0, uploads: int = 1) -> float:
-    """Mean time of a round: streams T_dl + passes (T_min + H_m / mu) + uploads rho T_dl.
+def round_time(
+    system: Wireless,
+    streams: int,
+    clients: int,
+    *,
+    passes: float = 1.0,
+    uploads: int = 1,
+) -> float:
+    """Mean time of a round: streams T_dl + passes (T_min + H_m / mu) + uploads rho
+    T_dl.
 
     Args:
         system: the network.
         streams: distinct models sent down.
         clients: m that the server waits for.
-        passes: how often a method goes through a client's data in a round, relative to FedAvg.
-        uploads: models that a client sends; in a system of sequential uplinks, of all clients.
+        passes: how often a method goes through a client's data in a round, relative to
+            FedAvg.
+        uploads: models that a client sends; in a system of sequential uplinks, of all
+            clients.
     """
-    require(streams >= 0 and clients >= 1, f"{streams} streams and {clients} clients; give 0 or more and 1 or more")
+    require(
+        streams >= 0 and clients >= 1,
+        f"{streams} streams and {clients} clients; give 0 or more and 1 or more",
+    )
     slowest = float((1.0 / np.arange(1, clients + 1)).sum())
     sent = uploads * (clients if system.uplink == "sequential" else 1)
     computing = system.t_min + system.mean_delay * slowest
@@ -113,9 +156,17 @@ def round_time(system: Wireless, streams: int, clients: int, *, passes: float = 
 
 
 def time_to_finish(
-    system: Wireless, rounds: int, streams: int, clients: int, delivered: int, *, passes: float = 1.0, uploads: int = 1
+    system: Wireless,
+    rounds: int,
+    streams: int,
+    clients: int,
+    delivered: int,
+    *,
+    passes: float = 1.0,
+    uploads: int = 1,
 ) -> float:
-    """Time of `rounds` rounds (`round_time`), and of the delivery of the final models: `delivered` T_dl more.
+    """Time of `rounds` rounds (`round_time`), and of the delivery of the final models:
+    `delivered` T_dl more.
 
     Args:
         system: the network.
@@ -123,4 +174,7 @@ def time_to_finish(
         streams, clients, passes, uploads: as in `round_time`.
         delivered: distinct models that clients are sent at the end.
     """
-    return rounds * round_time(system, streams, clients, passes=passes, uploads=uploads) + delivered * system.t_dl
+    return (
+        rounds * round_time(system, streams, clients, passes=passes, uploads=uploads)
+        + delivered * system.t_dl
+    )

@@ -1,4 +1,6 @@
-"""All that one probe says of a population: a table of clients, a table of pairs, and a few sentences."""
+"""All that one probe says of a population: a table of clients, a table of pairs, and a
+few sentences.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +14,18 @@ from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.distances import Rows
 from fedtailor.decision import holm
 from fedtailor.diagnosis.bounds import effective_samples
-from fedtailor.diagnosis.divergences import InputDifferences, LabelDifferences, input_differences, label_differences
+from fedtailor.diagnosis.divergences import (
+    InputDifferences,
+    LabelDifferences,
+    input_differences,
+    label_differences,
+)
 from fedtailor.diagnosis.gradients import Homogeneity, gradient_traces, homogeneity
-from fedtailor.diagnosis.uncertainty import PersonalizationGain, personalization_gain, variance_between
+from fedtailor.diagnosis.uncertainty import (
+    PersonalizationGain,
+    personalization_gain,
+    variance_between,
+)
 from fedtailor.protocol import require
 
 if TYPE_CHECKING:
@@ -29,16 +40,35 @@ ALPHA = 0.05
 RESTS_ON = {
     "samples": "training samples",
     "effective_samples": "UCFL's weights (eq. 9): 1 / sum of w^2 / n",
-    "gain": "gradients at one model, taken for models learned alone: a curvature of 1 in all directions; Self-FL's "
-    "Gaussian model, exact posterior",
+    "gain": (
+        "gradients at one model, taken for models learned alone: a curvature of 1 in"
+        " all directions; Self-FL's Gaussian model, exact posterior"
+    ),
     "strength": "as gain: a pull of Ditto or pFedMe that fits it",
-    "group": f"pairs whose gradients a test tells apart at {ALPHA} over all pairs; few samples tell nobody apart",
-    "gradient_ratio": "distance of gradients at one model over what sampling explains; 1 on average for equal clients",
-    "gradient_p": "chi^2 of rank 1, adjusted for all pairs (Holm); holds whatever the gradients' covariance",
-    "label_divergence": "Jensen-Shannon divergence of label histograms, in nats; sampling makes it larger",
+    "group": (
+        f"pairs whose gradients a test tells apart at {ALPHA} over all pairs; few"
+        " samples tell nobody apart"
+    ),
+    "gradient_ratio": (
+        "distance of gradients at one model over what sampling explains; 1 on average"
+        " for equal clients"
+    ),
+    "gradient_p": (
+        "chi^2 of rank 1, adjusted for all pairs (Holm); holds whatever the gradients'"
+        " covariance"
+    ),
+    "label_divergence": (
+        "Jensen-Shannon divergence of label histograms, in nats; sampling makes it"
+        " larger"
+    ),
     "label_p": "G-test, adjusted for all pairs (Holm)",
-    "input_difference": "means of features only, in pooled deviations; what sampling adds is taken off",
-    "input_p": "Welch's test of the feature that differs most, adjusted for features and all pairs",
+    "input_difference": (
+        "means of features only, in pooled deviations; what sampling adds is taken off"
+    ),
+    "input_p": (
+        "Welch's test of the feature that differs most, adjusted for features and all"
+        " pairs"
+    ),
 }
 """Column -> what its numbers rest on."""
 
@@ -53,8 +83,10 @@ class Evidence:
         gradients: [m, d] of the mean loss over training samples, at one model.
         sigma2: [m] mean squared distance of batches' gradients to the full one.
         batch_sizes: [m] samples in such a batch.
-        label_counts: [m, classes] training samples of each class, where there are classes.
-        feature_means, feature_squares: [m, features] means of features and of their squares, where known.
+        label_counts: [m, classes] training samples of each class, where there are
+            classes.
+        feature_means, feature_squares: [m, features] means of features and of their
+            squares, where known.
     """
 
     names: Sequence[str]
@@ -70,11 +102,17 @@ class Evidence:
         for name, values in vars(self).items():
             require(
                 values is None or len(values) == len(self.names),
-                f"{name} holds {0 if values is None else len(values)} clients, and there are {len(self.names)} names",
+                f"{name} holds {0 if values is None else len(values)} clients, and"
+                f" there are {len(self.names)} names",
             )
         both = (self.feature_means is None) == (self.feature_squares is None)
-        require(both, "give the features' means and the means of their squares, or neither")
-        require(len(self.names) > 1, "one client alone cannot be compared with others; give two or more")
+        require(
+            both, "give the features' means and the means of their squares, or neither"
+        )
+        require(
+            len(self.names) > 1,
+            "one client alone cannot be compared with others; give two or more",
+        )
 
 
 @dataclass(frozen=True)
@@ -99,14 +137,18 @@ class Diagnosis:
     groups: Int[np.ndarray, " m"]
 
     def clients(self) -> "pl.DataFrame":
-        """A line for each client: `client`, `samples`, `effective_samples`, `gain`, `strength`, `group`."""
+        """A line for each client: `client`, `samples`, `effective_samples`, `gain`,
+        `strength`, `group`.
+        """
         import polars as pl
 
         return pl.DataFrame(
             {
                 "client": list(self.evidence.names),
                 "samples": self.evidence.sizes,
-                "effective_samples": effective_samples(self.weights, self.evidence.sizes),
+                "effective_samples": effective_samples(
+                    self.weights, self.evidence.sizes
+                ),
                 "gain": self.gain.gain,
                 "strength": self.gain.strength,
                 "group": self.groups,
@@ -114,23 +156,29 @@ class Diagnosis:
         )
 
     def pairs(self) -> "pl.DataFrame":
-        """A line for each pair: `client`, `other`, `gradient_ratio`, `gradient_p`, and, where known,
-        `label_divergence`, `label_p`, `input_difference`, `input_p`."""
+        """A line for each pair: `client`, `other`, `gradient_ratio`, `gradient_p`, and,
+        where known, `label_divergence`, `label_p`, `input_difference`, `input_p`."""
         import polars as pl
 
         names = np.array(self.evidence.names, object)
         first, second = np.triu_indices(len(names), 1)
-        columns = {"gradient_ratio": self.gradients.ratio[first, second], "gradient_p": self.told_apart("gradients")}
+        columns = {
+            "gradient_ratio": self.gradients.ratio[first, second],
+            "gradient_p": self.told_apart("gradients"),
+        }
         if self.labels is not None:
             columns["label_divergence"] = self.labels.divergence[first, second]
             columns["label_p"] = self.told_apart("labels")
         if self.inputs is not None:
             columns["input_difference"] = self.inputs.standardized[first, second]
             columns["input_p"] = self.told_apart("inputs")
-        return pl.DataFrame({"client": list(names[first]), "other": list(names[second]), **columns})
+        return pl.DataFrame(
+            {"client": list(names[first]), "other": list(names[second]), **columns}
+        )
 
     def told_apart(self, what: What) -> NDArray[np.float64]:
-        """p-values of the pairs [m (m - 1) / 2] in the order of `pairs`, adjusted for all of them.
+        """p-values of the pairs [m (m - 1) / 2] in the order of `pairs`, adjusted for
+        all of them.
 
         Empty where labels or inputs are not known.
         """
@@ -141,8 +189,15 @@ class Diagnosis:
         return np.zeros(0) if compared is None else holm(compared.p[above])
 
     def sentences(self) -> list[str]:
-        """What a person wants to know, in this order: do clients differ, in what, who resembles whom, who gains."""
-        found = [self._in_data(), self._in_gradients(), self._of_groups(), self._of_gain()]
+        """What a person wants to know, in this order: do clients differ, in what, who
+        resembles whom, who gains.
+        """
+        found = [
+            self._in_data(),
+            self._in_gradients(),
+            self._of_groups(),
+            self._of_gain(),
+        ]
         return [sentence for sentence in found if sentence]
 
     def _in_data(self) -> str:
@@ -152,7 +207,11 @@ class Diagnosis:
             p = self.told_apart(what)
             if len(p):
                 parts.append(f"{what} in {int((p < ALPHA).sum())} of {len(p)} pairs")
-        return f"Clients are told apart by their {' and by their '.join(parts)}." if parts else ""
+        return (
+            f"Clients are told apart by their {' and by their '.join(parts)}."
+            if parts
+            else ""
+        )
 
     def _in_gradients(self) -> str:
         p = self.told_apart("gradients")
@@ -168,7 +227,8 @@ class Diagnosis:
         beyond = int((apart & ~by_data).sum())
         if self.labels is not None and self.inputs is not None and beyond:
             return (
-                f"{sentence}, {beyond} of which neither labels nor inputs do: like inputs seem to be labelled unlike."
+                f"{sentence}, {beyond} of which neither labels nor inputs do: like"
+                " inputs seem to be labelled unlike."
             )
         return f"{sentence}."
 
@@ -176,19 +236,36 @@ class Diagnosis:
         sizes = np.bincount(self.groups)
         if len(sizes) == 1:
             return ""
-        alone = [name for name, size in zip(self.evidence.names, sizes[self.groups], strict=True) if size == 1]
+        alone = [
+            name
+            for name, size in zip(self.evidence.names, sizes[self.groups], strict=True)
+            if size == 1
+        ]
         if len(alone) == len(self.groups):
-            return "Every client is told apart from every other one: there are no groups."
-        named = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")
-        outliers = f"; {named} {'stand' if len(alone) > 1 else 'stands'} alone" if alone else ""
-        return f"There are {len(sizes)} groups within which no pair is told apart{outliers}."
+            return (
+                "Every client is told apart from every other one: there are no groups."
+            )
+        named = ", ".join(alone[:3]) + (
+            f" and {len(alone) - 3} more" if len(alone) > 3 else ""
+        )
+        outliers = (
+            f"; {named} {'stand' if len(alone) > 1 else 'stands'} alone"
+            if alone
+            else ""
+        )
+        return (
+            f"There are {len(sizes)} groups within which no pair is told"
+            f" apart{outliers}."
+        )
 
     def _of_gain(self) -> str:
         gain = self.gain.gain
-        low, middle, high = (f"{value:.3g}" for value in (gain.min(), np.median(gain), gain.max()))
+        low, middle, high = (
+            f"{value:.3g}" for value in (gain.min(), np.median(gain), gain.max())
+        )
         return (
-            f"Sharing would make clients as sure of their models as {low} to {high} times their samples (median "
-            f"{middle}), if models behaved like means."
+            f"Sharing would make clients as sure of their models as {low} to {high}"
+            f" times their samples (median {middle}), if models behaved like means."
         )
 
 
@@ -196,23 +273,34 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """All calculators that need one probe and no trained model.
 
     Raises:
-        ValueError: no client has samples for two batches, or a client's gradients do not vary at all.
+        ValueError: no client has samples for two batches, or a client's gradients do
+            not vary at all.
     """
     sizes = np.asarray(evidence.sizes)
-    traces = gradient_traces(np.asarray(evidence.sigma2, np.float64), np.asarray(evidence.batch_sizes), sizes)
+    traces = gradient_traces(
+        np.asarray(evidence.sigma2, np.float64), np.asarray(evidence.batch_sizes), sizes
+    )
     compared = homogeneity(evidence.gradients, traces, sizes)
     noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / sizes
     still = np.flatnonzero(noise <= 0)
     if len(still):
         raise ValueError(
-            f"the gradients of client {evidence.names[int(still[0])]!r} do not vary between batches; are all its rows "
-            "the same?"
+            f"the gradients of client {evidence.names[int(still[0])]!r} do not vary"
+            " between batches; are all its rows the same?"
         )
     gradients = np.asarray(evidence.gradients, np.float64)
-    labels = None if evidence.label_counts is None else label_differences(evidence.label_counts)
+    labels = (
+        None
+        if evidence.label_counts is None
+        else label_differences(evidence.label_counts)
+    )
     inputs = None
     if evidence.feature_means is not None and evidence.feature_squares is not None:
-        inputs = input_differences(evidence.feature_means, evidence.feature_squares, sizes)
+        inputs = input_differences(
+            evidence.feature_means, evidence.feature_squares, sizes
+        )
     weights = user_centric_weights(Probe(gradients, np.asarray(evidence.sigma2), sizes))
     gain = personalization_gain(noise, variance_between(gradients, noise), "exact")
-    return Diagnosis(evidence, compared, labels, inputs, weights, gain, compared.groups(ALPHA))
+    return Diagnosis(
+        evidence, compared, labels, inputs, weights, gain, compared.groups(ALPHA)
+    )

@@ -1,7 +1,8 @@
-"""Who gains from sharing, by the uncertainty of models: the two-level Gaussian model of Self-FL (Chen et al. 2022).
+"""Who gains from sharing, by the uncertainty of models: the two-level Gaussian model of
+Self-FL (Chen et al. 2022).
 
-theta_m ~ N(theta_0, s_0) around a common one, and what client m learns alone z_m ~ N(theta_m, s_m). Variances are
-traces, or means over coordinates, but all of one kind.
+theta_m ~ N(theta_0, s_0) around a common one, and what client m learns alone z_m ~
+N(theta_m, s_m). Variances are traces, or means over coordinates, but all of one kind.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from jaxtyping import Float, Int
 from fedtailor.protocol import require
 
 Posterior = Literal["paper", "exact"]
-"""`paper` (eq. 3): the others' models tell of client m's as if it were the common one; `exact`: as the model has it."""
+"""`paper` (eq. 3): the others' models tell of client m's as if it were the common one;
+`exact`: as the model has it.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,12 @@ class PersonalizationGain:
     """What others' models are worth to each client.
 
     Attributes:
-        gain: [m] GAIN_m, the variance of the model learned alone over that learned with the others; 1 or more.
+        gain: [m] GAIN_m, the variance of the model learned alone over that learned with
+            the others; 1 or more.
         rho: [m] weight of the others in client m's best model, in [0, 1).
-        strength: [m] lambda* = s_m / s_0, the pull of Ditto's or pFedMe's regulariser towards the common model that
-            does the same (for curvature 1); infinite where clients do not differ.
+        strength: [m] lambda* = s_m / s_0, the pull of Ditto's or pFedMe's regulariser
+            towards the common model that does the same (for curvature 1); infinite
+            where clients do not differ.
         rate: largest rho, the rate of Self-FL's fixed point (eq. 12).
     """
 
@@ -33,15 +38,20 @@ class PersonalizationGain:
     strength: Float[np.ndarray, " m"]
     rate: float
 
-    def steps(self, step_size: float, curvature: float = 1.0, largest: int = 40) -> Int[np.ndarray, " m"]:
-        """Local steps l_m [m] of eq. 8: (1 - eta h)^l = rho_m, rounded up, from 1 to `largest`.
+    def steps(
+        self, step_size: float, curvature: float = 1.0, largest: int = 40
+    ) -> Int[np.ndarray, " m"]:
+        """Local steps l_m [m] of eq. 8: (1 - eta h)^l = rho_m, rounded up, from 1 to
+        `largest`.
 
         Raises:
             ValueError: eta h is not in (0, 1).
         """
         product = step_size * curvature
         require(
-            0 < product < 1, f"rate times curvature is {product:g}; eq. 8 has a solution for numbers in (0, 1) only"
+            0 < product < 1,
+            f"rate times curvature is {product:g}; eq. 8 has a solution for numbers in"
+            " (0, 1) only",
         )
         with np.errstate(divide="ignore"):
             steps = np.ceil(np.log(self.rho) / np.log1p(-product) - 1e-9)
@@ -51,10 +61,12 @@ class PersonalizationGain:
 def personalization_gain(
     within: Float[np.ndarray, " m"], between: float, posterior: Posterior = "paper"
 ) -> PersonalizationGain:
-    """GAIN_m = 1 + s_m A, with A = sum_{k != m} 1 / (s_0 + s_k) as in eq. 3 of the paper, or 1 / (s_0 + 1/A), exact.
+    """GAIN_m = 1 + s_m A, with A = sum_{k != m} 1 / (s_0 + s_k) as in eq. 3 of the
+    paper, or 1 / (s_0 + 1/A), exact.
 
-    The paper's A grows with the number of clients however far apart they are; the exact one is at most 1 / s_0, for
-    that is all that a common model known perfectly would tell.
+    The paper's A grows with the number of clients however far apart they are; the exact
+    one is at most 1 / s_0, for that is all that a common model known perfectly would
+    tell.
 
     Args:
         within: s_m, variance of what client m learns alone, above 0.
@@ -65,23 +77,37 @@ def personalization_gain(
         ValueError: a variance is negative, or s_m is 0, or the posterior is unknown.
     """
     own = np.asarray(within, np.float64)
-    require(bool((own > 0).all()), f"a client's variance is {own.min(initial=np.inf):g}; it must be above 0")
-    require(between >= 0, f"the variance between clients is {between:g}; it must be 0 or more")
-    require(posterior in ("paper", "exact"), f"posterior is {posterior!r}; it must be 'paper' or 'exact'")
+    require(
+        bool((own > 0).all()),
+        f"a client's variance is {own.min(initial=np.inf):g}; it must be above 0",
+    )
+    require(
+        between >= 0,
+        f"the variance between clients is {between:g}; it must be 0 or more",
+    )
+    require(
+        posterior in ("paper", "exact"),
+        f"posterior is {posterior!r}; it must be 'paper' or 'exact'",
+    )
     precisions = 1.0 / (between + own)
     others = np.array([np.delete(precisions, m).sum() for m in range(len(own))])
     if posterior == "exact":
         others = np.divide(others, 1 + between * others)
     rho = others / (1 / own + others)
     strength = own / between if between > 0 else np.full(len(own), np.inf)
-    return PersonalizationGain(1 + own * others, rho, strength, float(rho.max(initial=0.0)))
+    return PersonalizationGain(
+        1 + own * others, rho, strength, float(rho.max(initial=0.0))
+    )
 
 
-def variance_between(models: Float[np.ndarray, "m d"], within: Float[np.ndarray, " m"]) -> float:
-    """s_0 from clients' models: their empirical variance (eq. 14; the trace) less the mean of s_m, and 0 at least.
+def variance_between(
+    models: Float[np.ndarray, "m d"], within: Float[np.ndarray, " m"]
+) -> float:
+    """s_0 from clients' models: their empirical variance (eq. 14; the trace) less the
+    mean of s_m, and 0 at least.
 
-    As printed, eq. 14 estimates s_0 plus the mean of s_m: the models differ by what each of them has learned wrong,
-    too.
+    As printed, eq. 14 estimates s_0 plus the mean of s_m: the models differ by what
+    each of them has learned wrong, too.
 
     Args:
         models: what clients learn alone, z_m.
@@ -90,6 +116,9 @@ def variance_between(models: Float[np.ndarray, "m d"], within: Float[np.ndarray,
     Raises:
         ValueError: there are fewer than two clients.
     """
-    require(len(models) > 1, "one client alone has no variance between clients; give two models or more")
+    require(
+        len(models) > 1,
+        "one client alone has no variance between clients; give two models or more",
+    )
     spread = np.asarray(models, np.float64).var(axis=0, ddof=1).sum()
     return float(max(spread - np.mean(within), 0.0))

@@ -1,4 +1,6 @@
-"""Where clients run: executors, who answer the exchanges of a run. They own the examples and the clients' states."""
+"""Where clients run: executors, who answer the exchanges of a run. They own the
+examples and the clients' states.
+"""
 
 from fedtailor._runtime import configure_jax
 from fedtailor.executors.debug import DebugExecutor

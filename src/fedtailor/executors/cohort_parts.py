@@ -1,4 +1,6 @@
-"""An exchange in parts, where not all of its clients' states fit into memory at once."""
+"""An exchange in parts, where not all of its clients' states fit into memory at
+once.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -29,11 +31,14 @@ def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
 
     return replace(
         exchange,
-        cohort=replace(cohort, rows=cohort.rows[chosen], reporting=cohort.reporting[chosen]),
+        cohort=replace(
+            cohort, rows=cohort.rows[chosen], reporting=cohort.reporting[chosen]
+        ),
         downlink=replace(
             downlink,
             streams={
-                kind: replace(sent, recipients=sent.recipients[chosen]) for kind, sent in downlink.streams.items()
+                kind: replace(sent, recipients=sent.recipients[chosen])
+                for kind, sent in downlink.streams.items()
             },
             scalars={name: select(value) for name, value in downlink.scalars.items()},
             reply=select(downlink.reply),
@@ -44,7 +49,8 @@ def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
 def concatenate(parts: list[Answers]) -> Answers:
     """The answers of all parts of a cohort, one below the other, on the host."""
 
-    # On the host, in the order of the cohort: parts were computed one after another and share no rows.
+    # On the host, in the order of the cohort: parts were computed one after another and
+    # share no rows.
     def stack(*leaves: ClientRows) -> ClientRows:
         values = np.concatenate([leaf.host() for leaf in leaves])
         return ClientRows(values, np.arange(len(values)))
@@ -53,6 +59,8 @@ def concatenate(parts: list[Answers]) -> Answers:
     gradients, forwards = np.sum([part.work for part in parts], axis=0)
     return Answers(
         reporting=np.concatenate([part.reporting for part in parts]),
-        output=jax.tree.map(stack, *outputs, is_leaf=lambda leaf: isinstance(leaf, ClientRows)),
+        output=jax.tree.map(
+            stack, *outputs, is_leaf=lambda leaf: isinstance(leaf, ClientRows)
+        ),
         wait=lambda: (int(gradients), int(forwards)),
     )

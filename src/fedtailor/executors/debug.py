@@ -1,4 +1,6 @@
-"""The executor for debugging: one client at a time without compilation, a check after every step."""
+"""The executor for debugging: one client at a time without compilation, a check after
+every step.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +20,9 @@ from fedtailor.protocol import Diverged
 
 
 class DebugTrainer(DeviceTrainer):
-    """`DeviceTrainer` whose loops run step by step; the first NaN or infinity raises, naming client, round and step."""
+    """`DeviceTrainer` whose loops run step by step; the first NaN or infinity raises,
+    naming client, round and step.
+    """
 
     def __init__(self, *arguments: Any, name: str) -> None:
         super().__init__(*arguments)
@@ -31,13 +35,17 @@ class DebugTrainer(DeviceTrainer):
         return carry
 
     def _check(self, carry: Any, step: int) -> None:
-        """After every step, so that the first NaN is reported and not its consequences."""
+        """After every step, so that the first NaN is reported and not its
+        consequences.
+        """
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
             raise Diverged(self.name, int(self.round), step=step)
 
 
 class DebugExecutor(DeviceExecutor):
-    """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors that name client and step."""
+    """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors
+    that name client and step.
+    """
 
     def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.arange(len(clients))
@@ -48,11 +56,14 @@ class DebugExecutor(DeviceExecutor):
 
     def _run(self, request: ExchangeRequest) -> Outputs:
         exchange = request.exchange
-        # The same inputs as compiled programs get, row by row through the same function.
+        # The same inputs as compiled programs get, row by row through the same
+        # function.
         values, (rows,) = self.devices.inputs([request])
         outputs = []
         for number, client in enumerate(request.clients):
-            row = jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), rows)
+            row = jax.tree.map(
+                lambda leaf, number=number: jnp.asarray(leaf[number]), rows
+            )
             trainer = self._trainer(self.federation.names[client])
             with jax.disable_jit():
                 outputs.append(

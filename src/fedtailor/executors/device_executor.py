@@ -1,4 +1,6 @@
-"""The executor of simulations: all clients of a federation, mapped over this machine's devices."""
+"""The executor of simulations: all clients of a federation, mapped over this machine's
+devices.
+"""
 
 import math
 from collections.abc import Callable
@@ -70,8 +72,10 @@ class DeviceExecutor:
         """Place the examples on the devices.
 
         Args:
-            directory: where states that do not fit into memory stay, so that checkpoints need not hold them.
-            devices: where the examples lie already, with those of other federations; this one is their `number`-th.
+            directory: where states that do not fit into memory stay, so that
+                checkpoints need not hold them.
+            devices: where the examples lie already, with those of other federations;
+                this one is their `number`-th.
         """
         self.federation = federation
         self.model = model
@@ -80,7 +84,9 @@ class DeviceExecutor:
         self.seen = _table(federation, ~federation.unseen)
         self.unseen = _table(federation, federation.unseen)
         self.examples = examples_of(federation, self.seen.listed)
-        self.devices = Devices([federation], model.dtype, settings) if devices is None else devices
+        self.devices = (
+            Devices([federation], model.dtype, settings) if devices is None else devices
+        )
         self.number = number
         self.shards = self.devices.mesh.size
         self.split_sizes = split_sizes(federation)
@@ -94,19 +100,30 @@ class DeviceExecutor:
 
     @property
     def client_states(self) -> ClientState:
-        """The algorithm's states of all seen clients, stacked in the order of their ids: every leaf is [m, ...]."""
+        """The algorithm's states of all seen clients, stacked in the order of their
+        ids: every leaf is [m, ...].
+        """
         of_algorithm, _ = self.states.rows
         return of_algorithm
 
-    # exchanges ------------------------------------------------------------------------------------------------------
+    # exchanges
+    # ----------------------------------------------------------------------------------
 
     def exchange(self, exchange: Exchange) -> Answers:
-        """Run a task for a cohort; the devices may still be at work when this returns."""
+        """Run a task for a cohort; the devices may still be at work when this
+        returns.
+        """
         requests = self.requests(exchange)
-        # In parts each waits for the one before: only then is the memory of its states free again.
+        # In parts each waits for the one before: only then is the memory of its states
+        # free again.
         if len(requests) == 1:
             return self.answers(requests[0], self._run(requests[0]))
-        return concatenate([self.answers(request, self._run(request)).checked() for request in requests])
+        return concatenate(
+            [
+                self.answers(request, self._run(request)).checked()
+                for request in requests
+            ]
+        )
 
     def _run(self, request: ExchangeRequest) -> Outputs:
         (outputs,) = self.devices.run([request])
@@ -116,7 +133,8 @@ class DeviceExecutor:
         """The exchange as the programs take it.
 
         Returns:
-            One request, or several for parts of the cohort where not all states fit into memory.
+            One request, or several for parts of the cohort where not all states fit
+            into memory.
         """
         cohort = exchange.cohort
         if exchange.states is not None:
@@ -130,8 +148,11 @@ class DeviceExecutor:
         parts = np.array_split(np.arange(len(cohort)), count)
         return [self._request(select_clients(exchange, chosen)) for chosen in parts]
 
-    def _request(self, exchange: Exchange, states: ClientState = None) -> ExchangeRequest:
-        # Three orders meet here: the cohort's (by id), the federation's (as listed), and the program's rows.
+    def _request(
+        self, exchange: Exchange, states: ClientState = None
+    ) -> ExchangeRequest:
+        # Three orders meet here: the cohort's (by id), the federation's (as listed),
+        # and the program's rows.
         cohort = exchange.cohort
         listed = cohort.clients.listed[cohort.rows]
         order = self._order(listed)
@@ -150,7 +171,11 @@ class DeviceExecutor:
             row_count=row_count,
             keys=(of_round, of_all_rounds),
             reporting=reporting[order],
-            states=self.states.read(cohort.rows[order], row_count) if states is None else states,
+            states=(
+                self.states.read(cohort.rows[order], row_count)
+                if states is None
+                else states
+            ),
         )
 
     def _row_count(self, exchange: Exchange) -> int:
@@ -161,7 +186,8 @@ class DeviceExecutor:
         needed = -(-max(len(cohort), cohort.room) // self.shards) * self.shards
         if exchange.task == "client" or needed == whole:
             return needed
-        # How many clients were never sampled changes from round to round: powers of two, lest each compiles anew.
+        # How many clients were never sampled changes from round to round: powers of
+        # two, lest each compiles anew.
         return min(self.shards * next_power_of_two(needed // self.shards), whole)
 
     def answers(self, request: ExchangeRequest, outputs: Outputs) -> Answers:
@@ -174,21 +200,27 @@ class DeviceExecutor:
         Returns:
             What the server is given; to wait for its `work` is to wait for the devices.
         """
-        # The row of each client, in the order of the cohort; rows stay where they were computed.
+        # The row of each client, in the order of the cohort; rows stay where they were
+        # computed.
         rows = np.argsort(request.order)
         reporting = request.reporting[rows]
         blame = partial(self._blame, request)
         output = outputs.get("predictor", outputs.get("scores"))
         return Answers(
             reporting=reporting,
-            update={kind: ClientRows(value, rows) for kind, value in outputs.get("update", {}).items()},
+            update={
+                kind: ClientRows(value, rows)
+                for kind, value in outputs.get("update", {}).items()
+            },
             output=jax.tree.map(lambda leaf: ClientRows(leaf, rows), output),
             states=outputs.get("state"),
             wait=partial(_wait, outputs["done"], rows, blame),
         )
 
     def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The order of a cohort's clients [c] (positions in the federation) in the rows of the program."""
+        """The order of a cohort's clients [c] (positions in the federation) in the rows
+        of the program.
+        """
         if self.settings.canonical:
             return np.arange(len(clients))
         # What a client does in a round grows with its training samples.
@@ -197,7 +229,8 @@ class DeviceExecutor:
 
     def _keys(self, seed: int) -> NDArray[np.uint32]:
         """[m, 2] what every client of the federation draws once for all rounds."""
-        # Kept: they are the same in every round, and there is one for each client of the federation.
+        # Kept: they are the same in every round, and there is one for each client of
+        # the federation.
         if self._fixed_keys is None or self._fixed_keys[0] != seed:
             self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
         _, keys = self._fixed_keys
@@ -207,11 +240,22 @@ class DeviceExecutor:
         """The error for a client of the cohort whose answer is NaN or infinite."""
         exchange = request.exchange
         name = exchange.cohort.clients.names[exchange.cohort.rows[client]]
-        return Diverged(name, exchange.cohort.round, doing=DOING.get(exchange.task, "the personal model"))
+        return Diverged(
+            name,
+            exchange.cohort.round,
+            doing=DOING.get(exchange.task, "the personal model"),
+        )
 
-    # states ---------------------------------------------------------------------------------------------------------
+    # states
+    # ----------------------------------------------------------------------------------
 
-    def begin(self, algorithm: Algorithm, uplink: Pipeline, theta: Float[Array, " d"], phase: int) -> None:
+    def begin(
+        self,
+        algorithm: Algorithm,
+        uplink: Pipeline,
+        theta: Float[Array, " d"],
+        phase: int,
+    ) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
         first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
@@ -221,16 +265,24 @@ class DeviceExecutor:
     def _stored(self, in_file: bool) -> States:
         """The states at the start of a phase: in a file where they exceed the limit."""
         clients = len(self.seen)
-        size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))  # bytes
+        size = clients * sum(
+            leaf.nbytes for leaf in jax.tree.leaves(self._first)
+        )  # bytes
         if in_file or size > self.settings.state_limit:
             require(
                 jax.process_count() == 1,
-                f"the states of {clients} clients need {size / 2**30:.1f} GiB, which several processes keep in "
-                "memory: raise Settings.state_limit, or use one process",
+                f"the states of {clients} clients need {size / 2**30:.1f} GiB, which"
+                " several processes keep in memory: raise Settings.state_limit, or use"
+                " one process",
             )
-            path = None if self.directory is None else states_path(self.directory, self._phase)
+            path = (
+                None
+                if self.directory is None
+                else states_path(self.directory, self._phase)
+            )
             return FileStates(self._first, clients, path, self.settings.state_dir)
-        # On CPUs states are in the host's memory anyway; of several processes each keeps all of them.
+        # On CPUs states are in the host's memory anyway; of several processes each
+        # keeps all of them.
         if jax.default_backend() == "cpu" or jax.process_count() > 1:
             return HostStates(self._first, clients)
         return DeviceStates(self._first, clients)
@@ -245,7 +297,9 @@ class DeviceExecutor:
         self.states.write(cohort.rows[order], answers.states)
 
     def snapshot(self) -> Any:
-        """All states, or, of states in a file of `directory`, where they stand there."""
+        """All states, or, of states in a file of `directory`, where they stand
+        there.
+        """
         return self.states.snapshot()
 
     def saved(self) -> None:
@@ -275,8 +329,12 @@ def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
     )
 
 
-def _wait(done: Any, rows: NDArray[np.int64], blame: Callable[[int], Diverged]) -> tuple[int, int]:
-    """Gradients and forward passes of a cohort; raises for the first client whose answer is not finite."""
+def _wait(
+    done: Any, rows: NDArray[np.int64], blame: Callable[[int], Diverged]
+) -> tuple[int, int]:
+    """Gradients and forward passes of a cohort; raises for the first client whose
+    answer is not finite.
+    """
     done = np.asarray(done)[rows]
     if not done[:, 2].all():
         raise blame(int(np.argmin(done[:, 2])))

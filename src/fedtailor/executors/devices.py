@@ -1,4 +1,6 @@
-"""The devices: the examples that lie on them, and the programs that run there for the clients of exchanges."""
+"""The devices: the examples that lie on them, and the programs that run there for the
+clients of exchanges.
+"""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -40,10 +42,12 @@ class ExchangeRequest:
     """An exchange as programs take it: numbers in place of clients.
 
     Attributes:
-        federation: whose clients they are: a position among the federations of the `Devices`.
+        federation: whose clients they are: a position among the federations of the
+            `Devices`.
         exchange: what is asked of them.
         model: what is trained.
-        clients: [c] the clients' positions in that federation, in the order of the rows.
+        clients: [c] the clients' positions in that federation, in the order of the
+            rows.
         order: [c] which client of the cohort stands in each row.
         sizes: [c, 3] their samples in train, val and test, by rows.
         row_count: c rounded up to whole shards.
@@ -67,11 +71,13 @@ class ExchangeRequest:
     def program(self) -> Hashable:
         """Equal for requests that one call of one compiled program can serve.
 
-        They have the same task, hyper-parameters (to the bit: they are shared), model and number of rows, and states
-        and messages of equal shapes and types.
+        They have the same task, hyper-parameters (to the bit: they are shared), model
+        and number of rows, and states and messages of equal shapes and types.
         """
         exchange = self.exchange
-        numbers, structure = jax.tree.flatten((exchange.algorithm, exchange.uplink, exchange.received_through))
+        numbers, structure = jax.tree.flatten(
+            (exchange.algorithm, exchange.uplink, exchange.received_through)
+        )
         bits = tuple(np.asarray(number).tobytes() for number in numbers)
         leaves, state_structure = jax.tree.flatten(self.states)
         state_shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -79,7 +85,10 @@ class ExchangeRequest:
             (kind, sent.recipients.shape[1], sent.values.shape[1:], sent.values.dtype)
             for kind, sent in exchange.downlink.streams.items()
         )
-        scalars = tuple((name, _is_integer(value)) for name, value in exchange.downlink.scalars.items())
+        scalars = tuple(
+            (name, _is_integer(value))
+            for name, value in exchange.downlink.scalars.items()
+        )
         return (
             exchange.task,
             exchange.metrics,
@@ -93,15 +102,20 @@ class ExchangeRequest:
 
 
 class Devices:
-    """The examples of one federation, or of several that take equal models, and the programs that run on them.
+    """The examples of one federation, or of several that take equal models, and the
+    programs that run on them.
 
     Attributes:
         pool: all examples, on every device.
-        start: for each federation, where in `pool.rows` the splits of its clients begin [m, 3].
-        chunks: program -> clients trained at once on one device, where the free memory decides.
+        start: for each federation, where in `pool.rows` the splits of its clients begin
+            [m, 3].
+        chunks: program -> clients trained at once on one device, where the free memory
+            decides.
     """
 
-    def __init__(self, federations: Sequence[Federation], dtype: str, settings: Settings) -> None:
+    def __init__(
+        self, federations: Sequence[Federation], dtype: str, settings: Settings
+    ) -> None:
         self.federations = federations
         self.dtype = dtype
         self.settings = settings
@@ -110,11 +124,14 @@ class Devices:
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
         # What leads to all devices from shards on several processes.
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
-        self._separate = jax.jit(_separate, static_argnames="requests", out_shardings=self.sharded)
+        self._separate = jax.jit(
+            _separate, static_argnames="requests", out_shardings=self.sharded
+        )
         pool, self.start = build_pool(federations, dtype)
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
-        # The hyper-parameters of the last exchange on the devices, and the objects that they came from: nearly all
-        # exchanges have the same, which need not travel again.
+        # The hyper-parameters of the last exchange on the devices, and the objects that
+        # they came from: nearly all exchanges have the same, which need not travel
+        # again.
         self._shipped_from: tuple[Any, ...] = (None, None, None)
         self._shipped: Any = None
         self.chunks: dict[Hashable, int] = {}
@@ -128,7 +145,8 @@ class Devices:
         Returns:
             For each request what its clients yield, stacked by rows; see `run_one`.
         """
-        # What equal programs share is taken from the first request: task, hyper-parameters, model.
+        # What equal programs share is taken from the first request: task,
+        # hyper-parameters, model.
         first = requests[0].exchange
         values, rows = self.inputs(requests)
         cohort = rows[0] if len(requests) == 1 else _interleaved(rows)
@@ -137,28 +155,39 @@ class Devices:
         inputs = (self.pool, values, *stacked)
         chunk = self._chunk(arguments, inputs, first.metrics)
         outputs = map_clients(*arguments, chunk, *inputs, first.metrics)
-        parts = [outputs] if len(requests) == 1 else self._separate(outputs, requests=len(requests))
+        parts = (
+            [outputs]
+            if len(requests) == 1
+            else self._separate(outputs, requests=len(requests))
+        )
         return [self._to_server(part) for part in parts]
 
-    def inputs(self, requests: Sequence[ExchangeRequest]) -> tuple[dict[str, Array], list[Rows]]:
+    def inputs(
+        self, requests: Sequence[ExchangeRequest]
+    ) -> tuple[dict[str, Array], list[Rows]]:
         """What `map_clients` takes besides the pool.
 
         Returns:
-            kind -> the streams of all requests one after another, on every device; and for each request the rows of
-            its clients.
+            kind -> the streams of all requests one after another, on every device; and
+            for each request the rows of its clients.
         """
-        # Streams of one kind of all requests lie one below the other; each request's recipients move by as many rows as
-        # stand before its own.
+        # Streams of one kind of all requests lie one below the other; each request's
+        # recipients move by as many rows as stand before its own.
         kinds = requests[0].exchange.downlink.streams
         values = {}
         first_stream: list[dict[str, int]] = [{} for _ in requests]
         for kind in kinds:
-            parts = [request.exchange.downlink.streams[kind].values for request in requests]
+            parts = [
+                request.exchange.downlink.streams[kind].values for request in requests
+            ]
             values[kind] = self._streams(parts)
             offsets = np.cumsum([0, *map(len, parts)])
             for number in range(len(requests)):
                 first_stream[number][kind] = int(offsets[number])
-        rows = [self._pack(request, first) for request, first in zip(requests, first_stream, strict=True)]
+        rows = [
+            self._pack(request, first)
+            for request, first in zip(requests, first_stream, strict=True)
+        ]
         return values, rows
 
     def _streams(self, parts: Sequence[ArrayLike]) -> Array:
@@ -167,51 +196,82 @@ class Devices:
         return placed[0] if len(parts) == 1 else jnp.concatenate(placed)
 
     def _pack(self, request: ExchangeRequest, first_stream: dict[str, int]) -> Rows:
-        """A request's rows for the program, whose streams of each kind begin at `first_stream`."""
+        """A request's rows for the program, whose streams of each kind begin at
+        `first_stream`.
+        """
         downlink = request.exchange.downlink
-        addresses = (self.start[request.federation][request.clients], request.sizes, *request.keys)
+        addresses = (
+            self.start[request.federation][request.clients],
+            request.sizes,
+            *request.keys,
+        )
         recipients = {}
         for kind, sent in downlink.streams.items():
-            streams = np.where(sent.recipients >= 0, sent.recipients + first_stream[kind], -1)
+            streams = np.where(
+                sent.recipients >= 0, sent.recipients + first_stream[kind], -1
+            )
             recipients[kind] = streams[request.order]
         round = request.exchange.cohort.round
-        inputs = PackedInputs.pack(request.row_count, addresses, round, request.reporting, recipients)
-        scalars = {name: self._scalar(value, request) for name, value in downlink.scalars.items()}
+        inputs = PackedInputs.pack(
+            request.row_count, addresses, round, request.reporting, recipients
+        )
+        scalars = {
+            name: self._scalar(value, request)
+            for name, value in downlink.scalars.items()
+        }
         return inputs, request.states, scalars
 
     def _scalar(self, value: ArrayLike, request: ExchangeRequest) -> NDArray:
         """A number for each client, in the rows of a request; padding is zero."""
         value = np.asarray(value)
-        row = np.zeros(request.row_count, np.int32 if _is_integer(value) else self.dtype)
+        row = np.zeros(
+            request.row_count, np.int32 if _is_integer(value) else self.dtype
+        )
         row[: len(request.order)] = value if value.ndim == 0 else value[request.order]
         return row
 
     def _shard_rows(self, values: ArrayLike) -> ArrayLike:
-        """Rows of the cohort for the program, which shards host arrays over the devices of this process itself."""
-        program_shards = isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
+        """Rows of the cohort for the program, which shards host arrays over the devices
+        of this process itself.
+        """
+        program_shards = (
+            isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
+        )
         return values if program_shards else place(values, self.sharded)
 
     def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipelines]:
-        """The algorithm and the pipelines with their numbers on every device, where they stay from round to round."""
+        """The algorithm and the pipelines with their numbers on every device, where
+        they stay from round to round.
+        """
         parts = exchange.algorithm, exchange.uplink, exchange.received_through
-        changed = any(part is not before for part, before in zip(parts, self._shipped_from, strict=True))
+        changed = any(
+            part is not before
+            for part, before in zip(parts, self._shipped_from, strict=True)
+        )
         if changed:
             self._shipped_from = parts
             numbers = (exchange.algorithm, (exchange.uplink, exchange.received_through))
             one_process = self.everywhere.is_fully_addressable
-            self._shipped = jax.device_put(numbers, self.everywhere) if one_process else numbers
+            self._shipped = (
+                jax.device_put(numbers, self.everywhere) if one_process else numbers
+            )
         return self._shipped
 
-    def _chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
-        """Clients trained at once on one device: as many as its free memory holds by the compiler's own account.
+    def _chunk(
+        self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]
+    ) -> int:
+        """Clients trained at once on one device: as many as its free memory holds by
+        the compiler's own account.
 
-        On CPUs one at a time: what one client touches stays in the cache, and its products fill the core.
+        On CPUs one at a time: what one client touches stays in the cache, and its
+        products fill the core.
         """
         if self.settings.chunk is not None:
             return self.settings.chunk
         if not self._counts_memory:
             return UNPLANNED_CHUNK if self.settings.several_at_once else 1
-        # What decides on the compiled program: all arguments, arrays by their shapes and types.
+        # What decides on the compiled program: all arguments, arrays by their shapes
+        # and types.
         leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
@@ -219,21 +279,31 @@ class Devices:
             self.chunks[program] = self._largest_chunk(arguments, inputs, metrics)
         return self.chunks[program]
 
-    def _largest_chunk(self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]) -> int:
-        """Clients trained at once that the free memory holds, by compiling the program for fewer and fewer."""
+    def _largest_chunk(
+        self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]
+    ) -> int:
+        """Clients trained at once that the free memory holds, by compiling the program
+        for fewer and fewer.
+        """
         usable = MEMORY_SHARE * free_memory(self.mesh.local_devices)
         _, _, packed, *_ = inputs
         rows = len(packed.numbers) // self.mesh.size
         chunk = min(max(rows, 1), MAX_CHUNK)
         while chunk > 1:
-            planned = map_clients.lower(*arguments, chunk, *inputs, metrics).compile().memory_analysis()
-            assert planned is not None  # by a backend that keeps an account of its memory
+            planned = (
+                map_clients.lower(*arguments, chunk, *inputs, metrics)
+                .compile()
+                .memory_analysis()
+            )
+            assert (
+                planned is not None
+            )  # by a backend that keeps an account of its memory
             # the outputs twice: the server works on what it makes of them
             needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
             if needed <= usable:
                 break
-            # Memory grows about in proportion to the chunk. Chunks of one size: another one for the rest would be a
-            # program of its own.
+            # Memory grows about in proportion to the chunk. Chunks of one size: another
+            # one for the rest would be a program of its own.
             fits = int(chunk * usable / needed)
             largest = min(max(fits, 1), chunk - 1)
             chunks = math.ceil(rows / largest)
@@ -244,8 +314,14 @@ class Devices:
         """The outputs where the server works on them."""
         # Of several processes each runs the server's side, on all clients' answers.
         if not self.everywhere.is_fully_addressable:
-            outputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), self._gather(outputs))
-        return jax.device_put(outputs, jax.local_devices()[0]) if self.settings.canonical else outputs
+            outputs = jax.tree.map(
+                lambda leaf: leaf.addressable_data(0), self._gather(outputs)
+            )
+        return (
+            jax.device_put(outputs, jax.local_devices()[0])
+            if self.settings.canonical
+            else outputs
+        )
 
 
 def place(values: ArrayLike, sharding: Sharding) -> Array:
@@ -263,10 +339,14 @@ def free_memory(devices: Sequence[Any]) -> float:
     """How much memory a program may use on each device.
 
     Returns:
-        Bytes that are free on the fullest of `devices`, of all processes; infinite where nobody counts them (CPUs).
+        Bytes that are free on the fullest of `devices`, of all processes; infinite
+        where nobody counts them (CPUs).
     """
     counts = [device.memory_stats() or {} for device in devices]
-    free = min(count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0) for count in counts)
+    free = min(
+        count.get("bytes_limit", math.inf) - count.get("bytes_in_use", 0)
+        for count in counts
+    )
     if jax.process_count() == 1:
         return free
     # All processes must choose the same chunk: they run one program together.
@@ -274,10 +354,16 @@ def free_memory(devices: Sequence[Any]) -> float:
 
 
 def _interleaved(rows: Sequence[Rows]) -> Rows:
-    """Row r of every request next to each other, so that every device gets an equal share of each request."""
+    """Row r of every request next to each other, so that every device gets an equal
+    share of each request.
+    """
 
     def interleave(*leaves: Array | np.ndarray) -> Array | np.ndarray:
-        stack = np.stack if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.stack
+        stack = (
+            np.stack
+            if all(isinstance(leaf, np.ndarray) for leaf in leaves)
+            else jnp.stack
+        )
         return stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
 
     return jax.tree.map(interleave, *rows)
@@ -289,7 +375,9 @@ def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
     def of_request(number: int, leaf: Array) -> Array:
         return leaf.reshape(-1, requests, *leaf.shape[1:])[:, number]
 
-    return [jax.tree.map(partial(of_request, number), outputs) for number in range(requests)]
+    return [
+        jax.tree.map(partial(of_request, number), outputs) for number in range(requests)
+    ]
 
 
 def _is_integer(value: ArrayLike) -> bool:

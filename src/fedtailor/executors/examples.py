@@ -22,10 +22,13 @@ def examples_of(federation: Federation, seen: NDArray[np.integer[Any]]) -> Examp
     train = federation.train
 
     def draw(
-        rng: np.random.Generator, count: int, clients: NDArray[np.integer[Any]] | None = None
+        rng: np.random.Generator,
+        count: int,
+        clients: NDArray[np.integer[Any]] | None = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         chosen = seen if clients is None else seen[clients]
-        # Examples of the union are numbered one client after another; a client's end where `ends` says.
+        # Examples of the union are numbered one client after another; a client's end
+        # where `ends` says.
         ends = np.cumsum(train.sizes[chosen])
         number = rng.integers(ends[-1], size=count)
         owner = np.searchsorted(ends, number, side="right")

@@ -26,7 +26,8 @@ def guest_executor(
     """An executor whose only client never takes part in training.
 
     Args:
-        federation: the one that was trained: what inputs and targets look like, and how inputs are normalised.
+        federation: the one that was trained: what inputs and targets look like, and how
+            inputs are normalised.
         model: what was trained.
         x: the client's inputs [n, ...].
         y: its targets [n, ...].
@@ -35,17 +36,28 @@ def guest_executor(
         settings: devices and the like; one device is used.
 
     Returns:
-        An executor whose `unseen` table is this client, and whose `seen` table is empty.
+        An executor whose `unseen` table is this client, and whose `seen` table is
+        empty.
 
     Raises:
-        ValueError: the examples do not fit the federation, or it has a client of that name.
+        ValueError: the examples do not fit the federation, or it has a client of that
+            name.
     """
-    require(name not in federation.names, f"client {name!r} is already in the federation; use personal({name!r})")
-    require(len(x) == len(y) > 0, f"{len(x)} inputs and {len(y)} targets; both must be of the same length, at least 1")
     require(
-        x.shape[1:] == federation.input_shape, f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}"
+        name not in federation.names,
+        f"client {name!r} is already in the federation; use personal({name!r})",
     )
-    # A federation of one client with the same kind of data: the executor needs no other code for it.
+    require(
+        len(x) == len(y) > 0,
+        f"{len(x)} inputs and {len(y)} targets; both must be of the same length, at"
+        " least 1",
+    )
+    require(
+        x.shape[1:] == federation.input_shape,
+        f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}",
+    )
+    # A federation of one client with the same kind of data: the executor needs no other
+    # code for it.
     guest = Federation(
         x=x.astype(federation.x.dtype),
         y=y.astype(federation.y.dtype),
@@ -59,7 +71,9 @@ def guest_executor(
         scale=federation.scale,
         name=federation.name,
     )
-    executor = executor_kind(model, settings)(guest, model, replace(settings, devices=1))
+    executor = executor_kind(model, settings)(
+        guest, model, replace(settings, devices=1)
+    )
     # a federation must have a client that trains; to the server this one is a newcomer
     executor.seen, executor.unseen = executor.unseen, executor.seen
     return executor

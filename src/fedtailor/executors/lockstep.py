@@ -1,7 +1,9 @@
-"""Several runs in lock-step: what they ask of their clients at a time becomes one cohort.
+"""Several runs in lock-step: what they ask of their clients at a time becomes one
+cohort.
 
-The seeds of one method ask the same of equally many clients. A cohort of twenty small clients leaves most of a GPU
-idle, and clients of unequal sizes leave one of several devices waiting; all seeds' cohorts together do so less.
+The seeds of one method ask the same of equally many clients. A cohort of twenty small
+clients leaves most of a GPU idle, and clients of unequal sizes leave one of several
+devices waiting; all seeds' cohorts together do so less.
 """
 
 import threading
@@ -45,39 +47,59 @@ class LockstepGroup:
     """
 
     def __init__(
-        self, federations: Sequence[Federation], models: Sequence[Model], settings: Settings, directories: Sequence[Any]
+        self,
+        federations: Sequence[Federation],
+        models: Sequence[Model],
+        settings: Settings,
+        directories: Sequence[Any],
     ) -> None:
-        """Place the examples of all federations on the devices, together where they have one form.
+        """Place the examples of all federations on the devices, together where they
+        have one form.
 
         Raises:
             ValueError: there are several processes: their runs would not keep step.
         """
-        require(jax.process_count() == 1, "trainings at once need one process; with several, train one after another")
+        require(
+            jax.process_count() == 1,
+            "trainings at once need one process; with several, train one after another",
+        )
         self.running = 0
         members = list(zip(federations, models, directories, strict=True))
-        # Examples of one form lie in one pool, so that one program can train clients of several runs.
+        # Examples of one form lie in one pool, so that one program can train clients of
+        # several runs.
         of_one_form: dict[Hashable, list[int]] = {}
         for number, (federation, model, _) in enumerate(members):
             of_one_form.setdefault((model.dtype, *_form(federation)), []).append(number)
         self.executors: list[DeviceExecutor] = [None] * len(members)  # pyright: ignore[reportAttributeAccessIssue]
         for numbers in of_one_form.values():
             dtype = models[numbers[0]].dtype
-            devices = Devices([federations[number] for number in numbers], dtype, settings)
+            devices = Devices(
+                [federations[number] for number in numbers], dtype, settings
+            )
             for position, number in enumerate(numbers):
                 federation, model, directory = members[number]
                 kind = executor_kind(model, settings)
                 if issubclass(kind, DebugExecutor):
-                    self.executors[number] = kind(federation, model, settings, directory=directory)
+                    self.executors[number] = kind(
+                        federation, model, settings, directory=directory
+                    )
                 else:
                     self.executors[number] = LockstepExecutor(
-                        self, federation, model, settings, directory=directory, devices=devices, number=position
+                        self,
+                        federation,
+                        model,
+                        settings,
+                        directory=directory,
+                        devices=devices,
+                        number=position,
                     )
 
     def drive(self, runs: Sequence[Exchanges[T]], stopped: threading.Event) -> list[T]:
         """Let the executors answer the exchanges of their runs, step by step.
 
-        An error ends the run that it happened in, and sets `stopped`: runs that look at it save what they have and end
-        early. A `KeyboardInterrupt` that no run raised itself ends all at once.
+        An error ends the run that it happened in, and sets `stopped`: runs that look at
+        it save what they have and end early. A `KeyboardInterrupt` that no run raised
+        itself ends all at once.
 
         Returns:
             What the runs return.
@@ -85,11 +107,15 @@ class LockstepGroup:
         Raises:
             Exception: the first that ended a run, when all have ended.
         """
-        members = [_Member(run, executor) for run, executor in zip(runs, self.executors, strict=True)]
+        members = [
+            _Member(run, executor)
+            for run, executor in zip(runs, self.executors, strict=True)
+        ]
         waiting = members
         self.running = len(members)
         try:
-            # Each goes on to its first exchange; from then on all answers of a step are made before any run goes on.
+            # Each goes on to its first exchange; from then on all answers of a step are
+            # made before any run goes on.
             for member in members:
                 member.resume()
             waiting = [member for member in members if member.exchange is not None]
@@ -106,7 +132,8 @@ class LockstepGroup:
             for member in members:
                 member.exchanges.close()
 
-        # An interruption is raised only if nothing else went wrong: it may be the consequence of an error (`stopped`).
+        # An interruption is raised only if nothing else went wrong: it may be the
+        # consequence of an error (`stopped`).
         errors = [member.error for member in members if member.error is not None]
         causes = [error for error in errors if not isinstance(error, KeyboardInterrupt)]
         if errors:
@@ -133,7 +160,9 @@ class _Member(Generic[T]):
         self.error: BaseException | None = None
 
     def resume(self) -> None:
-        """Hand the run its answer and let it go on to its next exchange, or to its end."""
+        """Hand the run its answer and let it go on to its next exchange, or to its
+        end.
+        """
         answer, self.answer, self.exchange = self.answer, None, None
         try:
             if isinstance(answer, Exception):
@@ -145,8 +174,8 @@ class _Member(Generic[T]):
         except Exception as error:
             self.error = error
         except KeyboardInterrupt as stop:
-            # A run that was asked to stop saves and raises a subclass of this: the others have their turn to do the
-            # same. A plain one ends all at once.
+            # A run that was asked to stop saves and raises a subclass of this: the
+            # others have their turn to do the same. A plain one ends all at once.
             if type(stop) is KeyboardInterrupt:
                 raise
             self.error = stop
@@ -182,7 +211,19 @@ def _answer(members: Sequence[_Member]) -> None:
 
 
 def _form(federation: Federation) -> tuple[Hashable, ...]:
-    """Equal for federations whose examples can lie in one pool, and whose batches have as much room there as alone."""
+    """Equal for federations whose examples can lie in one pool, and whose batches have
+    as much room there as alone.
+    """
     x, y = federation.x, federation.y
-    normalisation = (np.asarray(value, float).tobytes() for value in (federation.shift, federation.scale))
-    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, largest_split(federation), *normalisation
+    normalisation = (
+        np.asarray(value, float).tobytes()
+        for value in (federation.shift, federation.scale)
+    )
+    return (
+        x.shape[1:],
+        x.dtype,
+        y.shape[1:],
+        y.dtype,
+        largest_split(federation),
+        *normalisation,
+    )

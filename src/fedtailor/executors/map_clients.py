@@ -1,4 +1,6 @@
-"""How all clients of a cohort run: one client's function mapped over the cohort, sharded over the devices."""
+"""How all clients of a cohort run: one client's function mapped over the cohort,
+sharded over the devices.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +18,15 @@ from fedtailor.client.tasks import Outputs, all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Inbox, Pipeline, Task, receive
+from fedtailor.protocol import (
+    Algorithm,
+    BatchMetric,
+    ClientState,
+    Inbox,
+    Pipeline,
+    Task,
+    receive,
+)
 
 AXIS = "clients"
 
@@ -39,10 +49,12 @@ def map_clients(
     scalars: dict[str, Array],
     metrics: tuple[BatchMetric, ...] = (),
 ) -> Outputs:
-    """`client_task` for all clients of a cohort [c], where c is a multiple of the mesh's devices.
+    """`client_task` for all clients of a cohort [c], where c is a multiple of the
+    mesh's devices.
 
-    Streams (`values`) exist once on every device; each client gathers its own rows. One program serves every round,
-    seed, learning rate, number of epochs and distribution of client sizes of the same shapes.
+    Streams (`values`) exist once on every device; each client gathers its own rows. One
+    program serves every round, seed, learning rate, number of epochs and distribution
+    of client sizes of the same shapes.
 
     Args:
         task: what the clients do.
@@ -59,9 +71,11 @@ def map_clients(
         metrics: what "evaluate" measures.
 
     Returns:
-        The outputs of `run_one`, stacked: every leaf is [c, ...] and sharded over the mesh.
+        The outputs of `run_one`, stacked: every leaf is [c, ...] and sharded over the
+            mesh.
     """
-    # Hyper-parameters, examples and streams are on every device; only the rows of the cohort are divided.
+    # Hyper-parameters, examples and streams are on every device; only the rows of the
+    # cohort are divided.
     everywhere, clients = PartitionSpec(), PartitionSpec(AXIS)
 
     @partial(
@@ -71,10 +85,22 @@ def map_clients(
         out_specs=clients,
         check_vma=False,
     )
-    def shard(algorithm: Algorithm, pipelines: Pipelines, pool: Pool, values: dict[str, Array], rows: Any) -> Any:
-        one = partial(run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics)
+    def shard(
+        algorithm: Algorithm,
+        pipelines: Pipelines,
+        pool: Pool,
+        values: dict[str, Array],
+        rows: Any,
+    ) -> Any:
+        one = partial(
+            run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics
+        )
         # A batch of one would be vmapped all the same, and cost what batching costs.
-        return jax.lax.map(one, rows) if chunk == 1 else jax.lax.map(one, rows, batch_size=chunk)
+        return (
+            jax.lax.map(one, rows)
+            if chunk == 1
+            else jax.lax.map(one, rows, batch_size=chunk)
+        )
 
     return shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
 
@@ -97,13 +123,18 @@ def run_one(
         trainer: makes its `DeviceTrainer`.
 
     Returns:
-        The outputs of `client_task`, and "done" [3]: gradients, forward passes, whether all outputs are finite.
+        The outputs of `client_task`, and "done" [3]: gradients, forward passes, whether
+        all outputs are finite.
     """
-    # Down: what was packed becomes an inbox, and the pipeline is undone on it; then the client's part; then up.
+    # Down: what was packed becomes an inbox, and the pipeline is undone on it; then the
+    # client's part; then up.
     inputs, state, scalars = row
     local = trainer(model, pool, inputs.address, inputs.round)
     inbox = Inbox(
-        values={kind: _gather(values[kind], streams) for kind, streams in inputs.recipients.items()},
+        values={
+            kind: _gather(values[kind], streams)
+            for kind, streams in inputs.recipients.items()
+        },
         received={kind: streams >= 0 for kind, streams in inputs.recipients.items()},
         scalars=scalars,
         reply=inputs.reply,
@@ -122,17 +153,21 @@ def _gather(values: Array, streams: Int[Array, " k"]) -> Array:
     return jnp.where(is_sent, rows, jnp.zeros((), rows.dtype))
 
 
-def balanced_order(work: NDArray[np.int64], devices: int, by_work: bool) -> NDArray[np.int64]:
-    """An order of clients in which equal contiguous shards, one a device, hold about equal work.
+def balanced_order(
+    work: NDArray[np.int64], devices: int, by_work: bool
+) -> NDArray[np.int64]:
+    """An order of clients in which equal contiguous shards, one a device, hold about
+    equal work.
 
-    Clients go to the devices longest first, from the first device to the last and back again (as teams are picked);
-    padding (c rounded up to a multiple of `devices`) stays at the end.
+    Clients go to the devices longest first, from the first device to the last and back
+    again (as teams are picked); padding (c rounded up to a multiple of `devices`) stays
+    at the end.
 
     Args:
         work: [c] what each client will do, in any unit.
         devices: the number of shards.
-        by_work: whether clients stand longest first inside a shard, so that chunks waste little; else they keep
-            their order.
+        by_work: whether clients stand longest first inside a shard, so that chunks
+            waste little; else they keep their order.
 
     Returns:
         [c] the client of each row.
@@ -147,10 +182,13 @@ def balanced_order(work: NDArray[np.int64], devices: int, by_work: bool) -> NDAr
     rows = -(-clients // devices)
     # The last shards have fewer clients, the rest of their rows is padding.
     room = np.clip(clients - rows * np.arange(devices), 0, rows)
-    # Turn by turn each device picks one client; every second turn goes back, as the first pick is the longest.
+    # Turn by turn each device picks one client; every second turn goes back, as the
+    # first pick is the longest.
     turn = np.arange(rows)[:, None]
     forth, back = np.arange(devices), np.arange(devices)[::-1]
     device = np.where(turn % 2 == 0, forth, back)  # [turn, position]: who picks
-    device_of = device[turn < room[device]]  # [c]: the device of the n-th longest client
+    device_of = device[
+        turn < room[device]
+    ]  # [c]: the device of the n-th longest client
     shards = [longest_first[device_of == d] for d in range(devices)]
     return np.concatenate(shards if by_work else [np.sort(shard) for shard in shards])

@@ -1,4 +1,6 @@
-"""What a client task needs besides streams and states, packed into one array of integers."""
+"""What a client task needs besides streams and states, packed into one array of
+integers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,16 +14,20 @@ from numpy.typing import NDArray
 from fedtailor.client.pool import ClientAddress
 
 FIXED = 12
-"""Columns before the messages: start (3), size (3), key (2) and fixed key (2) of the address, round, reply."""
+"""Columns before the messages: start (3), size (3), key (2) and fixed key (2) of the
+address, round, reply.
+"""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedInputs:
-    """All that clients are sent in integers, in one array: to ship an array costs 0.1 ms, whatever its size.
+    """All that clients are sent in integers, in one array: to ship an array costs 0.1
+    ms, whatever its size.
 
     Attributes:
-        numbers: [w] address (10), round, reply, then the streams of every kind of message; over a cohort [c, w].
+        numbers: [w] address (10), round, reply, then the streams of every kind of
+            message; over a cohort [c, w].
         kinds: the kinds of message, and how many streams of each a client receives.
     """
 
@@ -30,7 +36,11 @@ class PackedInputs:
 
     @staticmethod
     def pack(
-        padded: int, addresses: Sequence[NDArray], round: int, reply: NDArray[np.bool_], recipients: dict[str, NDArray]
+        padded: int,
+        addresses: Sequence[NDArray],
+        round: int,
+        reply: NDArray[np.bool_],
+        recipients: dict[str, NDArray],
     ) -> "PackedInputs":
         """Pack the inputs of a cohort [c].
 
@@ -39,10 +49,12 @@ class PackedInputs:
             addresses: the fields of the cohort's `ClientAddress`.
             round: the round (0-based).
             reply: [c] who is to answer.
-            recipients: kind -> [c, k] the streams that each client receives, -1 = nothing.
+            recipients: kind -> [c, k] the streams that each client receives, -1 =
+                nothing.
 
         Returns:
-            Host arrays [padded, w]; rows past the cohort have no examples and receive nothing.
+            Host arrays [padded, w]; rows past the cohort have no examples and receive
+            nothing.
         """
         count = len(reply)
         kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())

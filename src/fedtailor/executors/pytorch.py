@@ -38,13 +38,17 @@ from fedtailor.protocol import (
 )
 
 compiled = partial(jax.disable_jit, disable=False)
-"""For what has no part of the model in it: the executor runs all else without compilation."""
+"""For what has no part of the model in it: the executor runs all else without
+compilation.
+"""
 
 
 class TorchTrainer(DebugTrainer):
-    """`DebugTrainer` whose plain SGD is a loop of PyTorch's, over the batches of all other executors.
+    """`DebugTrainer` whose plain SGD is a loop of PyTorch's, over the batches of all
+    other executors.
 
-    Whatever else a method does with the model, JAX takes its losses and gradients through `TorchEngine`."""
+    Whatever else a method does with the model, JAX takes its losses and gradients
+    through `TorchEngine`."""
 
     def __init__(self, *arguments: Any, name: str, every_step: bool) -> None:
         super().__init__(*arguments, name=name)
@@ -54,18 +58,23 @@ class TorchTrainer(DebugTrainer):
         with compiled():
             return super().key(purpose)
 
-    def examples(self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str) -> Batch:
+    def examples(
+        self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
+    ) -> Batch:
         with compiled():
             return super().examples(positions, weight, split)
 
-    def _gathered(self, places: Int[Array, " b"]) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
+    def _gathered(
+        self, places: Int[Array, " b"]
+    ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
         return _gathered(self.pool, places)
 
     def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():
             return super().batch(*arguments, **named)
 
-    # local training -------------------------------------------------------------------------------------------------
+    # local training
+    # ----------------------------------------------------------------------------------
 
     def sgd(
         self,
@@ -79,36 +88,59 @@ class TorchTrainer(DebugTrainer):
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        if gradient is not None or sgd.optimizer is not None or sgd.dp_noise is not None:
+        if (
+            gradient is not None
+            or sgd.optimizer is not None
+            or sgd.dp_noise is not None
+        ):
             return super().sgd(
-                theta, sgd, pull=pull, drift=drift, gradient=gradient, steps=steps, split=split, train_only=train_only
+                theta,
+                sgd,
+                pull=pull,
+                drift=drift,
+                gradient=gradient,
+                steps=steps,
+                split=split,
+                train_only=train_only,
             )
-        # The model moves into PyTorch's vector once, is stepped there, and moves back at the end.
+        # The model moves into PyTorch's vector once, is stepped there, and moves back
+        # at the end.
         n = int(self.count(split))
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
         live = self._engine.live(self.model.dtype)
         live.theta.copy_(live.inputs(np.asarray(theta)))
         descent = Descent(live, sgd, sgd.rate(self.round), pull, drift, train_only)
-        mode = "training" if self.model.stochastic or self.model.has_statistics else "evaluation"
+        mode = (
+            "training"
+            if self.model.stochastic or self.model.has_statistics
+            else "evaluation"
+        )
         room = self.room(sgd.batch_size)
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
-            # PyTorch's backward pass starts from the derivatives of the loss by the outputs, which JAX takes: the loss
-            # is the model's own, and PyTorch knows nothing of it.
+            # PyTorch's backward pass starts from the derivatives of the loss by the
+            # outputs, which JAX takes: the loss is the model's own, and PyTorch knows
+            # nothing of it.
             found = live.forward(live.inputs(x), mode, words)
             self.model.require_outputs(found.shape, len(x))
-            gradient = live.backward(found, slopes(self.model, found.detach().numpy(), y, room))
+            gradient = live.backward(
+                found, slopes(self.model, found.detach().numpy(), y, room)
+            )
             descent.step(gradient)
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)
         with compiled():
-            done = examples_in_steps(jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last)
+            done = examples_in_steps(
+                jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last
+            )
             self.trace.add_work(gradients=done)
         return jnp.asarray(live.theta.numpy().copy())
 
     def _host_batches(
         self, n: int, times: int, sgd: SGD, split: str
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.uint32] | None]]:
-        """Inputs, targets and random words of each step: the batches that `loop` draws, without their padding."""
+        """Inputs, targets and random words of each step: the batches that `loop` draws,
+        without their padding.
+        """
         if not times:
             return
         # powers of two, lest each number of examples and steps compiles programs anew
@@ -117,7 +149,11 @@ class TorchTrainer(DebugTrainer):
         x, y = np.asarray(own.x)[:n], np.asarray(own.y)[:n]
         with compiled():
             order_words = jax.random.bits(self.key("batches"), (2,), jnp.uint32)
-            dropout = _step_words(self.key("dropout"), next_power_of_two(times)) if self.model.stochastic else None
+            dropout = (
+                _step_words(self.key("dropout"), next_power_of_two(times))
+                if self.model.stochastic
+                else None
+            )
             words = None if dropout is None else np.asarray(dropout)
         batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
         order = positions
@@ -125,23 +161,29 @@ class TorchTrainer(DebugTrainer):
             epoch, number = divmod(step, batches)
             if number == 0:
                 with compiled():
-                    order = np.asarray(shuffled(positions, jnp.int32(n), order_words, jnp.int32(epoch)))[:n]
+                    order = np.asarray(
+                        shuffled(positions, jnp.int32(n), order_words, jnp.int32(epoch))
+                    )[:n]
             chosen = order[number * sgd.batch_size : (number + 1) * sgd.batch_size]
             yield x[chosen], y[chosen], None if words is None else words[step]
 
-    # measures -------------------------------------------------------------------------------------------------------
+    # measures
+    # ----------------------------------------------------------------------------------
 
     def statistics(
         self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
     ) -> dict[str, dict[str, Array]]:
         count = int(self.count(split))
         predict, total = outputs(self.model, predictor), None
-        # Without examples one block of padding is measured all the same, for the shapes of the sums.
+        # Without examples one block of padding is measured all the same, for the shapes
+        # of the sums.
         block = min(next_power_of_two(count), BLOCK)
         for first in range(0, max(count, 1), block):
             positions = first + np.arange(block, dtype=np.int32)
             inside = jnp.asarray(positions < count)
-            batch = self.examples(jnp.asarray(positions.clip(0, max(count - 1, 0))), inside, split)
+            batch = self.examples(
+                jnp.asarray(positions.clip(0, max(count - 1, 0))), inside, split
+            )
             found = predict(batch.x)
             with compiled():
                 total = _statistics(self.model, tuple(metrics), found, batch, total)
@@ -160,25 +202,40 @@ class TorchTrainer(DebugTrainer):
 
 
 class Descent:
-    """Steps of SGD on the parameters of a `LiveModule`, as `fedtailor.client.steps.train` takes them."""
+    """Steps of SGD on the parameters of a `LiveModule`, as
+    `fedtailor.client.steps.train` takes them.
+    """
 
     def __init__(
-        self, live: LiveModule, sgd: SGD, rate: Any, pull: tuple[Any, Any] | None, drift: Any,
+        self,
+        live: LiveModule,
+        sgd: SGD,
+        rate: Any,
+        pull: tuple[Any, Any] | None,
+        drift: Any,
         train_only: ModelPart | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start at the present parameters; for the arguments see `LocalTrainer.sgd`."""
         self._live, self._rate = live, float(rate)
         self._decay = 0.0 if is_off(sgd.weight_decay) else float(sgd.weight_decay)
         self._momentum = None if is_off(sgd.momentum) else float(sgd.momentum)
-        self._pull = None if pull is None else (float(pull[0]), live.inputs(np.asarray(pull[1])))
+        self._pull = (
+            None if pull is None else (float(pull[0]), live.inputs(np.asarray(pull[1])))
+        )
         self._drift = None if drift is None else live.inputs(np.asarray(drift))
         self._velocity = live.theta.new_zeros(live.theta.shape)
-        frozen = np.zeros(0, np.int64) if train_only is None else train_only.complement.indices
+        frozen = (
+            np.zeros(0, np.int64)
+            if train_only is None
+            else train_only.complement.indices
+        )
         self._frozen = live.inputs(frozen)
         self._kept = live.theta[self._frozen]
 
     def step(self, gradient: Any) -> None:
-        """w = w - rate v, where v collects the gradient [d] and all other terms; frozen entries keep their bits."""
+        """w = w - rate v, where v collects the gradient [d] and all other terms; frozen
+        entries keep their bits.
+        """
         live = self._live
         if self._decay:
             gradient = gradient + self._decay * live.theta
@@ -197,11 +254,23 @@ class Descent:
 
 
 class TorchExecutor(DebugExecutor):
-    """`DeviceExecutor` for models that PyTorch itself trains; `Settings.debug` looks for NaN after every step."""
+    """`DeviceExecutor` for models that PyTorch itself trains; `Settings.debug` looks
+    for NaN after every step.
+    """
 
-    def __init__(self, federation: Federation, model: Model, settings: Settings = Settings(), **options: Any) -> None:  # noqa: B008 (frozen)
-        """As `DeviceExecutor`; there is one device, PyTorch's, and one client on it at a time."""
-        super().__init__(federation, model, replace(settings, devices=1, chunk=None), **options)
+    def __init__(
+        self,
+        federation: Federation,
+        model: Model,
+        settings: Settings = Settings(),  # noqa: B008 (frozen)
+        **options: Any,
+    ) -> None:
+        """As `DeviceExecutor`; there is one device, PyTorch's, and one client on it at
+        a time.
+        """
+        super().__init__(
+            federation, model, replace(settings, devices=1, chunk=None), **options
+        )
 
     def _trainer(self, name: str) -> Any:
         return partial(TorchTrainer, name=name, every_step=self.settings.debug)
@@ -210,24 +279,34 @@ class TorchExecutor(DebugExecutor):
         try:
             return super()._run(request)
         except TypeError as error:
-            # JAX says so itself of a Hessian times a vector: its `custom_vjp` has no forward mode
-            if not isinstance(error, NotDifferentiable) and "custom_vjp" not in str(error):
+            # JAX says so itself of a Hessian times a vector: its `custom_vjp` has no
+            # forward mode
+            if not isinstance(error, NotDifferentiable) and "custom_vjp" not in str(
+                error
+            ):
                 raise
             method = request.exchange.algorithm.about.name
             raise ValueError(
-                f"{method} needs derivatives of the model's gradients (jax.jvp), which a module that PyTorch itself "
-                "trains does not give; choose another variant or method, or a module that from_torch converts"
+                f"{method} needs derivatives of the model's gradients (jax.jvp), which"
+                " a module that PyTorch itself trains does not give; choose another"
+                " variant or method, or a module that from_torch converts"
             ) from None
 
 
-def slopes(model: Model, outputs: NDArray[Any], y: NDArray[Any], batch_size: int) -> NDArray[Any]:
-    """The derivatives of a batch's mean loss by its outputs [b, ...]; one program serves all b up to `batch_size`."""
+def slopes(
+    model: Model, outputs: NDArray[Any], y: NDArray[Any], batch_size: int
+) -> NDArray[Any]:
+    """The derivatives of a batch's mean loss by its outputs [b, ...]; one program
+    serves all b up to `batch_size`.
+    """
     missing = batch_size - len(outputs)
     fill = [(0, missing)]
     outputs_padded = np.pad(outputs, fill + [(0, 0)] * (outputs.ndim - 1))
     y_padded = np.pad(y, fill + [(0, 0)] * (y.ndim - 1))
     with compiled():
-        return np.asarray(_slopes(model, outputs_padded, y_padded, len(outputs)))[: len(outputs)]
+        return np.asarray(_slopes(model, outputs_padded, y_padded, len(outputs)))[
+            : len(outputs)
+        ]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -235,22 +314,35 @@ def _slopes(model: Model, outputs: Array, y: Array, count: Any) -> Array:
     weight = (jnp.arange(len(outputs)) < count).astype(outputs.dtype)
 
     def loss(outputs: Array) -> Array:
-        return jnp.vdot(model.losses(outputs, y), weight) / jnp.asarray(count, outputs.dtype)
+        return jnp.vdot(model.losses(outputs, y), weight) / jnp.asarray(
+            count, outputs.dtype
+        )
 
     return jax.grad(loss)(outputs)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _statistics(model: Model, metrics: tuple[BatchMetric, ...], found: Array, batch: Batch, total: Any) -> Any:
+def _statistics(
+    model: Model,
+    metrics: tuple[BatchMetric, ...],
+    found: Array,
+    batch: Batch,
+    total: Any,
+) -> Any:
     """`total` (None = nothing yet) with the statistics of one more batch."""
-    new = {metric.name: metric.statistic(model, found, batch.y, batch.weight) for metric in metrics}
+    new = {
+        metric.name: metric.statistic(model, found, batch.y, batch.weight)
+        for metric in metrics
+    }
     return new if total is None else add_statistics(total, new)
 
 
 @partial(jax.jit, static_argnums=1)
 def _step_words(key: Array, steps: int) -> UInt32[Array, "steps 2"]:
     """What `loop` gives a model's dropout in each step."""
-    return jax.vmap(lambda step: jax.random.key_data(jax.random.fold_in(key, step)))(jnp.arange(steps))
+    return jax.vmap(lambda step: jax.random.key_data(jax.random.fold_in(key, step)))(
+        jnp.arange(steps)
+    )
 
 
 _gathered = jax.jit(gathered)

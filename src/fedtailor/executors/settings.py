@@ -16,14 +16,20 @@ class Settings:
     """Where and how clients are trained.
 
     Attributes:
-        devices: how many of this process's devices to use; None = all, of all processes.
-        chunk: clients trained at once on one device; None = 1 on CPUs, elsewhere as many as the free memory holds.
-        canonical: aggregate on one device in the order of client ids: bitwise equal results for any number of devices.
-        debug: one client at a time without compilation; errors name the client and the step.
-        state_limit: bytes; the clients' states of a population that need more are kept in a file, from which only the
-            cohort's are read: results stay the same to the bit. A run directory keeps its own file.
-        state_dir: where that file is (it has no name and goes with the process) when there is no run directory; None =
-            where temporary files go, which may be a disk in memory.
+        devices: how many of this process's devices to use; None = all, of all
+            processes.
+        chunk: clients trained at once on one device; None = 1 on CPUs, elsewhere as
+            many as the free memory holds.
+        canonical: aggregate on one device in the order of client ids: bitwise equal
+            results for any number of devices.
+        debug: one client at a time without compilation; errors name the client and the
+            step.
+        state_limit: bytes; the clients' states of a population that need more are kept
+            in a file, from which only the cohort's are read: results stay the same to
+            the bit. A run directory keeps its own file.
+        state_dir: where that file is (it has no name and goes with the process) when
+            there is no run directory; None = where temporary files go, which may be a
+            disk in memory.
     """
 
     devices: int | None = None
@@ -34,9 +40,18 @@ class Settings:
     state_dir: Path | str | None = None
 
     def __post_init__(self) -> None:
-        require(self.devices is None or self.devices >= 1, f"devices is {self.devices}; it must be 1 or more")
-        require(self.chunk is None or self.chunk >= 1, f"chunk is {self.chunk}; it must be 1 or more")
-        require(self.state_limit >= 0, f"state_limit is {self.state_limit} bytes; it must be 0 or more")
+        require(
+            self.devices is None or self.devices >= 1,
+            f"devices is {self.devices}; it must be 1 or more",
+        )
+        require(
+            self.chunk is None or self.chunk >= 1,
+            f"chunk is {self.chunk}; it must be 1 or more",
+        )
+        require(
+            self.state_limit >= 0,
+            f"state_limit is {self.state_limit} bytes; it must be 0 or more",
+        )
 
     def mesh(self) -> Mesh:
         """The devices, as a mesh with the one axis "clients".
@@ -44,11 +59,15 @@ class Settings:
         Raises:
             ValueError: more devices asked for than JAX has.
         """
-        # a number of devices counts this process's own; without one, those of all processes work together
+        # a number of devices counts this process's own; without one, those of all
+        # processes work together
         own_only = self.debug or self.devices is not None
         available = jax.local_devices() if own_only else jax.devices()
         wanted = 1 if self.debug else self.devices or len(available)
-        require(wanted <= len(available), f"{wanted} devices asked for, but JAX has {len(available)}")
+        require(
+            wanted <= len(available),
+            f"{wanted} devices asked for, but JAX has {len(available)}",
+        )
         return Mesh(np.array(available[:wanted]), (AXIS,))
 
     @property

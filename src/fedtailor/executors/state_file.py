@@ -1,4 +1,6 @@
-"""Client states of a population larger than memory: one file, from which only the rows of a cohort are read."""
+"""Client states of a population larger than memory: one file, from which only the rows
+of a cohort are read.
+"""
 
 import os
 import tempfile
@@ -22,7 +24,9 @@ SLOTS = 3
 """Slots of a client in the file: two that checkpoints may hold, and one to write to."""
 
 FIRST = -1
-"""The slot of a client that still holds the state that all start from; it takes no room in the file."""
+"""The slot of a client that still holds the state that all start from; it takes no room
+in the file.
+"""
 
 
 def states_path(directory: Path, phase: int) -> Path:
@@ -41,22 +45,30 @@ def remove_others(directory: Path, phases: set[int]) -> None:
 class FileStates:
     """`States` in a file.
 
-    The file has three slots for every client. What the last two checkpoints hold is never overwritten: the first write
-    after one goes to a client's free slot, later ones replace that. So a checkpoint is the list of slots in force
-    (and of checksums), no state is written for it, and whenever the process dies the last two can be resumed.
+    The file has three slots for every client. What the last two checkpoints hold is
+    never overwritten: the first write after one goes to a client's free slot, later
+    ones replace that. So a checkpoint is the list of slots in force (and of checksums),
+    no state is written for it, and whenever the process dies the last two can be
+    resumed.
 
-    Plain reads and writes at offsets, no memory map: there a full disk kills the process.
+    Plain reads and writes at offsets, no memory map: there a full disk kills the
+    process.
     """
 
     def __init__(
-        self, state: ClientState, clients: int, path: Path | None, directory: Path | str | None = None
+        self,
+        state: ClientState,
+        clients: int,
+        path: Path | None,
+        directory: Path | str | None = None,
     ) -> None:
         """All clients start from one state.
 
         Args:
             state: one client's pytree of arrays.
             clients: how many, m.
-            path: the file, which the first write makes; None = a nameless one, which goes with the process.
+            path: the file, which the first write makes; None = a nameless one, which
+                goes with the process.
             directory: where a nameless file is; None = where temporary files go.
         """
         self._tree = jax.tree.structure(state)
@@ -66,7 +78,9 @@ class FileStates:
 
     def _begin(self, first: list[NDArray], clients: int) -> None:
         # one record holds all leaves of a client's state
-        self._type = np.dtype([(str(number), leaf.dtype, leaf.shape) for number, leaf in enumerate(first)])
+        self._type = np.dtype(
+            [(str(number), leaf.dtype, leaf.shape) for number, leaf in enumerate(first)]
+        )
         self._first = np.zeros((), self._type)
         for name, leaf in zip(self._type.names or (), first, strict=True):
             self._first[name] = leaf
@@ -93,7 +107,8 @@ class FileStates:
         Raises:
             ValueError: the file cannot be read, or it does not hold what was written.
         """
-        # Whoever has no slot yet holds the first state, which is never read from the file.
+        # Whoever has no slot yet holds the first state, which is never read from the
+        # file.
         records = np.full(padded, self._first)
         rows = _bytes(records)
         with self._one_line():
@@ -101,18 +116,28 @@ class FileStates:
                 client = int(index[row])
                 offset = self._offset(client, int(self._slot[client]))
                 read = os.preadv(self._opened(), [rows[row]], offset)
-                whole = read == self._type.itemsize and zlib.crc32(rows[row]) == self._checksum[client]
-                require(whole, f"the states of clients in {self._where()} are damaged; start the run again")
+                whole = (
+                    read == self._type.itemsize
+                    and zlib.crc32(rows[row]) == self._checksum[client]
+                )
+                require(
+                    whole,
+                    f"the states of clients in {self._where()} are damaged; start the"
+                    " run again",
+                )
         return self._unpacked(records)
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         """Store the first len(index) of `rows` at `index`.
 
         Raises:
-            ValueError: the file cannot be made or the disk is full; resume from the last checkpoint.
+            ValueError: the file cannot be made or the disk is full; resume from the
+                last checkpoint.
         """
         records = np.empty(len(index), self._type)
-        for name, leaf in zip(self._type.names or (), jax.tree.leaves(rows), strict=True):
+        for name, leaf in zip(
+            self._type.names or (), jax.tree.leaves(rows), strict=True
+        ):
             records[name] = np.asarray(leaf)[: len(index)]
         with self._one_line():
             for client, record in zip(index.tolist(), _bytes(records), strict=True):
@@ -124,17 +149,25 @@ class FileStates:
                 self._checksum[client] = zlib.crc32(record)
 
     def snapshot(self) -> Any:
-        """The slots in force, after all states are safely on the disk; of a nameless file, all states."""
+        """The slots in force, after all states are safely on the disk; of a nameless
+        file, all states.
+        """
         if self._path is None:
             return jax.tree.leaves(self.rows)
         with self._one_line():
             os.fsync(self._opened())
         first = [np.asarray(self._first[name]) for name in self._type.names or ()]
         # "place" is the name in checkpoints of fedtailor 0.1
-        return {"first": first, "place": self._slot.copy(), "checksum": self._checksum.copy()}
+        return {
+            "first": first,
+            "place": self._slot.copy(),
+            "checksum": self._checksum.copy(),
+        }
 
     def saved(self) -> None:
-        """A checkpoint holds the last snapshot: what it names stays until the next but one."""
+        """A checkpoint holds the last snapshot: what it names stays until the next but
+        one.
+        """
         self._saved, self._saved_before = self._slot.copy(), self._saved
 
     def restore(self, saved: Any) -> None:
@@ -148,17 +181,23 @@ class FileStates:
             self._keep(os.open(self._path or "", os.O_RDWR))
 
     def _offset(self, client: int, slot: int) -> int:
-        """Bytes before a record: the file holds the first slots of all clients, then the second ones, and the third."""
+        """Bytes before a record: the file holds the first slots of all clients, then
+        the second ones, and the third.
+        """
         return (slot * len(self._slot) + client) * self._type.itemsize
 
     def _unpacked(self, records: NDArray) -> ClientState:
-        return jax.tree.unflatten(self._tree, [records[name] for name in self._type.names or ()])
+        return jax.tree.unflatten(
+            self._tree, [records[name] for name in self._type.names or ()]
+        )
 
     def _opened(self) -> int:
         """The file's descriptor; an old file under its name is emptied."""
         if self._file is None:
             if self._path is not None:
-                return self._keep(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
+                return self._keep(
+                    os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+                )
             with tempfile.TemporaryFile(dir=self._directory) as file:
                 return self._keep(os.dup(file.fileno()))
         return self._file
@@ -178,8 +217,9 @@ class FileStates:
             yield
         except OSError as error:
             raise ValueError(
-                f"cannot keep the states of {len(self._slot)} clients in {self._where()}: {error.strerror}; make "
-                "room, or name another directory (Settings.state_dir)"
+                f"cannot keep the states of {len(self._slot)} clients in"
+                f" {self._where()}: {error.strerror}; make room, or name another"
+                " directory (Settings.state_dir)"
             ) from None
 
 

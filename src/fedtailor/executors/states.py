@@ -13,17 +13,21 @@ from fedtailor.protocol import ClientState
 
 
 class States(Protocol):
-    """The states of m clients. Rows of clients that take no part in an exchange are never touched.
+    """The states of m clients. Rows of clients that take no part in an exchange are
+    never touched.
 
     Attributes:
-        rows: all states, stacked: every leaf is [m, ...]. A copy, or (`DeviceStates`) gone after the next `write`.
+        rows: all states, stacked: every leaf is [m, ...]. A copy, or (`DeviceStates`)
+            gone after the next `write`.
     """
 
     rows: ClientState
 
     @property
     def at_once(self) -> int:
-        """How many clients' states to read at a time when all clients are gone through."""
+        """How many clients' states to read at a time when all clients are gone
+        through.
+        """
         ...
 
     def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
@@ -31,7 +35,8 @@ class States(Protocol):
 
         Args:
             index: [c] the clients.
-            padded: how many rows to return, c or more; what stands in those past c does not matter.
+            padded: how many rows to return, c or more; what stands in those past c does
+                not matter.
 
         Returns:
             A tree whose leaves are [padded, ...].
@@ -65,7 +70,9 @@ class _InMemory:
 
 
 class HostStates(_InMemory):
-    """`States` in the host's memory: on CPUs the only copy, whatever the number of devices."""
+    """`States` in the host's memory: on CPUs the only copy, whatever the number of
+    devices.
+    """
 
     def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
@@ -102,7 +109,9 @@ class DeviceStates(_InMemory):
 
     def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
-        self.rows = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], clients, axis=0), state)
+        self.rows = jax.tree.map(
+            lambda leaf: jnp.repeat(leaf[None], clients, axis=0), state
+        )
 
     def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
         # Most methods keep no state: nothing to compile then.
@@ -113,13 +122,17 @@ class DeviceStates(_InMemory):
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         # `_put` donates the old rows: they are updated where they are, not copied.
         if jax.tree.leaves(self.rows):
-            self.rows = _put(self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows))
+            self.rows = _put(
+                self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows)
+            )
 
     def snapshot(self) -> Any:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.rows)]
 
     def restore(self, saved: Any) -> None:
-        self.rows = jax.tree.unflatten(jax.tree.structure(self.rows), [jnp.asarray(leaf) for leaf in saved])
+        self.rows = jax.tree.unflatten(
+            jax.tree.structure(self.rows), [jnp.asarray(leaf) for leaf in saved]
+        )
 
 
 def _padded(index: NDArray[np.int64], padded: int) -> NDArray[np.int64]:
@@ -134,4 +147,6 @@ def _take(rows: ClientState, index: NDArray[np.int64]) -> ClientState:
 
 @partial(jax.jit, donate_argnums=0)
 def _put(rows: ClientState, index: NDArray[np.int64], new: ClientState) -> ClientState:
-    return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, unique_indices=True), rows, new)
+    return jax.tree.map(
+        lambda leaf, row: leaf.at[index].set(row, unique_indices=True), rows, new
+    )

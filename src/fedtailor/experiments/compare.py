@@ -1,13 +1,15 @@
-"""`compare`: run an experiment into a result directory, run by run, and go on where it was stopped.
+"""`compare`: run an experiment into a result directory, run by run, and go on where it
+was stopped.
 
     RESULTS/runs/<scenario>/<method>-<fingerprint>-s<seed>/    one run directory for each training
     RESULTS/<experiment>/experiment.json                       the index: what was compared, and which runs say so
 
-A run's directory is named by a fingerprint of all its settings: experiments that share a training share its directory,
-and a comparison started again finds what is done. A run of another version of fedtailor stays as it is, and is made
-anew beside it, in a directory whose name ends with the version (unless `any_version`). Only the index belongs to one
-experiment; it is written anew after every run (of all seeds that are trained at once) from what the run directories
-hold.
+A run's directory is named by a fingerprint of all its settings: experiments that share
+a training share its directory, and a comparison started again finds what is done. A run
+of another version of fedtailor stays as it is, and is made anew beside it, in a
+directory whose name ends with the version (unless `any_version`). Only the index
+belongs to one experiment; it is written anew after every run (of all seeds that are
+trained at once) from what the run directories hold.
 """
 
 import os
@@ -30,7 +32,11 @@ from fedtailor.experiments.comparison_index import (
     write_index,
 )
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
-from fedtailor.experiments.run_scores import has_diverged, stored_score, validation_score
+from fedtailor.experiments.run_scores import (
+    has_diverged,
+    stored_score,
+    validation_score,
+)
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import require
 from fedtailor.runs.binding import bind
@@ -40,11 +46,14 @@ from fedtailor.storage.run_files import INDEX, SUMMARY, read_summary
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
 
-ALL_FAILED = "every candidate diverged or was refused; offer smaller learning rates in its grid"
+ALL_FAILED = (
+    "every candidate diverged or was refused; offer smaller learning rates in its grid"
+)
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
-"""Called when a run begins (without a training), after each of its rounds, and for finished runs not at all: the
-comparison (see `done` and `progressed`), what runs, its seed, its training."""
+"""Called when a run begins (without a training), after each of its rounds, and for
+finished runs not at all: the comparison (see `done` and `progressed`), what runs, its
+seed, its training."""
 
 
 @dataclass
@@ -57,8 +66,10 @@ class Comparison:
         settings: devices and the like.
         at_once: how many seeds of a method are trained at once, as one cohort.
         source: the file that says what is compared, if there is one.
-        any_version: take runs that another version of fedtailor made as if this one had made them.
-        budget: whether methods and settings are halved on validation data instead of all being trained to the end.
+        any_version: take runs that another version of fedtailor made as if this one had
+            made them.
+        budget: whether methods and settings are halved on validation data instead of
+            all being trained to the end.
         track: trackers that are shown every run, beside those that the file names.
         cells, candidates: the index so far.
         skipped: what was not run, or could not be chosen, and why.
@@ -77,7 +88,9 @@ class Comparison:
     def __post_init__(self) -> None:
         self.track = (*self.experiment.file.track, *self.track)
         find_trackers(self.track)  # refuses what is not installed before anything runs
-        require(self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more")
+        require(
+            self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more"
+        )
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
@@ -95,13 +108,17 @@ class Comparison:
     @property
     def done(self) -> int:
         """Runs that are over, or will not be made."""
-        return len(self._runs.seconds) + sum(skipped["runs"] for skipped in self.skipped)
+        return len(self._runs.seconds) + sum(
+            skipped["runs"] for skipped in self.skipped
+        )
 
     @property
     def progressed(self) -> float:
         """Runs that are over, and the shares of their rounds that others have done."""
         runs = self._runs
-        return self.done + sum(share for name, share in runs.shares.items() if name not in runs.seconds)
+        return self.done + sum(
+            share for name, share in runs.shares.items() if name not in runs.seconds
+        )
 
     @property
     def index(self) -> Path:
@@ -109,11 +126,13 @@ class Comparison:
         return self.results / self.experiment.name / INDEX
 
     def run(self) -> Path:
-        """All runs, in order; the index. A run that diverges, or whose method refuses its settings, ends alone.
+        """All runs, in order; the index. A run that diverges, or whose method refuses
+        its settings, ends alone.
 
         Raises:
-            ValueError: the index belongs to another file of the same name; data are missing, a disk is full, a
-                directory cannot be written or is in use: what is finished is kept. Or no method takes its settings.
+            ValueError: the index belongs to another file of the same name; data are
+                missing, a disk is full, a directory cannot be written or is in use:
+                what is finished is kept. Or no method takes its settings.
             Interrupted: Ctrl-C or SIGTERM; the last finished round is saved.
         """
         require_own_index(self.index, self.source)
@@ -122,7 +141,10 @@ class Comparison:
             lock = DirectoryLock(self.index.parent)
             lock.acquire()
         except OSError as error:
-            raise Unusable(f"cannot use {self.index.parent}: {reason(error)}; name another directory") from None
+            raise Unusable(
+                f"cannot use {self.index.parent}: {reason(error)}; name another"
+                " directory"
+            ) from None
         try:
             return self._run_all()
         finally:
@@ -132,16 +154,22 @@ class Comparison:
         seeds = self.experiment.file.seeds
         chosen: dict[int, Candidate | None] = {}
         for column in self.experiment.columns:
-            entries = [entry for entry in self.experiment.entries if entry.column is column]
+            entries = [
+                entry for entry in self.experiment.entries if entry.column is column
+            ]
             if self.budget:
                 chosen |= self._halve(entries, seeds[0])
             else:
-                chosen |= {id(entry): self._choose(entry, seeds[0]) for entry in entries}
+                chosen |= {
+                    id(entry): self._choose(entry, seeds[0]) for entry in entries
+                }
             for start in range(0, len(seeds), self.at_once):
                 for entry in entries:
                     candidate = chosen[id(entry)]
                     if candidate is not None:
-                        self._cells(entry, candidate, seeds[start : start + self.at_once])
+                        self._cells(
+                            entry, candidate, seeds[start : start + self.at_once]
+                        )
         if not self.cells and self.skipped:
             raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
         self._write()
@@ -152,7 +180,8 @@ class Comparison:
             self.progress(self, entry, seed, training)
 
     def _choose(self, entry: Entry, seed: int) -> Candidate | None:
-        """The candidate that is best on the clients' validation data, after the last round, on the first seed.
+        """The candidate that is best on the clients' validation data, after the last
+        round, on the first seed.
 
         Returns:
             None where every candidate diverged or was refused.
@@ -169,29 +198,48 @@ class Comparison:
             if refusal is not None:
                 self._skip(entry, seed, candidate.parameters, refusal)
             runs.append(name)
-            scores.append(None if refusal is not None else validation_score(self.results / name))
-        scored = [(score, number) for number, score in enumerate(scores) if score is not None]
+            scores.append(
+                None if refusal is not None else validation_score(self.results / name)
+            )
+        scored = [
+            (score, number) for number, score in enumerate(scores) if score is not None
+        ]
         _, best = max(scored, key=lambda pair: pair[0], default=(None, None))
         if best is None:
-            self._skip(entry, None, {}, ALL_FAILED, runs=len(self.experiment.file.seeds) - 1)
-        for number, (candidate, run, score) in enumerate(zip(entry.candidates, runs, scores, strict=True)):
-            self._list(entry, candidate, seed, run=run, val=score, chosen=number == best)
+            self._skip(
+                entry, None, {}, ALL_FAILED, runs=len(self.experiment.file.seeds) - 1
+            )
+        for number, (candidate, run, score) in enumerate(
+            zip(entry.candidates, runs, scores, strict=True)
+        ):
+            self._list(
+                entry, candidate, seed, run=run, val=score, chosen=number == best
+            )
         return None if best is None else entry.candidates[best]
 
-    def _list(self, entry: Entry, candidate: Candidate, seed: int, **result: Any) -> None:
+    def _list(
+        self, entry: Entry, candidate: Candidate, seed: int, **result: Any
+    ) -> None:
         """Add a candidate to the index."""
         parameters = dict(candidate.parameters)
-        self.candidates.append({**names(entry), "parameters": parameters, "seed": seed, **result})
+        self.candidates.append(
+            {**names(entry), "parameters": parameters, "seed": seed, **result}
+        )
 
-    def _halve(self, entries: Sequence[Entry], seed: int) -> dict[int, Candidate | None]:
-        """The candidates of all methods of a column that are left in the end (see `halving`), by the entry's id: at
-        most one for each entry, trained to the end on one seed.
+    def _halve(
+        self, entries: Sequence[Entry], seed: int
+    ) -> dict[int, Candidate | None]:
+        """The candidates of all methods of a column that are left in the end (see
+        `halving`), by the entry's id: at most one for each entry, trained to the end on
+        one seed.
 
         A run that is stopped at a cut and goes on later is resumed from its checkpoint.
         """
         column = entries[0].column
         other_seeds = len(self.experiment.file.seeds) - 1
-        going = [(entry, candidate) for entry in entries for candidate in entry.candidates]
+        going = [
+            (entry, candidate) for entry in entries for candidate in entry.candidates
+        ]
         for entry in entries:
             for refusal in entry.refused:
                 self._skip(entry, None, refusal.parameters, refusal.why)
@@ -199,20 +247,29 @@ class Comparison:
         kept = halving.kept(len(entries), len(cuts))
         left: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
         done = 0
-        for rounds, keep in zip([*cuts, column.rounds], [*kept, halving.FINALISTS], strict=True):
-            scores = [self._score_after(entry, candidate, seed, rounds) for entry, candidate in going]
+        for rounds, keep in zip(
+            [*cuts, column.rounds], [*kept, halving.FINALISTS], strict=True
+        ):
+            scores = [
+                self._score_after(entry, candidate, seed, rounds)
+                for entry, candidate in going
+            ]
             self._rounds += len(going) * (rounds - done)
             done = rounds
             is_last = rounds == column.rounds
             rows = [id(entry) for entry, _ in going]
             alone = [isinstance(candidate.algorithm, Local) for _, candidate in going]
             surviving = halving.survivors(scores, rows, alone, keep)
-            for position, ((entry, candidate), score) in enumerate(zip(going, scores, strict=True)):
+            for position, ((entry, candidate), score) in enumerate(
+                zip(going, scores, strict=True)
+            ):
                 survives = position in surviving
                 if is_last and survives:
                     left[id(entry)] = candidate
                 if is_last or not survives:
-                    self._put_down(entry, candidate, seed, rounds, score, chosen=survives)
+                    self._put_down(
+                        entry, candidate, seed, rounds, score, chosen=survives
+                    )
             going = [going[position] for position in surviving]
         for entry in entries:
             if left[id(entry)] is None:
@@ -222,14 +279,25 @@ class Comparison:
 
     def _why_left_out(self, entry: Entry) -> str:
         """Why halving has left no candidate of a method."""
-        tried = [candidate for candidate in self.candidates if names(entry).items() <= candidate.items()]
+        tried = [
+            candidate
+            for candidate in self.candidates
+            if names(entry).items() <= candidate.items()
+        ]
         if all(candidate["val"] is None for candidate in tried):
             return ALL_FAILED
         reached = max(candidate["rounds"] for candidate in tried)
-        return f"left out after {reached} of {entry.column.rounds} rounds by its validation data (--budget)"
+        return (
+            f"left out after {reached} of {entry.column.rounds} rounds by its"
+            " validation data (--budget)"
+        )
 
-    def _score_after(self, entry: Entry, candidate: Candidate, seed: int, rounds: int) -> float | None:
-        """A candidate's score on validation data after some rounds; None if it diverged before, or was refused."""
+    def _score_after(
+        self, entry: Entry, candidate: Candidate, seed: int, rounds: int
+    ) -> float | None:
+        """A candidate's score on validation data after some rounds; None if it diverged
+        before, or was refused.
+        """
         column = entry.column
         name = self._runs.name_of(entry, candidate, seed)
         metric = self._metric(column, seed)
@@ -242,34 +310,67 @@ class Comparison:
         if name in self._runs.refusals:
             self._skip(entry, seed, candidate.parameters, self._runs.refusals[name])
             return None
-        return None if has_diverged(self.results / name) else stored_score(self.results / name, metric, rounds)
+        return (
+            None
+            if has_diverged(self.results / name)
+            else stored_score(self.results / name, metric, rounds)
+        )
 
     def _metric(self, column: Column, seed: int) -> Metric:
         """What the runs of a column are judged by."""
         federation = self._runs.data(column, seed)
         require(
             len(federation.val.rows) > 0,
-            f"a budget is spent by validation data, and scenario {column.label!r} has none; give it some, such as "
-            "val = 0.1, or leave out the budget",
+            f"a budget is spent by validation data, and scenario {column.label!r} has"
+            " none; give it some, such as val = 0.1, or leave out the budget",
         )
         model = bind(column.scenario.model, federation)
         asked = self.experiment.file.measured or default_metrics(federation)
         return find_metrics(asked, model)[0] if asked else find_metric(model.metric)
 
     def _put_down(
-        self, entry: Entry, candidate: Candidate, seed: int, rounds: int, score: float | None, *, chosen: bool
+        self,
+        entry: Entry,
+        candidate: Candidate,
+        seed: int,
+        rounds: int,
+        score: float | None,
+        *,
+        chosen: bool,
     ) -> None:
         """Put down how far a candidate came, and what it took."""
         name = self._runs.name_of(entry, candidate, seed)
-        summary = read_summary(self.results / name / SUMMARY) if (self.results / name / SUMMARY).exists() else {}
+        summary = (
+            read_summary(self.results / name / SUMMARY)
+            if (self.results / name / SUMMARY).exists()
+            else {}
+        )
         self._runs.seconds[name] = summary.get("seconds", 0.0)
-        self._list(entry, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds)
+        self._list(
+            entry, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds
+        )
 
-    def _skip(self, entry: Entry, seed: int | None, parameters: Mapping[str, Any], why: str, *, runs: int = 0) -> None:
-        """Put down what is not run and why; `runs` is how many of the experiment's runs that are."""
-        self.skipped.append({
-            **names(entry), "seed": seed, "parameters": dict(parameters), "why": why, "runs": runs,
-        })  # fmt: skip
+    def _skip(
+        self,
+        entry: Entry,
+        seed: int | None,
+        parameters: Mapping[str, Any],
+        why: str,
+        *,
+        runs: int = 0,
+    ) -> None:
+        """Put down what is not run and why; `runs` is how many of the experiment's runs
+        that are.
+        """
+        self.skipped.append(
+            {
+                **names(entry),
+                "seed": seed,
+                "parameters": dict(parameters),
+                "why": why,
+                "runs": runs,
+            }
+        )
 
     def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs of one method on some seeds."""
@@ -278,11 +379,18 @@ class Comparison:
         for seed in seeds:
             run = self._runs.train(entry, candidate, seed)
             if run in self._runs.refusals:
-                self._skip(entry, seed, candidate.parameters, self._runs.refusals[run], runs=1)
+                self._skip(
+                    entry, seed, candidate.parameters, self._runs.refusals[run], runs=1
+                )
                 continue
-            self.cells.append({
-                **names(entry), "seed": seed, "run": run, "chosen": dict(candidate.parameters),
-            })  # fmt: skip
+            self.cells.append(
+                {
+                    **names(entry),
+                    "seed": seed,
+                    "run": run,
+                    "chosen": dict(candidate.parameters),
+                }
+            )
         self._write()
 
     def _write(self) -> None:
@@ -300,9 +408,14 @@ class Comparison:
         write_index(self.index, content)
 
     def _spent(self) -> dict[str, int] | None:
-        """Rounds that halving takes, and those of all candidates on one seed and all methods on the others."""
+        """Rounds that halving takes, and those of all candidates on one seed and all
+        methods on the others.
+        """
         if not self.budget:
             return None
         others = len(self.experiment.file.seeds) - 1
-        full = sum((len(entry.candidates) + others) * entry.column.rounds for entry in self.experiment.entries)
+        full = sum(
+            (len(entry.candidates) + others) * entry.column.rounds
+            for entry in self.experiment.entries
+        )
         return {"rounds": self._rounds, "full": full}

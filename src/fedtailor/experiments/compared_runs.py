@@ -1,4 +1,6 @@
-"""The runs of a comparison: where each stands in the result directory, its data, and how it is made."""
+"""The runs of a comparison: where each stands in the result directory, its data, and
+how it is made.
+"""
 
 import hashlib
 import json
@@ -35,9 +37,11 @@ class ComparedRuns:
         experiment: what is compared.
         results: the result directory.
         settings: devices and the like.
-        progress: called when a run begins (without a training) and after each of its rounds.
+        progress: called when a run begins (without a training) and after each of its
+            rounds.
         at_once: how many seeds of a method are trained at once.
-        any_version: take runs that another version of fedtailor made as if this one had made them.
+        any_version: take runs that another version of fedtailor made as if this one had
+            made them.
         track: trackers that are shown every run.
         refusals: why a run's method refused its settings, by the run's name.
         seconds: what each finished run took, by its name.
@@ -58,8 +62,11 @@ class ComparedRuns:
         self.shares: dict[str, float] = {}
         self._federations: dict[tuple[str, int], Federation] = {}
 
-    def train(self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None) -> str:
-        """One run, unless its directory holds it already; where it stands in the result directory.
+    def train(
+        self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None
+    ) -> str:
+        """One run, unless its directory holds it already; where it stands in the result
+        directory.
 
         Args:
             rounds: how many of the column's rounds, all by default.
@@ -70,7 +77,9 @@ class ComparedRuns:
         if summary is None:
             federation = self.data(column, seed)
             model = bind(column.scenario.model, federation)
-            executor = executor_of(federation, model, self.settings, self.results / name)
+            executor = executor_of(
+                federation, model, self.settings, self.results / name
+            )
             drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
                 return name
@@ -80,7 +89,9 @@ class ComparedRuns:
             self.seconds[name] = summary.get("seconds", 0.0)
         return name
 
-    def train_at_once(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
+    def train_at_once(
+        self, entry: Entry, candidate: Candidate, seeds: Sequence[int]
+    ) -> None:
         """The runs that are not over, unless only one is left."""
         column = entry.column
         names = {seed: self.name_of(entry, candidate, seed) for seed in seeds}
@@ -100,9 +111,15 @@ class ComparedRuns:
             if stopped.is_set():
                 raise Interrupted
 
-    def _finished(self, name: str, column: Column, rounds: int | None = None) -> dict[str, Any] | None:
-        """The summary of a run that has done so many rounds; None of one that has not."""
-        return RunDirectory(self.results / name).finished_summary(rounds or column.rounds)
+    def _finished(
+        self, name: str, column: Column, rounds: int | None = None
+    ) -> dict[str, Any] | None:
+        """The summary of a run that has done so many rounds; None of one that has
+        not.
+        """
+        return RunDirectory(self.results / name).finished_summary(
+            rounds or column.rounds
+        )
 
     def _run(
         self,
@@ -113,8 +130,9 @@ class ComparedRuns:
         stopped: threading.Event | None = None,
         rounds: int | None = None,
     ) -> Exchanges[None]:
-        """One run as exchanges. One that diverges ends without an error: its directory says so, and the tables will.
-        So does one whose method refuses its settings for these clients: the index says so."""
+        """One run as exchanges. One that diverges ends without an error: its directory
+        says so, and the tables will. So does one whose method refuses its settings for
+        these clients: the index says so."""
         column = entry.column
         name = self.name_of(entry, candidate, seed)
         rounds = rounds or column.rounds
@@ -129,7 +147,10 @@ class ComparedRuns:
                 participation=column.participation,
                 evaluate_every=self.evaluate_every(column),
                 uplink=entry.uplink,
-                callbacks=[AfterRound(self._after_round(entry, seed, name)), *self._trackers(entry, candidate, seed)],
+                callbacks=[
+                    AfterRound(self._after_round(entry, seed, name)),
+                    *self._trackers(entry, candidate, seed),
+                ],
                 directory=self.results / name,
                 resume=True,
                 checkpoint_every=max(column.rounds // 5, 1),
@@ -146,12 +167,18 @@ class ComparedRuns:
             self.refusals[name] = str(error)
 
     def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
-        chosen = "".join(f", {key} {value}" for key, value in candidate.parameters.items())
+        chosen = "".join(
+            f", {key} {value}" for key, value in candidate.parameters.items()
+        )
         title = f"{entry.row}{chosen} on {entry.column.label}, seed {seed}"
         directory = self.results / self.name_of(entry, candidate, seed)
-        return find_trackers(self.track, directory, experiment=self.experiment.name, run=title)
+        return find_trackers(
+            self.track, directory, experiment=self.experiment.name, run=title
+        )
 
-    def _after_round(self, entry: Entry, seed: int, name: str) -> Callable[[Training, bool], None]:
+    def _after_round(
+        self, entry: Entry, seed: int, name: str
+    ) -> Callable[[Training, bool], None]:
         def after_round(training: Training, evaluated: bool) -> None:
             self.shares[name] = training.round / entry.column.rounds
             self.progress(entry, seed, training)
@@ -163,7 +190,10 @@ class ComparedRuns:
         key = column.label, seed
         if key not in self._federations:
             old = [other for other in self._federations if other[0] != column.label]
-            old = old or list(self._federations)[: len(self._federations) + 1 - self.at_once]
+            old = (
+                old
+                or list(self._federations)[: len(self._federations) + 1 - self.at_once]
+            )
             for other in old:
                 del self._federations[other]
             self._federations[key] = column.scenario.build(seed)
@@ -174,7 +204,9 @@ class ComparedRuns:
         return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
 
     def name_of(self, entry: Entry, candidate: Candidate, seed: int) -> str:
-        """Where a run stands in the result directory: equal settings and version, equal name."""
+        """Where a run stands in the result directory: equal settings and version, equal
+        name.
+        """
         column = entry.column
         measured = self.experiment.file.measured
         settings = {
@@ -185,7 +217,8 @@ class ComparedRuns:
             "every": self.evaluate_every(column),
             "participation": described(column.participation),
         }
-        # Left out where they say nothing: the fingerprints of runs without them stay what they were.
+        # Left out where they say nothing: the fingerprints of runs without them stay
+        # what they were.
         if entry.uplink:
             settings["uplink"] = described(entry.uplink)
         if measured:
@@ -193,15 +226,21 @@ class ComparedRuns:
         text = json.dumps(settings, sort_keys=True, default=str)
         fingerprint = hashlib.sha256(text.encode()).hexdigest()[:10]
         name = f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
-        made_by = stored_versions(self.results / name / MANIFEST).get("fedtailor", __version__)
+        made_by = stored_versions(self.results / name / MANIFEST).get(
+            "fedtailor", __version__
+        )
         beside = f"{name}-{__version__}"
-        if made_by == __version__ or (self.any_version and not (self.results / beside).exists()):
+        if made_by == __version__ or (
+            self.any_version and not (self.results / beside).exists()
+        ):
             return name
         return beside
 
 
 def _digest_of_file(column: Column) -> str:
-    """A digest of the user's own file, where the scenario reads one: other contents are other runs."""
+    """A digest of the user's own file, where the scenario reads one: other contents are
+    other runs.
+    """
     path = column.arguments.get("path")
     if path is None:
         return ""

@@ -1,4 +1,6 @@
-"""The index of a comparison: what was compared, and which runs say so, as one JSON file."""
+"""The index of a comparison: what was compared, and which runs say so, as one JSON
+file.
+"""
 
 import json
 import os
@@ -27,14 +29,26 @@ def require_own_index(index: Path, source: Path | None) -> None:
     """
     try:
         before = json.loads(index.read_text()).get("file")
-    except (OSError, ValueError, AttributeError):  # there is none, or a damaged one, which is written anew
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # there is none, or a damaged one, which is written anew
         return
     other = (index.parent / before).resolve() if isinstance(before, str) else None
-    same = other is None or source is None or not other.exists() or other.samefile(source)
-    require(same, f"{index.parent} holds the results of {other}; rename {source}, or name another directory")
+    same = (
+        other is None or source is None or not other.exists() or other.samefile(source)
+    )
+    require(
+        same,
+        f"{index.parent} holds the results of {other}; rename {source}, or name another"
+        " directory",
+    )
 
 
-def described_experiment(experiment: Experiment, index: Path, source: Path | None) -> dict[str, Any]:
+def described_experiment(
+    experiment: Experiment, index: Path, source: Path | None
+) -> dict[str, Any]:
     """What an index says of the experiment itself."""
     file = experiment.file
     # From the index: no path of this machine stands in results that are passed on.
@@ -49,7 +63,9 @@ def described_experiment(experiment: Experiment, index: Path, source: Path | Non
         "seeds": file.seeds,
         "metrics": file.metrics,
         "figures": file.figures,
-        "scenarios": {column.label: _described_column(column) for column in experiment.columns},
+        "scenarios": {
+            column.label: _described_column(column) for column in experiment.columns
+        },
         "algorithms": experiment.rows,
         "published": file.published,
         "sweeps": _sweeps(experiment),
@@ -69,7 +85,9 @@ def write_index(index: Path, content: dict[str, Any]) -> None:
         with replacing(index) as temporary:
             temporary.write_text(text, "utf-8")
     except OSError as error:
-        raise Unusable(f"cannot write to {index.parent}: {reason(error)}; finished runs are kept") from None
+        raise Unusable(
+            f"cannot write to {index.parent}: {reason(error)}; finished runs are kept"
+        ) from None
 
 
 def names(entry: Entry) -> dict[str, str]:
@@ -78,7 +96,9 @@ def names(entry: Entry) -> dict[str, str]:
 
 
 def versions_of(runs: Iterable[Path]) -> dict[str, str]:
-    """The versions that made runs, as their manifests say; several where they differ."""
+    """The versions that made runs, as their manifests say; several where they
+    differ.
+    """
     versions: dict[str, set[str]] = {}
     for run in runs:
         for name, version in stored_versions(run / MANIFEST).items():
@@ -93,7 +113,11 @@ def _described_column(column: Column) -> dict[str, Any]:
         "arguments": dict(column.arguments),
         "model": repr(column.scenario.model),
         "rounds": column.rounds,
-        "participation": participation.fraction if participation.count is None else participation.count,
+        "participation": (
+            participation.fraction
+            if participation.count is None
+            else participation.count
+        ),
     }
     if participation.sampling:
         described["sampling"] = participation.sampling
@@ -101,11 +125,15 @@ def _described_column(column: Column) -> dict[str, Any]:
 
 
 def _sweeps(experiment: Experiment) -> dict[str, Any]:
-    """Label in the file -> the parameter that its rows vary, and the row of each value."""
+    """Label in the file -> the parameter that its rows vary, and the row of each
+    value.
+    """
     sweeps: dict[str, Any] = {}
     for entry in experiment.entries:
         if len(entry.varied) == 1:
             ((parameter, value),) = entry.varied.items()
-            sweep = sweeps.setdefault(entry.algorithm, {"parameter": parameter, "rows": {}})
+            sweep = sweeps.setdefault(
+                entry.algorithm, {"parameter": parameter, "rows": {}}
+            )
             sweep["rows"][str(value)] = entry.row
     return sweeps

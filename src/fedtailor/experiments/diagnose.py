@@ -34,13 +34,19 @@ from fedtailor.runs.run import executor_of
 from fedtailor.training import Training
 
 SHARE = 1 / 3
-"""Samples of a batch in the variance of gradients, as a share of the client's (Mestoukirdi et al., section V)."""
+"""Samples of a batch in the variance of gradients, as a share of the client's
+(Mestoukirdi et al., section V).
+"""
 
 PAIR_FEATURES = 4e8
-"""Pairs of clients times features that are compared (10 seconds); of more, features at equal distances are taken."""
+"""Pairs of clients times features that are compared (10 seconds); of more, features at
+equal distances are taken.
+"""
 
 ROUNDING = 1e-6
-"""Relative error of a gradient in single precision, generously: deviations below it are none."""
+"""Relative error of a gradient in single precision, generously: deviations below it are
+none.
+"""
 
 _BATCH = 128
 
@@ -79,10 +85,12 @@ def diagnose(
     seed: int = 0,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> Advice:
-    """Ask every client that trains one probe, and say who differs, who gains from sharing, and what to train.
+    """Ask every client that trains one probe, and say who differs, who gains from
+    sharing, and what to train.
 
-    Each client sends its gradient at the common initial model and the variance of its batches' gradients (UCFL's
-    probe), how often it has each class, and the means and variances of its features. Nothing is trained.
+    Each client sends its gradient at the common initial model and the variance of its
+    batches' gradients (UCFL's probe), how often it has each class, and the means and
+    variances of its features. Nothing is trained.
 
     Args:
         federation: the clients and their data; only training rows are looked at.
@@ -91,15 +99,24 @@ def diagnose(
         settings: devices.
 
     Raises:
-        ValueError: there is one client only, or a client's rows are all the same, or something does not fit together.
+        ValueError: there is one client only, or a client's rows are all the same, or
+            something does not fit together.
         Diverged: a gradient is NaN or infinite.
     """
     executor = executor_of(federation, bind(model, federation), settings)
-    features = int(np.prod(federation.input_shape, dtype=int)) if federation.x.dtype.kind != "i" else 0
+    features = (
+        int(np.prod(federation.input_shape, dtype=int))
+        if federation.x.dtype.kind != "i"
+        else 0
+    )
     # tokens have no means, and a model without inputs no features
-    evidence, sent = gather_evidence(executor, executor.model, federation.classes or 0, features, seed)
+    evidence, sent = gather_evidence(
+        executor, executor.model, federation.classes or 0, features, seed
+    )
     diagnosis = diagnose_evidence(evidence)
-    race = recommend(diagnosis, executor.model.size * np.dtype(executor.model.dtype).itemsize)
+    race = recommend(
+        diagnosis, executor.model.size * np.dtype(executor.model.dtype).itemsize
+    )
     validation = int(federation.val.sizes[federation.seen].sum())
     return Advice(diagnosis, race, federation.name, sent, validation)
 
@@ -107,7 +124,8 @@ def diagnose(
 def gather_evidence(
     executor: Executor, model: Model, classes: int, features: int, seed: int = 0
 ) -> tuple[Evidence, int]:
-    """The evidence of an executor's seen clients, in the order in which they are listed, by one probe.
+    """The evidence of an executor's seen clients, in the order in which they are
+    listed, by one probe.
 
     Args:
         executor: who answers.
@@ -136,7 +154,9 @@ class ProbeAnswers(ServerState):
 
 @hyperparameters
 class DataProbe(Algorithm):
-    """UCFL's probe, and what the labels and features of a client are like. It trains nothing."""
+    """UCFL's probe, and what the labels and features of a client are like. It trains
+    nothing.
+    """
 
     classes: int = 0
     """Number of classes; 0 = the labels are no classes, and are not counted."""
@@ -165,36 +185,53 @@ class DataProbe(Algorithm):
             return total + batch.weight @ batch.x.reshape(len(batch.x), -1)
 
         if self.classes:
-            answer["class_counts"] = local.loop(jnp.zeros(self.classes, dtype), count, one_pass, _BATCH)
+            answer["class_counts"] = local.loop(
+                jnp.zeros(self.classes, dtype), count, one_pass, _BATCH
+            )
         if self.features:
             nothing = jnp.zeros(self.features, dtype)
             mean = local.loop(nothing, add, one_pass, _BATCH) / local.size
 
-            # around the mean: squares of large features would leave nothing of their variance in single precision
+            # around the mean: squares of large features would leave nothing of their
+            # variance in single precision
             def add_square(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
-                return total + batch.weight @ jnp.square(batch.x.reshape(len(batch.x), -1) - mean)
+                return total + batch.weight @ jnp.square(
+                    batch.x.reshape(len(batch.x), -1) - mean
+                )
 
             answer["feature_means"] = mean
-            answer["feature_variances"] = local.loop(nothing, add_square, one_pass, _BATCH) / local.size
+            answer["feature_variances"] = (
+                local.loop(nothing, add_square, one_pass, _BATCH) / local.size
+            )
         return answer
 
-    def aggregate_probe(self, server: ProbeAnswers, answers: Answers, cohort: Cohort) -> ProbeAnswers:
+    def aggregate_probe(
+        self, server: ProbeAnswers, answers: Answers, cohort: Cohort
+    ) -> ProbeAnswers:
         return server.replace(answers={kind: answers.host(kind) for kind in answers})
 
 
 def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
     """The answers as `Evidence`, the clients as people have listed them."""
     listed = np.argsort(clients.listed)
-    answers = {kind: np.asarray(values)[listed] for kind, values in server.answers.items()}
+    answers = {
+        kind: np.asarray(values)[listed] for kind, values in server.answers.items()
+    }
     sizes = clients.sizes[listed]
-    counts, means, squares = answers.get("class_counts"), answers.get("feature_means"), None
+    counts, means, squares = (
+        answers.get("class_counts"),
+        answers.get("feature_means"),
+        None,
+    )
     if means is not None:
         chosen = _features(len(sizes), means.shape[1])
         means = means[:, chosen].astype(np.float64)
         squares = answers["feature_variances"][:, chosen].astype(np.float64) + means**2
     gradients, sigma2 = answers["gradient"], answers["sigma2"].astype(np.float64)
     lengths = np.einsum("md,md->m", gradients, gradients, dtype=np.float64)
-    sigma2 = np.where(sigma2 > ROUNDING**2 * lengths, sigma2, 0.0)  # equal rows differ by rounding only
+    sigma2 = np.where(
+        sigma2 > ROUNDING**2 * lengths, sigma2, 0.0
+    )  # equal rows differ by rounding only
     return Evidence(
         names=[clients.names[row] for row in listed],
         sizes=sizes,
@@ -208,12 +245,18 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
 
 
 def batch_sizes(sizes: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Samples of a batch in UCFL's probe [m] (`UCFL.sigma_batch` = 1/3): at most half of the samples, at least one."""
+    """Samples of a batch in UCFL's probe [m] (`UCFL.sigma_batch` = 1/3): at most half
+    of the samples, at least one.
+    """
     thirds = (SHARE * np.asarray(sizes) + 1e-3).astype(np.int64)
     return np.maximum(np.minimum(thirds, np.asarray(sizes) // 2), 1)
 
 
 def _features(clients: int, features: int) -> Int[np.ndarray, " chosen"]:
-    """Which features of so many are compared: all, or as many as take seconds, at equal distances."""
+    """Which features of so many are compared: all, or as many as take seconds, at equal
+    distances.
+    """
     most = max(int(2 * PAIR_FEATURES / clients**2), 1)
-    return np.unique(np.linspace(0, features - 1, min(features, most)).round().astype(np.int64))
+    return np.unique(
+        np.linspace(0, features - 1, min(features, most)).round().astype(np.int64)
+    )

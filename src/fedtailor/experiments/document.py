@@ -1,4 +1,6 @@
-"""Experiment files as nested dicts: inheritance, the quick size, and the line on which a setting stands."""
+"""Experiment files as nested dicts: inheritance, the quick size, and the line on which
+a setting stands.
+"""
 
 import re
 import tomllib
@@ -34,14 +36,17 @@ class Document:
 
     Attributes:
         content: the merged tables.
-        sources: (name, text, prefix), the most special one first: what stands in it under `prefix` came from there.
+        sources: (name, text, prefix), the most special one first: what stands in it
+            under `prefix` came from there.
     """
 
     content: dict[str, Any]
     sources: tuple[tuple[str, str, KeyPath], ...]
 
     def explain(self, error: ConfigError) -> str:
-        """The error with file and line: of the setting, or of the table that should hold it."""
+        """The error with file and line: of the setting, or of the table that should
+        hold it.
+        """
         for length in range(len(error.place), 0, -1):
             for name, text, prefix in self.sources:
                 line = line_of(text, (*prefix, *error.place[:length]))
@@ -51,44 +56,62 @@ class Document:
 
 
 def read(path: Path, *, quick: bool = False) -> Document:
-    """An experiment file, laid over its `base` (a file beside it); `quick` lays the table [quick] over all.
+    """An experiment file, laid over its `base` (a file beside it); `quick` lays the
+    table [quick] over all.
 
-    A table is laid over a table key by key; everything else replaces what was there, and `false` removes a table.
+    A table is laid over a table key by key; everything else replaces what was there,
+    and `false` removes a table.
 
     Raises:
-        ValueError: a file cannot be read, is no TOML, is its own base, or has no quick size.
+        ValueError: a file cannot be read, is no TOML, is its own base, or has no quick
+            size.
     """
     layers: list[tuple[str, str, dict[str, Any]]] = []
     seen: list[Path] = []
     following: Path | None = path
     while following is not None:
-        require(following.resolve() not in seen, f"{following} is its own base; remove `base` from one of the files")
+        require(
+            following.resolve() not in seen,
+            f"{following} is its own base; remove `base` from one of the files",
+        )
         seen.append(following.resolve())
         text, content = _parse(following)
         base = content.pop("base", None)
-        require(base is None or isinstance(base, str), f"{following}: base is {base!r}; it must be the name of a file")
+        require(
+            base is None or isinstance(base, str),
+            f"{following}: base is {base!r}; it must be the name of a file",
+        )
         layers.append((following.name, text, content))
         following = None if base is None else following.parent / base
     content: dict[str, Any] = {}
-    sources: list[tuple[str, str, KeyPath]] = [(name, text, ()) for name, text, _ in layers]
+    sources: list[tuple[str, str, KeyPath]] = [
+        (name, text, ()) for name, text, _ in layers
+    ]
     sizes = []
     for name, text, layer in reversed(layers):
         size = layer.pop(QUICK, None)
         if size is not None:
-            require(isinstance(size, dict), f"{name}: {QUICK} must be a table, [{QUICK}]")
+            require(
+                isinstance(size, dict), f"{name}: {QUICK} must be a table, [{QUICK}]"
+            )
             sizes.append(size)
             sources.insert(0, (name, text, (QUICK,)))
         content = overlay(content, layer)
     if not quick:
         return Document(content, tuple(source for source in sources if not source[2]))
-    require(bool(sizes), f"{path} has no quick size (no table [{QUICK}]); run it without --quick")
+    require(
+        bool(sizes),
+        f"{path} has no quick size (no table [{QUICK}]); run it without --quick",
+    )
     for size in sizes:
         content = overlay(content, size)
     return Document(content, tuple(sources))
 
 
 def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `under`: tables key by key, `false` over a table removes it, all else replaces."""
+    """`over` laid over `under`: tables key by key, `false` over a table removes it, all
+    else replaces.
+    """
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
@@ -102,7 +125,9 @@ def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def line_of(text: str, place: KeyPath) -> int | None:
-    """The line (from 1) of a TOML text that sets `place` or opens its table; None if no line does."""
+    """The line (from 1) of a TOML text that sets `place` or opens its table; None if no
+    line does.
+    """
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), 1):
         if found := _HEADER.match(line):

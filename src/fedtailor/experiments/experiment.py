@@ -1,4 +1,6 @@
-"""`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole before anything runs."""
+"""`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole
+before anything runs.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,15 +30,32 @@ from fedtailor.trackers import find_tracker
 from fedtailor.training import Participation, Sampling, as_participation
 
 METRICS = (
-    "mean", "weighted", "worst", "worst10", "std", "largest10", "unseen", "best_val", "max_test",
-)  # fmt: skip
+    "mean",
+    "weighted",
+    "worst",
+    "worst10",
+    "std",
+    "largest10",
+    "unseen",
+    "best_val",
+    "max_test",
+)
 FIGURES = (
-    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-time", "histogram", "collaboration", "silhouette",
-    "diagnostics", "fairness", "sweep",
-)  # fmt: skip
+    "accuracy-by-round",
+    "accuracy-by-bytes",
+    "accuracy-by-time",
+    "histogram",
+    "collaboration",
+    "silhouette",
+    "diagnostics",
+    "fairness",
+    "sweep",
+)
 
 Share = Annotated[float, Field(gt=0)]
-"""Who reports in a round: a share of the seen clients (up to 1), or a number of them (from 2)."""
+"""Who reports in a round: a share of the seen clients (up to 1), or a number of them
+(from 2).
+"""
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Keys are made of a seed's last 32 bits: larger ones would repeat smaller ones."""
@@ -44,7 +63,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 NAME = re.compile(r"\w[^/\\]*")
-"""What an experiment's name, from its file, may be: its directory stands below the results, and is not hidden."""
+"""What an experiment's name, from its file, may be: its directory stands below the
+results, and is not hidden.
+"""
 
 
 def _distinct(seeds: list[int]) -> list[int]:
@@ -86,7 +107,9 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: Rounds | None = None
-    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field([0, 1, 2], min_length=1)
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(
+        [0, 1, 2], min_length=1
+    )
     participation: Share | None = None
     sampling: Sampling = "uniform"
     uplink: list[dict[str, Any]] = []
@@ -94,7 +117,11 @@ class _File(_Table):
     track: list[str] = []
     measured: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
-    figures: list[Literal[FIGURES]] = ["accuracy-by-round", "accuracy-by-bytes", "fairness"]  # type: ignore[valid-type]
+    figures: list[Literal[FIGURES]] = [  # type: ignore[valid-type]
+        "accuracy-by-round",
+        "accuracy-by-bytes",
+        "fairness",
+    ]
     sgd: dict[str, Any] = {}
     scenarios: dict[str, _Scenario] = Field(min_length=1)
     algorithms: dict[str, _Algorithm] = Field(min_length=1)
@@ -161,10 +188,12 @@ class Experiment:
     Attributes:
         name: of the file, with "-quick" for the quick size.
         size: "full" or "quick".
-        file: title, source, note, seeds, metrics, figures and published figures, as the file gives them.
+        file: title, source, note, seeds, metrics, figures and published figures, as the
+            file gives them.
         columns: the scenarios.
         entries: every row in every column where it applies, column by column.
-        limited: settings whose largest value on offer is a limit, such as a rate above which training diverges.
+        limited: settings whose largest value on offer is a limit, such as a rate above
+            which training diverges.
     """
 
     name: str
@@ -182,14 +211,17 @@ class Experiment:
     @property
     def runs(self) -> int:
         """How many trainings this takes, those of the grids included."""
-        return sum(len(self.file.seeds) + len(entry.candidates) - 1 for entry in self.entries)
+        return sum(
+            len(self.file.seeds) + len(entry.candidates) - 1 for entry in self.entries
+        )
 
 
 def load(path: Path, *, quick: bool = False) -> Experiment:
     """Read and check an experiment file.
 
     Raises:
-        ValueError: it cannot be read, or something in it is wrong: one line with file, line and what is allowed.
+        ValueError: it cannot be read, or something in it is wrong: one line with file,
+            line and what is allowed.
     """
     return resolve(read(path, quick=quick), path.stem, quick=quick)
 
@@ -201,17 +233,28 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         ValueError: something in it is wrong, in one line.
     """
     usable = NAME.fullmatch(name) is not None and name != "runs"
-    require(usable, f"an experiment cannot be called {name!r}, as its file is; rename the file")
+    require(
+        usable,
+        f"an experiment cannot be called {name!r}, as its file is; rename the file",
+    )
     try:
         file = _validated(document.content)
         _check_names("measured", file.measured, find_metric)
         _check_names("track", file.track, find_tracker)
-        columns = tuple(_column(label, table, file) for label, table in file.scenarios.items())
+        columns = tuple(
+            _column(label, table, file) for label, table in file.scenarios.items()
+        )
         entries = tuple(entry for column in columns for entry in _entries(column, file))
         _check_published(file, entries, quick)
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None
-    return Experiment(f"{name}-quick" if quick else name, "quick" if quick else "full", file, columns, entries)
+    return Experiment(
+        f"{name}-quick" if quick else name,
+        "quick" if quick else "full",
+        file,
+        columns,
+        entries,
+    )
 
 
 def _validated(content: Mapping[str, Any]) -> _File:
@@ -222,16 +265,27 @@ def _validated(content: Mapping[str, Any]) -> _File:
         place = tuple(str(part) for part in first["loc"] if part != "[key]")
         if first["type"] == "extra_forbidden":
             check_choice_at(
-                place[-1], [name for name in (*_File.model_fields, "base", "quick") if name != place[-1]], place, "key"
+                place[-1],
+                [
+                    name
+                    for name in (*_File.model_fields, "base", "quick")
+                    if name != place[-1]
+                ],
+                place,
+                "key",
             )
         if first["type"] == "missing":
             raise ConfigError(place, f"{place[-1]} is missing") from None
         wrong = first["msg"].lower().removeprefix("value error, ")
-        raise ConfigError(place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}") from None
+        raise ConfigError(
+            place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}"
+        ) from None
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
-    """Metrics and trackers exist; whether a metric is defined for a scenario is known with its data."""
+    """Metrics and trackers exist; whether a metric is defined for a scenario is known
+    with its data.
+    """
     for name in names:
         try:
             find(name)
@@ -248,16 +302,25 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
         raise ConfigError((*place, "use") if table.use else place, str(error)) from None
     arguments = table.model_extra or {}
     for key in arguments:
-        check_choice_at(key, [*scenario.parameters, *_Scenario.model_fields], (*place, key), f"argument of {name}")
+        check_choice_at(
+            key,
+            [*scenario.parameters, *_Scenario.model_fields],
+            (*place, key),
+            f"argument of {name}",
+        )
         try:
             scenario.sized(**{key: arguments[key]})
         except ValueError as error:
             raise ConfigError((*place, key), str(error)) from None
     scenario = scenario.sized(**arguments)
     if table.model is not None:
-        scenario = replace(scenario, model=architecture(table.model, (*place, "model"), own_files=True))
+        scenario = replace(
+            scenario, model=architecture(table.model, (*place, "model"), own_files=True)
+        )
     participation = next(
-        share for share in (table.participation, file.participation, scenario.participation) if share is not None
+        share
+        for share in (table.participation, file.participation, scenario.participation)
+        if share is not None
     )
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
@@ -274,9 +337,16 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
         try:
             name = find_algorithm(name).about.name
         except ValueError as error:
-            raise ConfigError((*place, "use") if table.use else place, str(error)) from None
+            raise ConfigError(
+                (*place, "use") if table.use else place, str(error)
+            ) from None
         for other in table.only or ():
-            check_choice_at(other, list(file.scenarios), (*place, "only"), "scenario in this experiment")
+            check_choice_at(
+                other,
+                list(file.scenarios),
+                (*place, "only"),
+                "scenario in this experiment",
+            )
         if table.only is not None and column.label not in table.only:
             continue
         if table.uplink is None:
@@ -290,11 +360,15 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
             if len(candidates) > 1 and column.arguments.get("val") == 0:
                 raise ConfigError(
                     ("scenarios", column.label),
-                    f"{label} has a grid, and grids are chosen on validation data: give scenario {column.label!r} "
-                    "some, such as val = 0.1",
+                    f"{label} has a grid, and grids are chosen on validation data: give"
+                    f" scenario {column.label!r} some, such as val = 0.1",
                 )
-            name_of_row = ", ".join([label, *(f"{key} {value}" for key, value in flatten(varied).items())])
-            yield Entry(name_of_row, label, column, candidates, flatten(varied), refused, uplink)
+            name_of_row = ", ".join(
+                [label, *(f"{key} {value}" for key, value in flatten(varied).items())]
+            )
+            yield Entry(
+                name_of_row, label, column, candidates, flatten(varied), refused, uplink
+            )
 
 
 def _offered(
@@ -318,7 +392,9 @@ def _offered(
 
 
 def _start(name: str, column: Column, file: _File) -> Algorithm:
-    """The method as the scenario recommends it, trained locally as [sgd] and [scenarios.LABEL.sgd] say."""
+    """The method as the scenario recommends it, trained locally as [sgd] and
+    [scenarios.LABEL.sgd] say.
+    """
     start: Any = column.scenario.algorithm(name)
     if hasattr(start, "sgd"):
         for settings, place in (
@@ -330,10 +406,22 @@ def _start(name: str, column: Column, file: _File) -> Algorithm:
 
 
 def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:
-    """Published figures must have a row and a column here (a quick size may leave some out)."""
+    """Published figures must have a row and a column here (a quick size may leave some
+    out).
+    """
     rows = list(dict.fromkeys(entry.row for entry in entries))
     for metric, tables in file.published.items():
         for label, figures in tables.items():
-            check_choice_at(label, list(file.scenarios), ("published", metric, label), "scenario in this experiment")
+            check_choice_at(
+                label,
+                list(file.scenarios),
+                ("published", metric, label),
+                "scenario in this experiment",
+            )
             for row in figures if not quick else ():
-                check_choice_at(row, rows, ("published", metric, label, row), "row in this experiment")
+                check_choice_at(
+                    row,
+                    rows,
+                    ("published", metric, label, row),
+                    "row in this experiment",
+                )

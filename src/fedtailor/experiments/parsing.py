@@ -16,12 +16,21 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from fedtailor import models
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.models import Architecture
-from fedtailor.protocol import SGD, check_choice, is_hyperparameters, module_of, named_in_file, require
+from fedtailor.protocol import (
+    SGD,
+    check_choice,
+    is_hyperparameters,
+    module_of,
+    named_in_file,
+    require,
+)
 
 T = TypeVar("T")
 
 MOST_COMBINATIONS = 10_000
-"""Each is a training: more are a mistake, and would fill the memory before the first begins."""
+"""Each is a training: more are a mistake, and would fill the memory before the first
+begins.
+"""
 
 NONE = "none"
 """How a file says None, for settings that may be None (TOML has no null)."""
@@ -32,10 +41,12 @@ class RefusedSettings(ConfigError):
 
 
 def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
-    """A method with some hyper-parameters set; tables set those of its parts (`sgd = {lr = 0.1}`).
+    """A method with some hyper-parameters set; tables set those of its parts (`sgd =
+    {lr = 0.1}`).
 
     Raises:
-        ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it is of another type.
+        ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it
+            is of another type.
         RefusedSettings: the method refuses the values.
     """
     hints = typing.get_type_hints(type(value), include_extras=True)
@@ -56,11 +67,14 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
         return made
     except ValueError as error:
         culprit = next((name for name in settings if name in str(error)), None)
-        raise RefusedSettings(place if culprit is None else (*place, culprit), str(error)) from None
+        raise RefusedSettings(
+            place if culprit is None else (*place, culprit), str(error)
+        ) from None
 
 
 def check_trains(part: Any, prefix: str = "") -> None:
-    """Refuse local training that does nothing, which Python allows as the neutral element of its formulas.
+    """Refuse local training that does nothing, which Python allows as the neutral
+    element of its formulas.
 
     Raises:
         ValueError: with the setting's name, behind `prefix`.
@@ -79,22 +93,31 @@ def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
     if given == NONE and type(None) in typing.get_args(hint):
         return None
     try:
-        return TypeAdapter(hint).validate_json(json.dumps(given, default=str), strict=True)
+        return TypeAdapter(hint).validate_json(
+            json.dumps(given, default=str), strict=True
+        )
     except ValidationError as error:
-        wanted = " or ".join(dict.fromkeys(one["msg"] for one in error.errors())).lower()
+        wanted = " or ".join(
+            dict.fromkeys(one["msg"] for one in error.errors())
+        ).lower()
         raise ConfigError(place, f"{place[-1]} is {given!r}; {wanted}") from None
     except PydanticSchemaGenerationError:
-        raise ConfigError(place, f"{place[-1]} can be set in Python only, not in a file") from None
+        raise ConfigError(
+            place, f"{place[-1]} can be set in Python only, not in a file"
+        ) from None
 
 
-def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: bool = False) -> Architecture:
+def architecture(
+    given: str | Mapping[str, Any], place: KeyPath, *, own_files: bool = False
+) -> Architecture:
     """A model of the zoo: its name, or a table `{use = "mlp", hidden = 128}`.
 
     Args:
         given: what the file says.
         place: where it says so.
-        own_files: whether `use = "FILE.py:FUNCTION"`, a function that makes an architecture, may be given, too. Python
-            files of experiments are the user's own; a job's would be somebody else's.
+        own_files: whether `use = "FILE.py:FUNCTION"`, a function that makes an
+            architecture, may be given, too. Python files of experiments are the user's
+            own; a job's would be somebody else's.
 
     Raises:
         ConfigError: there is no such model or argument, or a value has the wrong type.
@@ -108,10 +131,16 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: b
     if own is None:
         check_choice_at(name, list(known), place, "model")
     build = known[name] if own is None else _own_function(*own, place)
-    hints, names = typing.get_type_hints(build), list(inspect.signature(build).parameters)
+    hints, names = (
+        typing.get_type_hints(build),
+        list(inspect.signature(build).parameters),
+    )
     for key in arguments:
         check_choice_at(key, names, (*place, key), f"argument of {name}")
-    coerced = {key: coerce(value, hints.get(key, Any), (*place, key)) for key, value in arguments.items()}
+    coerced = {
+        key: coerce(value, hints.get(key, Any), (*place, key))
+        for key, value in arguments.items()
+    }
     try:
         built = build(**coerced)
     except (TypeError, ValueError) as error:
@@ -119,9 +148,15 @@ def architecture(given: str | Mapping[str, Any], place: KeyPath, *, own_files: b
     except Exception as error:
         if own is None:
             raise
-        raise ConfigError(place, f"{name} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            place, f"{name} failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(built, Architecture):
-        raise ConfigError(place, f"{name} gives {built!r}; it must give an architecture, such as from_torch(...)")
+        raise ConfigError(
+            place,
+            f"{name} gives {built!r}; it must give an architecture, such as"
+            " from_torch(...)",
+        )
     return built
 
 
@@ -137,25 +172,33 @@ def _own_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
 
 
 def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:
-    """Every combination of the values in a table of lists (nested tables for nested settings), as nested dicts.
+    """Every combination of the values in a table of lists (nested tables for nested
+    settings), as nested dicts.
 
     Raises:
-        ConfigError: a value is no list, or an empty one; or there are more than anybody trains.
+        ConfigError: a value is no list, or an empty one; or there are more than anybody
+            trains.
     """
     flat = list(_leaves(lists, place))
     count = math.prod(len(values) for _, values in flat)
     if count > MOST_COMBINATIONS:
         advice = f"at most {MOST_COMBINATIONS:,} are possible: shorten its lists"
         raise ConfigError(place, f"{place[-1]} has {count:,} combinations; {advice}")
-    return [_nested(zip((path for path, _ in flat), values, strict=True)) for values in
-            product(*(values for _, values in flat))]  # fmt: skip
+    return [
+        _nested(zip((path for path, _ in flat), values, strict=True))
+        for values in product(*(values for _, values in flat))
+    ]
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= (
+            flatten(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{name}": value}
+        )
     return flat
 
 
@@ -173,21 +216,34 @@ def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) 
 
 def _part(hint: Any, place: KeyPath) -> Any:
     """A new instance of the method that an annotation such as `SGD | None` names."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    kinds = (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint)
+        else (hint,)
+    )
     for kind in kinds:
         if isinstance(kind, type) and getattr(kind, "__is_hyperparameters__", False):
             return kind()
     raise ConfigError(place, f"{place[-1]} is no table; give it a value")
 
 
-def _leaves(lists: Mapping[str, Any], place: KeyPath) -> Iterable[tuple[KeyPath, list[Any]]]:
+def _leaves(
+    lists: Mapping[str, Any], place: KeyPath
+) -> Iterable[tuple[KeyPath, list[Any]]]:
     for name, values in lists.items():
         if isinstance(values, Mapping):
-            yield from (((name, *path), inner) for path, inner in _leaves(values, (*place, name)))
+            yield from (
+                ((name, *path), inner)
+                for path, inner in _leaves(values, (*place, name))
+            )
         elif isinstance(values, list) and values:
             yield (name,), values
         else:
-            raise ConfigError((*place, name), f"{name} is {values!r}; it must be a list of values, such as [0.1, 1.0]")
+            raise ConfigError(
+                (*place, name),
+                f"{name} is {values!r}; it must be a list of values, such as [0.1,"
+                " 1.0]",
+            )
 
 
 def _nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:

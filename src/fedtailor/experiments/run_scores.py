@@ -7,12 +7,18 @@ import polars as pl
 from fedtailor.metrics import Metric, find_metric
 from fedtailor.protocol import require
 from fedtailor.storage import Damaged, check
-from fedtailor.storage.run_files import METRICS, SUMMARY, read_frame, read_summary, require_unchanged
+from fedtailor.storage.run_files import (
+    METRICS,
+    SUMMARY,
+    read_frame,
+    read_summary,
+    require_unchanged,
+)
 
 
 def validation_score(path: Path) -> float | None:
-    """Mean over clients, on validation data after the last round, of what the run is judged by (minus it, where lower
-    is better); None if the run diverged.
+    """Mean over clients, on validation data after the last round, of what the run is
+    judged by (minus it, where lower is better); None if the run diverged.
 
     Raises:
         ValueError: the scenario has no validation data.
@@ -23,15 +29,19 @@ def validation_score(path: Path) -> float | None:
     metric = summary["metric"]
     require_unchanged(path / METRICS, summary)
     frame = read_frame(path / METRICS).filter(_is_validation(metric))
-    require(len(frame) > 0, "a grid is chosen on validation data, and this scenario has none; remove the grid")
+    require(
+        len(frame) > 0,
+        "a grid is chosen on validation data, and this scenario has none; remove the"
+        " grid",
+    )
     last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
     assert isinstance(last, float)
     return last if find_metric(metric).higher_is_better else -last
 
 
 def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
-    """As `validation_score`, after some of a run's rounds, whether it has ended or not; None if it was not evaluated
-    then.
+    """As `validation_score`, after some of a run's rounds, whether it has ended or not;
+    None if it was not evaluated then.
 
     Raises:
         Damaged: the directory does not hold what was written to it.

@@ -16,10 +16,11 @@ from fedtailor.protocol import SGD, Algorithm, require
 
 
 def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
-    """method name -> the method with its defaults, trained locally as `sgd` says (for `Scenario.default`).
+    """method name -> the method with its defaults, trained locally as `sgd` says (for
+    `Scenario.default`).
 
-    A method that is defined for plain SGD only does without the momentum, and one that the rate does not suit keeps its
-    own local training.
+    A method that is defined for plain SGD only does without the momentum, and one that
+    the rate does not suit keeps its own local training.
     """
 
     def recommended(name: str) -> Algorithm:
@@ -41,13 +42,15 @@ class Scenario:
     Attributes:
         name: on the command line.
         description: one line.
-        build: seed -> the federation. Its keyword-only parameters are the scenario's sizes: annotated, with defaults
-            as published.
+        build: seed -> the federation. Its keyword-only parameters are the scenario's
+            sizes: annotated, with defaults as published.
         model: what is trained.
         rounds: how many rounds the settings are meant for.
-        settings: method name -> the method as this scenario recommends it; others run with `default`.
+        settings: method name -> the method as this scenario recommends it; others run
+            with `default`.
         default: method name -> the method as recommended where `settings` has none.
-        participation: who reports in a round: a share of the seen clients, or (from 2) a number of them.
+        participation: who reports in a round: a share of the seen clients, or (from 2)
+            a number of them.
         source: where the scenario was published.
         data: the data set that it needs; "" where nothing has to be at hand.
     """
@@ -81,24 +84,38 @@ class Scenario:
         sizes = self._sizes()
         for name, value in arguments.items():
             allowed = ", ".join(sizes) or "none"
-            require(name in sizes, f"{self.name} has no parameter {name!r}; its parameters are: {allowed}")
+            require(
+                name in sizes,
+                f"{self.name} has no parameter {name!r}; its parameters are: {allowed}",
+            )
             arguments[name] = self._checked(name, value, sizes[name].annotation)
         return replace(self, build=partial(self.build, **arguments))
 
     def _sizes(self) -> dict[str, inspect.Parameter]:
         found = inspect.signature(self.build).parameters
-        return {name: parameter for name, parameter in found.items() if parameter.kind is parameter.KEYWORD_ONLY}
+        return {
+            name: parameter
+            for name, parameter in found.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
 
     def _checked(self, name: str, value: Any, kind: Any) -> Any:
-        """A value of the annotated kind; whole numbers serve as floats, and lists (as in TOML) as tuples."""
+        """A value of the annotated kind; whole numbers serve as floats, and lists (as
+        in TOML) as tuples.
+        """
         try:
             given = tuple(value) if isinstance(value, list) else value
             return TypeAdapter(kind).validate_python(given, strict=True)
         except ValidationError as error:
             wanted = " or ".join(
-                dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
+                dict.fromkeys(
+                    problem["msg"].removeprefix("Input should be ")
+                    for problem in error.errors()
+                )
             )
-            raise ValueError(f"{self.name}: {name} is {value!r}; it must be {wanted}") from None
+            raise ValueError(
+                f"{self.name}: {name} is {value!r}; it must be {wanted}"
+            ) from None
 
     def algorithm(self, name: str) -> Algorithm:
         """A method as this scenario recommends it.
@@ -107,4 +124,8 @@ class Scenario:
             ValueError: there is no such method.
         """
         registered = find_algorithm(name).about.name
-        return self.settings[registered] if registered in self.settings else self.default(registered)
+        return (
+            self.settings[registered]
+            if registered in self.settings
+            else self.default(registered)
+        )

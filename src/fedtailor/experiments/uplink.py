@@ -1,4 +1,6 @@
-"""What happens to an update before it leaves a client, as files and the command line write it."""
+"""What happens to an update before it leaves a client, as files and the command line
+write it.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,17 +14,22 @@ from fedtailor.protocol import Pipeline, require
 
 
 def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
-    """The transforms of a list of tables, such as `[{use = "clip", norm = 0.5}, {use = "quantize"}]`.
+    """The transforms of a list of tables, such as `[{use = "clip", norm = 0.5}, {use =
+    "quantize"}]`.
 
     Raises:
-        ConfigError: a transform or setting is unknown or has a wrong value, or their order is wrong.
+        ConfigError: a transform or setting is unknown or has a wrong value, or their
+            order is wrong.
     """
     found = []
     for entry in entries:
         settings = dict(entry)
         name = settings.pop("use", None)
         if name is None:
-            raise ConfigError(place, f"a transform needs a name: use = {' | '.join(transform_names())}")
+            raise ConfigError(
+                place,
+                f"a transform needs a name: use = {' | '.join(transform_names())}",
+            )
         try:
             transform = find_transform(str(name))
         except ValueError as error:
@@ -39,8 +46,9 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
 
 
 def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
-    """The transforms of texts, such as `clip:0.5` or `gaussian-noise:1.1,norm=0.5,by=client`: behind the colon the
-    first setting of a transform may stand without its name.
+    """The transforms of texts, such as `clip:0.5` or
+    `gaussian-noise:1.1,norm=0.5,by=client`: behind the colon the first setting of a
+    transform may stand without its name.
 
     Raises:
         ValueError: as `uplink_of_tables`.
@@ -52,8 +60,13 @@ def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
         entry: dict[str, Any] = {"use": name}
         for number, setting in enumerate(filter(None, settings.split(","))):
             key, equals, value = setting.partition("=")
-            require(bool(equals) or number == 0, f"--uplink {text}: write {key!r} as name=value")
-            key, value = (key, value) if equals else (fields(cast(Any, transform))[0].name, key)
+            require(
+                bool(equals) or number == 0,
+                f"--uplink {text}: write {key!r} as name=value",
+            )
+            key, value = (
+                (key, value) if equals else (fields(cast(Any, transform))[0].name, key)
+            )
             entry[key] = _value(value)
         entries.append(entry)
     return uplink_of_tables(entries, ())

@@ -1,4 +1,6 @@
-"""Who holds which data: federations, how to build them, and how to make clients differ."""
+"""Who holds which data: federations, how to build them, and how to make clients
+differ.
+"""
 
 from fedtailor.federation import datasets
 from fedtailor.federation.build import from_arrays, from_partition
@@ -7,7 +9,14 @@ from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.dirichlet import DirichletByClass, DirichletByClient
 from fedtailor.federation.federation import Client, Federation, Ragged, Split
 from fedtailor.federation.files import from_frame, from_npz
-from fedtailor.federation.partition import IID, ClassesPerClient, Natural, Partitioner, Shards, Stratified
+from fedtailor.federation.partition import (
+    IID,
+    ClassesPerClient,
+    Natural,
+    Partitioner,
+    Shards,
+    Stratified,
+)
 from fedtailor.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.federation.storage import load, save
 from fedtailor.federation.transforms import LabelPermutations, Rotations, standardize

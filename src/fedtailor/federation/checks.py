@@ -1,4 +1,6 @@
-"""Checks of what users give that several parts of this room share; every failure is one line with the remedy."""
+"""Checks of what users give that several parts of this room share; every failure is one
+line with the remedy.
+"""
 
 import math
 import os
@@ -14,10 +16,14 @@ SPLITS = ("train", "val", "test")
 """The splits of a client's examples, in the order in which everything lists them."""
 
 MAX_CLASSES = 100_000
-"""A model has an output for every class: more than these take gigabytes for what is usually a column of numbers."""
+"""A model has an output for every class: more than these take gigabytes for what is
+usually a column of numbers.
+"""
 
 MAX_SEED = 2**32 - 1
-"""JAX's keys are made of 32 bits: larger seeds, and negative ones, would share their keys with others."""
+"""JAX's keys are made of 32 bits: larger seeds, and negative ones, would share their
+keys with others.
+"""
 
 
 def check_seed(seed: Any) -> int:
@@ -30,7 +36,9 @@ def check_seed(seed: Any) -> int:
         ValueError: it is no whole number in 0..2^32 - 1.
     """
     check_integer(seed, "seed", 0)
-    require(seed <= MAX_SEED, f"seed is {seed}; it must be at most 2^32 - 1 = {MAX_SEED}")
+    require(
+        seed <= MAX_SEED, f"seed is {seed}; it must be at most 2^32 - 1 = {MAX_SEED}"
+    )
     return int(seed)
 
 
@@ -51,7 +59,9 @@ def check_finite(value: Any, what: str) -> None:
     Raises:
         ValueError: with the name `what`.
     """
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    number = (
+        isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    )
     require(number, f"{what} is {shown(value)}; it must be a finite number")
 
 
@@ -62,7 +72,8 @@ def shown(value: Any) -> str:
 
 
 def check_memory(numbers: float, itemsize: int, what: str) -> None:
-    """Refuse at once what could never fit into this machine: a mistyped size would stop it instead.
+    """Refuse at once what could never fit into this machine: a mistyped size would stop
+    it instead.
 
     Args:
         numbers: how many numbers the arrays hold.
@@ -76,7 +87,11 @@ def check_memory(numbers: float, itemsize: int, what: str) -> None:
     installed = _memory()
     gib = needed / 2**30
     installed_gib = installed / 2**30
-    require(needed <= installed, f"{what} needs {gib:,.0f} GiB of memory, and this machine has {installed_gib:.0f}")
+    require(
+        needed <= installed,
+        f"{what} needs {gib:,.0f} GiB of memory, and this machine has"
+        f" {installed_gib:.0f}",
+    )
 
 
 def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
@@ -90,19 +105,24 @@ def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
         A NumPy array without mask; the user's own where it was one.
 
     Raises:
-        ValueError: rows of different lengths, something that is no array, or masked entries.
+        ValueError: rows of different lengths, something that is no array, or masked
+            entries.
     """
     try:
         array = np.asanyarray(values)
     except ValueError:
         raise ValueError(
-            f"{what} is no array: its rows differ in length or kind; give every row the same shape"
+            f"{what} is no array: its rows differ in length or kind; give every row the"
+            " same shape"
         ) from None
     if isinstance(array, np.ma.MaskedArray):
         masked = np.ma.getmaskarray(array)
         if masked.any():
             row = int(np.argwhere(masked)[0][0]) if masked.ndim else 0
-            raise ValueError(f"row {row} of {what} is masked; fill it in or drop the row (a mask would be ignored)")
+            raise ValueError(
+                f"row {row} of {what} is masked; fill it in or drop the row (a mask"
+                " would be ignored)"
+            )
         array = array.data
     return np.asarray(array)
 
@@ -123,18 +143,34 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
     # Data frames give objects, among which any kind of missing cell may stand.
     if values.dtype.kind == "O":
         missing = [row for row, value in enumerate(values.flat) if _is_missing(value)]
-        require(not missing, f"row {missing[0] if missing else 0} has no {what}; fill it in or drop the row")
+        require(
+            not missing,
+            f"row {missing[0] if missing else 0} has no {what}; fill it in or drop"
+            " the row",
+        )
     try:
         if values.dtype.kind == "O":
-            texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values.flat]
+            texts = [
+                value.decode() if isinstance(value, bytes) else str(value)
+                for value in values.flat
+            ]
             text = np.array(texts, np.str_).reshape(values.shape)
         else:
-            text = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(np.str_)
+            text = (
+                np.char.decode(values, "utf-8")
+                if values.dtype.kind == "S"
+                else values.astype(np.str_)
+            )
     except UnicodeDecodeError:
-        raise ValueError(f"a {what} is bytes that are no UTF-8; decode the column first") from None
+        raise ValueError(
+            f"a {what} is bytes that are no UTF-8; decode the column first"
+        ) from None
     empty = text == ""
     if empty.any():
-        raise ValueError(f"row {int(np.argmax(empty))} has an empty {what}; fill it in or drop the row")
+        raise ValueError(
+            f"row {int(np.argmax(empty))} has an empty {what}; fill it in or drop"
+            " the row"
+        )
     return text
 
 

@@ -23,11 +23,13 @@ class Dataset:
         name: what tables call the data.
         test: [N] which examples the publishers hold out for testing, or None.
         client: [N] the natural owner of every example (writer, user), or None.
-        shift, scale: the model's input is (x - shift) * scale; one number or one for each channel.
+        shift, scale: the model's input is (x - shift) * scale; one number or one for
+            each channel.
         class_names: [classes], or None.
 
     Raises:
-        ValueError: the arrays differ in length or are masked, or a label is outside the classes.
+        ValueError: the arrays differ in length or are masked, or a label is outside the
+            classes.
     """
 
     x: NDArray[Any]
@@ -46,16 +48,21 @@ class Dataset:
                 continue
             array = plain_array(getattr(self, what), f"{what} of {self.name}")
             require(
-                array.ndim >= 1, f"{self.name}: {what} is {array.dtype} without rows; it holds one entry for each row"
+                array.ndim >= 1,
+                f"{self.name}: {what} is {array.dtype} without rows; it holds one entry"
+                " for each row",
             )
             require(
                 what == "x" or len(array) == len(self.x),
-                f"{self.name}: x has {len(self.x)} rows and {what} has {len(array)}; they must agree",
+                f"{self.name}: x has {len(self.x)} rows and {what} has {len(array)};"
+                " they must agree",
             )
             object.__setattr__(self, what, array)
         if self.test is not None:
             require(
-                self.test.dtype == np.bool_, f"{self.name}: test is {self.test.dtype}; give True or False for each row"
+                self.test.dtype == np.bool_,
+                f"{self.name}: test is {self.test.dtype}; give True or False for"
+                " each row",
             )
         if self.classes is not None:
             self._check_labels(self.classes)
@@ -63,10 +70,16 @@ class Dataset:
     def _check_labels(self, classes: int) -> None:
         check_integer(classes, "classes", 1)
         y = self.y
-        require(np.issubdtype(y.dtype, np.integer), f"{self.name}: y is {y.dtype}; labels of classes are integers")
+        require(
+            np.issubdtype(y.dtype, np.integer),
+            f"{self.name}: y is {y.dtype}; labels of classes are integers",
+        )
         if y.size and (y.min() < 0 or y.max() >= classes):
             row = int(np.argwhere((y < 0) | (y >= classes))[0][0])
-            raise ValueError(f"{self.name}: row {row} has a label outside the {classes} classes 0..{classes - 1}")
+            raise ValueError(
+                f"{self.name}: row {row} has a label outside the {classes} classes"
+                f" 0..{classes - 1}"
+            )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -115,16 +128,27 @@ class Dataset:
             raise ValueError(f"{self.name} has no classes to choose from")
         repeated = len(set(labels)) < len(labels)
         if repeated or not all(0 <= label < self.classes for label in labels):
-            raise ValueError(f"labels {list(labels)} are not different classes of 0..{self.classes - 1}")
+            raise ValueError(
+                f"labels {list(labels)} are not different classes of"
+                f" 0..{self.classes - 1}"
+            )
         # old class -> new class, -1 for those that are left out
         codes = np.full(self.classes, -1)
         codes[list(labels)] = np.arange(len(labels))
         chosen = self.take(codes[self.y] >= 0)
-        names = None if self.class_names is None else tuple(self.class_names[label] for label in labels)
-        return _replace(chosen, y=codes[chosen.y], classes=len(labels), class_names=names)
+        names = (
+            None
+            if self.class_names is None
+            else tuple(self.class_names[label] for label in labels)
+        )
+        return _replace(
+            chosen, y=codes[chosen.y], classes=len(labels), class_names=names
+        )
 
     def __repr__(self) -> str:
-        return f"Dataset({self.name!r}: {len(self)} examples of shape {self.x.shape[1:]})"
+        return (
+            f"Dataset({self.name!r}: {len(self)} examples of shape {self.x.shape[1:]})"
+        )
 
 
 def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -134,4 +158,6 @@ def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         The codes, shaped as the labels, and what each code stands for; in sorted order.
     """
     values, codes = np.unique(labels, return_inverse=True)
-    return codes.reshape(np.shape(labels)).astype(np.int64), tuple(str(value) for value in values)
+    return codes.reshape(np.shape(labels)).astype(np.int64), tuple(
+        str(value) for value in values
+    )

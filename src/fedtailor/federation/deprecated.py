@@ -24,8 +24,12 @@ def renamed(**names: str) -> Callable[[Made], Made]:
     return decorate
 
 
-def _translating(function: Callable[..., Any], title: str, names: dict[str, str]) -> Callable[..., Any]:
-    """A function that takes old names of arguments, too; to whoever inspects it, it has the new ones only."""
+def _translating(
+    function: Callable[..., Any], title: str, names: dict[str, str]
+) -> Callable[..., Any]:
+    """A function that takes old names of arguments, too; to whoever inspects it, it has
+    the new ones only.
+    """
 
     @functools.wraps(function)
     def translated(*args: Any, **options: Any) -> Any:
@@ -33,7 +37,11 @@ def _translating(function: Callable[..., Any], title: str, names: dict[str, str]
             new = names[old]
             if new in options:
                 raise ValueError(f"{title} takes {new}, once {old}; give one of them")
-            warnings.warn(f"{title}: {old} is now {new}; {old} goes with 0.3", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                f"{title}: {old} is now {new}; {old} goes with 0.3",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             options[new] = options.pop(old)
         return function(*args, **options)
 

@@ -19,7 +19,8 @@ class Ragged:
     """Row numbers of m clients, one client after another (compressed sparse rows).
 
     Attributes:
-        rows: [total] row numbers; those of client i are `rows[offsets[i]:offsets[i + 1]]`.
+        rows: [total] row numbers; those of client i are `rows[offsets[i]:offsets[i +
+            1]]`.
         offsets: [m + 1], from 0 to total, never decreasing.
 
     Raises:
@@ -32,15 +33,24 @@ class Ragged:
     def __post_init__(self) -> None:
         rows, offsets = np.asarray(self.rows), np.asarray(self.offsets)
         if rows.ndim != 1 or offsets.ndim != 1 or not len(offsets):
-            raise ValueError(f"rows and offsets must be vectors, not of shapes {rows.shape} and {offsets.shape}")
+            raise ValueError(
+                f"rows and offsets must be vectors, not of shapes {rows.shape} and"
+                f" {offsets.shape}"
+            )
         for what, numbers in (("row numbers", rows), ("offsets", offsets)):
             if len(numbers) and not np.issubdtype(numbers.dtype, np.integer):
                 raise ValueError(f"{what} are {numbers.dtype}; they must be integers")
         covers_rows = offsets[0] == 0 and offsets[-1] == len(rows)
         if not covers_rows or np.any(np.diff(offsets) < 0):
-            raise ValueError(f"offsets must rise from 0 to the number of rows, {len(rows)}; build with Ragged.of")
+            raise ValueError(
+                f"offsets must rise from 0 to the number of rows, {len(rows)}; build"
+                " with Ragged.of"
+            )
         if len(rows) and (rows.min() < 0 or rows.max() > np.iinfo(np.int32).max):
-            raise ValueError(f"row numbers run from {rows.min()} to {rows.max()}; they must be in 0..2^31 - 1")
+            raise ValueError(
+                f"row numbers run from {rows.min()} to {rows.max()}; they must be in"
+                " 0..2^31 - 1"
+            )
         object.__setattr__(self, "rows", rows.astype(np.int32, copy=False))
         object.__setattr__(self, "offsets", offsets.astype(np.int64, copy=False))
 
@@ -55,7 +65,9 @@ class Ragged:
 
     @classmethod
     def cut(cls, rows: NDArray[Any], sizes: NDArray[np.integer[Any]]) -> "Ragged":
-        """From the row numbers of all clients, one client after another, and how many each has [m]."""
+        """From the row numbers of all clients, one client after another, and how many
+        each has [m].
+        """
         ends = np.cumsum(np.asarray(sizes, np.int64))
         return cls(rows, np.concatenate([[0], ends]))
 
@@ -156,27 +168,34 @@ class Client:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """A pool of examples and, for each of m clients, which of them it trains, validates and tests on.
+    """A pool of examples and, for each of m clients, which of them it trains, validates
+    and tests on.
 
-    Examples may be shared between clients (a common test set), never between the splits of one client. Transforms of
-    clients or groups (rotations, permuted labels) are already applied in the pool.
+    Examples may be shared between clients (a common test set), never between the splits
+    of one client. Transforms of clients or groups (rotations, permuted labels) are
+    already applied in the pool.
 
     Attributes:
-        x: [N, ...] inputs: uint8, float32 or float64, or int32 for token ids; kept as they are. A model without
-            inputs has x of shape [N, 0].
+        x: [N, ...] inputs: uint8, float32 or float64, or int32 for token ids; kept as
+            they are. A model without inputs has x of shape [N, 0].
         y: [N] integer class labels, or [N, ...] targets.
-        train, val, test: rows of each client; `val` may be empty, `train` of seen clients may not.
-        names: [m] unique names; every random choice about a client is keyed by its name.
+        train, val, test: rows of each client; `val` may be empty, `train` of seen
+            clients may not.
+        names: [m] unique names; every random choice about a client is keyed by its
+            name.
         groups: [m] true group of each client, or None.
-        unseen: [m] clients held out of training, served when training is over (default: none).
+        unseen: [m] clients held out of training, served when training is over (default:
+            none).
         classes: number of classes; None for regression and other targets.
-        shift, scale: the model's input is (x - shift) * scale, computed on the device; one number, or one for each
-            position of the last axis (channels). Token ids (int32) are passed on untouched.
+        shift, scale: the model's input is (x - shift) * scale, computed on the device;
+            one number, or one for each position of the last axis (channels). Token ids
+            (int32) are passed on untouched.
         name: what tables call the data.
         class_names: [classes] what the labels stand for, or None.
 
     Raises:
-        ValueError: anything that does not fit together, in one line that names the client and the remedy.
+        ValueError: anything that does not fit together, in one line that names the
+            client and the remedy.
     """
 
     x: NDArray[Any]
@@ -200,11 +219,21 @@ class Federation:
             "x": plain_array(self.x, "x"),
             "y": plain_array(self.y, "y"),
             "names": names,
-            "unseen": unseen.astype(np.bool_) if len(unseen) else np.zeros(len(names), np.bool_),
-            "groups": None if self.groups is None else plain_array(self.groups, "groups"),
+            "unseen": (
+                unseen.astype(np.bool_)
+                if len(unseen)
+                else np.zeros(len(names), np.bool_)
+            ),
+            "groups": (
+                None if self.groups is None else plain_array(self.groups, "groups")
+            ),
             "shift": _numbers(self.shift, "shift"),
             "scale": _numbers(self.scale, "scale"),
-            "class_names": None if self.class_names is None else tuple(str(name) for name in self.class_names),
+            "class_names": (
+                None
+                if self.class_names is None
+                else tuple(str(name) for name in self.class_names)
+            ),
         }
         for key, value in normal.items():
             object.__setattr__(self, key, value)
@@ -232,7 +261,9 @@ class Federation:
 
     @property
     def untested(self) -> NDArray[np.int64]:
-        """Positions of the clients without test rows (one row only trains): no table of results can show them."""
+        """Positions of the clients without test rows (one row only trains): no table of
+        results can show them.
+        """
         return np.flatnonzero(self.test.sizes == 0)
 
     @property
@@ -248,16 +279,27 @@ class Federation:
         """
         if isinstance(which, str):
             if which not in self.names:
-                raise ValueError(f"no client is called {which!r}; the first one is {self.names[0]!r}")
+                raise ValueError(
+                    f"no client is called {which!r}; the first one is {self.names[0]!r}"
+                )
             return Client(self, self.names.index(which))
         if not isinstance(which, Integral) or not -len(self) <= int(which) < len(self):
-            raise ValueError(f"there is no client {which}; the federation has {len(self)}, counted from 0")
+            raise ValueError(
+                f"there is no client {which}; the federation has {len(self)}, counted"
+                " from 0"
+            )
         return Client(self, int(which) % len(self))
 
     def describe(self) -> str:
         """Sizes of clients and splits in a few lines."""
-        targets = f"targets of shape {self.y.shape[1:]}" if self.classes is None else f"{self.classes} classes"
-        groups = "" if self.groups is None else f", {len(np.unique(self.groups))} groups"
+        targets = (
+            f"targets of shape {self.y.shape[1:]}"
+            if self.classes is None
+            else f"{self.classes} classes"
+        )
+        groups = (
+            "" if self.groups is None else f", {len(np.unique(self.groups))} groups"
+        )
         unseen = int(self.unseen.sum())
         lines = [
             f"{self.name}: {len(self)} clients ({unseen} unseen{groups}), {targets}",
@@ -265,16 +307,25 @@ class Federation:
         ]
         for split in SPLITS:
             sizes = getattr(self, split).sizes
-            spread = f"{sizes.min()} to {sizes.max()} a client, median {np.median(sizes):g}"
+            spread = (
+                f"{sizes.min()} to {sizes.max()} a client, median {np.median(sizes):g}"
+            )
             lines.append(f"  {split}: {sizes.sum()} samples, {spread}")
         if len(self.untested):
             named = ", ".join(repr(self.names[client]) for client in self.untested[:5])
-            more = f" and {len(self.untested) - 5} more" if len(self.untested) > 5 else ""
-            lines.append(f"  without test samples: {named}{more}; no test result can name them")
+            more = (
+                f" and {len(self.untested) - 5} more" if len(self.untested) > 5 else ""
+            )
+            lines.append(
+                f"  without test samples: {named}{more}; no test result can name them"
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Federation({self.name!r}: {len(self)} clients, {len(self.x)} examples of shape {self.input_shape})"
+        return (
+            f"Federation({self.name!r}: {len(self)} clients, {len(self.x)} examples of"
+            f" shape {self.input_shape})"
+        )
 
 
 def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
@@ -284,6 +335,12 @@ def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
         ValueError: it is none.
     """
     try:
-        return float(value) if np.ndim(value) == 0 else tuple(float(part) for part in value)
+        return (
+            float(value)
+            if np.ndim(value) == 0
+            else tuple(float(part) for part in value)
+        )
     except (TypeError, ValueError):
-        raise ValueError(f"{what} is {shown(value)}; give one number, or one for each channel") from None
+        raise ValueError(
+            f"{what} is {shown(value)}; give one number, or one for each channel"
+        ) from None

@@ -22,11 +22,14 @@ _NO_NPZ = (
     *(OSError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError),
     *(LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""What reading other bytes as an .npz may end in: an encrypted or unknown compression, a header of any shape, ..."""
+"""What reading other bytes as an .npz may end in: an encrypted or unknown compression,
+a header of any shape, ...
+"""
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
-    """A federation from an .npz with arrays `x`, `y`, `client` and, if wanted, `split` and `group`.
+    """A federation from an .npz with arrays `x`, `y`, `client` and, if wanted, `split`
+    and `group`.
 
     Args:
         path: the file. Pickled objects in it are refused.
@@ -36,7 +39,8 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
         The federation, named after the file.
 
     Raises:
-        ValueError: the file is missing, damaged or lacks an array; or the data do not fit together.
+        ValueError: the file is missing, damaged or lacks an array; or the data do not
+            fit together.
     """
     path = existing_file(path)
     with reading(path):
@@ -51,19 +55,27 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = sorted(archive.files)
-            arrays = {key: archive[key] for key in ("x", "y", "client", "split", "group") if key in names}
+            arrays = {
+                key: archive[key]
+                for key in ("x", "y", "client", "split", "group")
+                if key in names
+            }
     except _NO_NPZ:
         raise _no_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]
     if missing:
-        raise ValueError(f"{path} has no array {missing[0]!r}, only {', '.join(names)}; it needs x, y and client")
+        raise ValueError(
+            f"{path} has no array {missing[0]!r}, only {', '.join(names)}; it needs x,"
+            " y and client"
+        )
     return from_arrays(**{"name": path.stem, **arrays, **options})
 
 
 def _no_npz(path: Path) -> ValueError:
     """The error for a file that NumPy cannot read, whatever the reason."""
     return ValueError(
-        f"{path} is no readable .npz of plain arrays (pickled objects are refused); write it with numpy.savez"
+        f"{path} is no readable .npz of plain arrays (pickled objects are refused);"
+        " write it with numpy.savez"
     )
 
 
@@ -77,13 +89,17 @@ def from_frame(
     group: str | None = None,
     **options: Any,
 ) -> Federation:
-    """A federation from a frame or a Parquet, CSV or TSV file, one row for each example.
+    """A federation from a frame or a Parquet, CSV or TSV file, one row for each
+    example.
 
     Args:
-        source: a polars frame, or a path that ends in .parquet, .csv or .tsv (also .csv.gz).
+        source: a polars frame, or a path that ends in .parquet, .csv or .tsv (also
+            .csv.gz).
         client: column with the client of the row.
-        label: column with the target: integers, text (encoded; the class names are kept) or floats.
-        features: numeric columns; or one column of arrays of a common length; by default all other columns.
+        label: column with the target: integers, text (encoded; the class names are
+            kept) or floats.
+        features: numeric columns; or one column of arrays of a common length; by
+            default all other columns.
         split: column with "train", "val" or "test".
         group: column with the true group of the client.
         options: as `from_arrays` takes them.
@@ -92,8 +108,8 @@ def from_frame(
         The federation; of a file, with its name.
 
     Raises:
-        ValueError: the file is missing or unreadable; a column is missing, has gaps or is no number; or the data do
-            not fit together.
+        ValueError: the file is missing or unreadable; a column is missing, has gaps or
+            is no number; or the data do not fit together.
     """
     if isinstance(source, pl.DataFrame):
         frame, where = source, "the frame"
@@ -107,9 +123,16 @@ def from_frame(
         features = [column for column in frame.columns if column not in special]
     chosen = [features] if isinstance(features, str) else list(features)
     if not chosen:
-        raise ValueError(f"{where} has no feature columns besides {', '.join(special)}; name them with features")
+        raise ValueError(
+            f"{where} has no feature columns besides {', '.join(special)}; name them"
+            " with features"
+        )
     _require_complete(frame, [*special, *chosen], client, where)
-    columns = {role: _column(frame[column]) for role, column in roles.items() if column is not None}
+    columns = {
+        role: _column(frame[column])
+        for role, column in roles.items()
+        if column is not None
+    }
     columns["y"] = columns.pop("label")
     return from_arrays(_features(frame, chosen, where), **{**columns, **options})
 
@@ -140,25 +163,38 @@ def _read(path: Path) -> pl.DataFrame:
             separator = "\t" if name.endswith(".tsv") else ","
             return pl.read_csv(path, separator=separator, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    raise ValueError(f"{path} is of no known kind; give a .parquet, .csv or .tsv file, or .npz to from_npz")
+        raise ValueError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}"
+        ) from None
+    raise ValueError(
+        f"{path} is of no known kind; give a .parquet, .csv or .tsv file, or .npz to"
+        " from_npz"
+    )
 
 
-def _require_complete(frame: pl.DataFrame, columns: list[str], client: str, where: str) -> None:
+def _require_complete(
+    frame: pl.DataFrame, columns: list[str], client: str, where: str
+) -> None:
     """Refuse a frame that lacks a column, or has gaps in one."""
     for column in columns:
         if column not in frame.columns:
-            raise ValueError(f"{where} has no column {column!r}; its columns are {', '.join(frame.columns)}")
+            raise ValueError(
+                f"{where} has no column {column!r}; its columns are"
+                f" {', '.join(frame.columns)}"
+            )
         gaps = frame[column].is_null()
         if gaps.any():
             row = int(gaps.arg_max() or 0)
             raise ValueError(
-                f"{where}: column {column!r} is empty in row {row} (client {frame[client][row]!r}); fill or drop it"
+                f"{where}: column {column!r} is empty in row {row} (client"
+                f" {frame[client][row]!r}); fill or drop it"
             )
 
 
 def _column(series: pl.Series) -> NDArray[Any]:
-    """A column of labels or names: text as fixed-width text, so that nothing depends on Python objects."""
+    """A column of labels or names: text as fixed-width text, so that nothing depends on
+    Python objects.
+    """
     if series.dtype.is_numeric() or series.dtype == pl.Boolean:
         return series.to_numpy()
     return np.array(series.cast(pl.String).to_list(), dtype=np.str_)
@@ -168,7 +204,8 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
     """Feature columns as inputs.
 
     Returns:
-        [N, features], uint8 where all columns are, else float32; of one column of arrays, [N, ...].
+        [N, features], uint8 where all columns are, else float32; of one column of
+        arrays, [N, ...].
 
     Raises:
         ValueError: a column holds no numbers.
@@ -179,11 +216,15 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
     for column in series:
         if not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
             raise ValueError(
-                f"{where}: feature column {column.name!r} is {column.dtype}, not a number; encode it, or name the "
-                f"columns to use with features"
+                f"{where}: feature column {column.name!r} is {column.dtype}, not a"
+                " number; encode it, or name the columns to use with features"
             )
-    kind = np.uint8 if all(column.dtype == pl.UInt8 for column in series) else np.float32
-    return np.column_stack([column.cast(pl.Float64).to_numpy() for column in series]).astype(kind)
+    kind = (
+        np.uint8 if all(column.dtype == pl.UInt8 for column in series) else np.float32
+    )
+    return np.column_stack(
+        [column.cast(pl.Float64).to_numpy() for column in series]
+    ).astype(kind)
 
 
 def _arrays(series: pl.Series, where: str) -> NDArray[Any]:
@@ -192,11 +233,14 @@ def _arrays(series: pl.Series, where: str) -> NDArray[Any]:
         lengths = series.list.len().unique()
         if len(lengths) != 1:
             raise ValueError(
-                f"{where}: the arrays of column {series.name!r} have {lengths.min()} to {lengths.max()} entries; "
-                f"they must all have the same number"
+                f"{where}: the arrays of column {series.name!r} have {lengths.min()} to"
+                f" {lengths.max()} entries; they must all have the same number"
             )
         series = series.list.to_array(int(lengths[0]))
     values = series.to_numpy()
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"{where}: column {series.name!r} holds {values.dtype}, not numbers; encode it")
+        raise ValueError(
+            f"{where}: column {series.name!r} holds {values.dtype}, not numbers;"
+            " encode it"
+        )
     return values if values.dtype == np.uint8 else values.astype(np.float32)

@@ -1,7 +1,7 @@
 """Partitioners: who gets which examples of a data set.
 
-A partitioner is a small record of its settings; called with a `Dataset` and a seed it returns one array of rows for
-each client, disjoint, each with at least one row.
+A partitioner is a small record of its settings; called with a `Dataset` and a seed it
+returns one array of rows for each client, disjoint, each with at least one row.
 """
 
 from collections.abc import Mapping
@@ -37,15 +37,20 @@ def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
     """Shuffle the examples of every class.
 
     Returns:
-        One array of row numbers for each class that occurs, in the order of the classes.
+        One array of row numbers for each class that occurs, in the order of the
+        classes.
 
     Raises:
         ValueError: the targets are no labels.
     """
     y = data.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"{data.name}: y is {y.dtype} of shape {y.shape}; this partitioner needs a label per example")
-    # Shuffled, then sorted by class in a way that keeps the shuffled order inside each class.
+        raise ValueError(
+            f"{data.name}: y is {y.dtype} of shape {y.shape}; this partitioner needs a"
+            " label per example"
+        )
+    # Shuffled, then sorted by class in a way that keeps the shuffled order inside each
+    # class.
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     class_ends = np.flatnonzero(np.diff(y[order])) + 1
@@ -59,7 +64,9 @@ def require_examples(data: Dataset, clients: int) -> None:
         ValueError: a client would have nothing.
     """
     require(
-        clients <= len(data), f"{data.name}: {len(data)} examples are too few for {clients} clients; use fewer clients"
+        clients <= len(data),
+        f"{data.name}: {len(data)} examples are too few for {clients} clients; use"
+        " fewer clients",
     )
 
 
@@ -87,14 +94,17 @@ class IID:
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
-        counts = client_sizes(len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng)
+        counts = client_sizes(
+            len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng
+        )
         shuffled = rng.permutation(len(data))[: counts.sum()]
         return np.split(shuffled, np.cumsum(counts)[:-1])
 
 
 @dataclass(frozen=True)
 class Stratified:
-    """Every client holds nearly the same number of examples of every class: IID without its chance.
+    """Every client holds nearly the same number of examples of every class: IID without
+    its chance.
 
     Attributes:
         clients: how many.
@@ -107,7 +117,8 @@ class Stratified:
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
-        # Sorted by class, every m-th example from another start: classes differ by at most one between clients.
+        # Sorted by class, every m-th example from another start: classes differ by at
+        # most one between clients.
         by_class = np.concatenate(rows_by_class(data, rng_of(seed)))
         return [by_class[client :: self.clients] for client in range(self.clients)]
 
@@ -115,22 +126,26 @@ class Stratified:
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class ClassesPerClient:
-    """Every client holds a fixed number of classes (the "pathological" split), and sizes follow a law.
+    """Every client holds a fixed number of classes (the "pathological" split), and
+    sizes follow a law.
 
-    Each class is held by nearly the same number of clients. The published splits: FedProx's digits (Chen et al. 2022)
-    are `ClassesPerClient(1000, 2, LogNormal(0, 2), each_class=True, use_all=True, min_samples=5, stride=1)`; those
-    of Tang et al. 2021 `ClassesPerClient(40, 3, Uniform(400, 5000))`.
+    Each class is held by nearly the same number of clients. The published splits:
+    FedProx's digits (Chen et al. 2022) are `ClassesPerClient(1000, 2, LogNormal(0, 2),
+    each_class=True, use_all=True, min_samples=5, stride=1)`; those of Tang et al. 2021
+    `ClassesPerClient(40, 3, Uniform(400, 5000))`.
 
     Attributes:
         clients: how many.
         classes: classes of one client.
-        sizes: law of the clients' sizes, divided equally among their classes; None = the clients of a class share it
-            equally, and all data are used.
-        each_class: draw a size for each class of a client instead of one for the client.
+        sizes: law of the clients' sizes, divided equally among their classes; None =
+            the clients of a class share it equally, and all data are used.
+        each_class: draw a size for each class of a client instead of one for the
+            client.
         use_all: scale the sizes so that all data are used.
         min_samples: least number of samples of each class that a client holds.
-        stride: client i holds the classes from stride * i on (modulo their number) instead of a random choice: 1 is the
-            rule of FedProx and pFedMe; with stride = classes, clients share all their classes or none (PFLlib).
+        stride: client i holds the classes from stride * i on (modulo their number)
+            instead of a random choice: 1 is the rule of FedProx and pFedMe; with stride
+            = classes, clients share all their classes or none (PFLlib).
     """
 
     clients: int
@@ -153,7 +168,10 @@ class ClassesPerClient:
         rng = rng_of(seed)
         stock = rows_by_class(data, rng)
         if self.classes > len(stock):
-            raise ValueError(f"{data.name} has {len(stock)} classes; {self.classes} classes per client is too many")
+            raise ValueError(
+                f"{data.name} has {len(stock)} classes; {self.classes} classes per"
+                " client is too many"
+            )
         held = self._held(len(stock), rng)
         wanted = self._wanted(rng)
         use_all = self.use_all or self.sizes is None
@@ -163,15 +181,25 @@ class ClassesPerClient:
             clients, numbers = np.nonzero(held == label)
             if not len(clients):
                 continue
-            counts = allocate(len(rows), wanted[clients, numbers], min_samples=self.min_samples, use_all=use_all)
-            for client, part in zip(clients, np.split(rows, np.cumsum(counts)), strict=False):
+            counts = allocate(
+                len(rows),
+                wanted[clients, numbers],
+                min_samples=self.min_samples,
+                use_all=use_all,
+            )
+            for client, part in zip(
+                clients, np.split(rows, np.cumsum(counts)), strict=False
+            ):
                 parts[client].append(part)
         return [np.concatenate(part) for part in parts]
 
     def _held(self, total: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The classes of every client [clients, classes]: the least used ones first, ties at random."""
+        """The classes of every client [clients, classes]: the least used ones first,
+        ties at random.
+        """
         if self.stride is not None:
-            # The stride modulo the number of classes first: the product of large numbers would overflow.
+            # The stride modulo the number of classes first: the product of large
+            # numbers would overflow.
             first = self.stride % total * np.arange(self.clients)[:, None]
             return (first + np.arange(self.classes)) % total
         used = np.zeros(total)
@@ -195,7 +223,8 @@ class ClassesPerClient:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort by class, cut into equal shards, give each client some (McMahan et al. 2017, section 3).
+    """Sort by class, cut into equal shards, give each client some (McMahan et al. 2017,
+    section 3).
 
     Attributes:
         clients: how many.
@@ -213,11 +242,17 @@ class Shards:
         rng = rng_of(seed)
         total = self.clients * self.shards
         if total > len(data):
-            raise ValueError(f"{data.name}: {len(data)} samples cannot be cut into {total} shards; use fewer clients")
+            raise ValueError(
+                f"{data.name}: {len(data)} samples cannot be cut into {total} shards;"
+                " use fewer clients"
+            )
         by_class = np.concatenate(rows_by_class(data, rng))
         shards = np.array_split(by_class, total)
         shards_of_client = rng.permutation(total).reshape(self.clients, self.shards)
-        return [np.concatenate([shards[number] for number in numbers]) for numbers in shards_of_client]
+        return [
+            np.concatenate([shards[number] for number in numbers])
+            for numbers in shards_of_client
+        ]
 
 
 @renamed(least="min_samples")
@@ -244,14 +279,27 @@ class Natural:
             ValueError: the data have no clients of their own, or none is large enough.
         """
         if data.client is None:
-            raise ValueError(f"{data.name} has no clients of its own; use another partitioner")
-        clients = data.client if data.client.dtype.kind in "iu" else plain_text(data.client, "client")
+            raise ValueError(
+                f"{data.name} has no clients of its own; use another partitioner"
+            )
+        clients = (
+            data.client
+            if data.client.dtype.kind in "iu"
+            else plain_text(data.client, "client")
+        )
         owners, names = encode(clients)
         # rows sorted by owner, cut behind each owner's last one
         sizes = np.bincount(owners, minlength=len(names))
         by_owner = np.argsort(owners, kind="stable")
         parts = np.split(by_owner, np.cumsum(sizes)[:-1])
-        kept = {name: part for name, part in zip(names, parts, strict=True) if len(part) >= self.min_samples}
+        kept = {
+            name: part
+            for name, part in zip(names, parts, strict=True)
+            if len(part) >= self.min_samples
+        }
         if not kept:
-            raise ValueError(f"{data.name}: no client has {self.min_samples} samples; lower min_samples")
+            raise ValueError(
+                f"{data.name}: no client has {self.min_samples} samples; lower"
+                " min_samples"
+            )
         return kept

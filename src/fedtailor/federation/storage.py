@@ -1,4 +1,6 @@
-"""A federation as one file: safetensors (plain arrays and text, nothing that could run code) with a digest."""
+"""A federation as one file: safetensors (plain arrays and text, nothing that could run
+code) with a digest.
+"""
 
 import hashlib
 import json
@@ -20,7 +22,8 @@ _PLAIN = ("names", "classes", "shift", "scale", "name", "class_names")
 
 
 def save(federation: Federation, path: AnyPath) -> Path:
-    """Write a federation to one file, whole or not at all; an older file of that name is replaced.
+    """Write a federation to one file, whole or not at all; an older file of that name
+    is replaced.
 
     Returns:
         The path, with `~` expanded.
@@ -28,22 +31,33 @@ def save(federation: Federation, path: AnyPath) -> Path:
     Raises:
         ValueError: the file cannot be written; an older one stays as it is.
     """
-    arrays: dict[str, NDArray[Any]] = {"x": federation.x, "y": federation.y, "unseen": federation.unseen}
+    arrays: dict[str, NDArray[Any]] = {
+        "x": federation.x,
+        "y": federation.y,
+        "unseen": federation.unseen,
+    }
     if federation.groups is not None:
         arrays["groups"] = federation.groups
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}
-    # safetensors writes the memory of an array as it lies; text and numbers that are no arrays go into its metadata.
+    # safetensors writes the memory of an array as it lies; text and numbers that are no
+    # arrays go into its metadata.
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     header = json.dumps({key: getattr(federation, key) for key in _PLAIN})
-    metadata = {"format": _FORMAT, "federation": header, "digest": _digest(header, arrays)}
+    metadata = {
+        "format": _FORMAT,
+        "federation": header,
+        "digest": _digest(header, arrays),
+    }
     try:
         target = Path(path).expanduser()
         with replacing(target) as temporary:
             save_file(arrays, temporary, metadata)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"cannot write {path}: {reason(error)}; make room, or name another file") from None
+        raise ValueError(
+            f"cannot write {path}: {reason(error)}; make room, or name another file"
+        ) from None
     return target
 
 
@@ -56,11 +70,15 @@ def load(path: AnyPath) -> Federation:
     path = existing_file(path)
     try:
         with reading(path):
-            # safetensors calls a file damaged that it may not read: open it first, for the right message
+            # safetensors calls a file damaged that it may not read: open it first, for
+            # the right message
             path.open("rb").close()
             header, arrays = _content(path)
         # JSON knows no tuples
-        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in header.items()}
+        plain = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in header.items()
+        }
         splits = {}
         for split in SPLITS:
             rows = arrays.pop(f"{split}.rows")
@@ -68,8 +86,17 @@ def load(path: AnyPath) -> Federation:
             splits[split] = Ragged(rows, offsets)
         pool: Any = {"groups": None, **arrays, **splits, **plain}
         return Federation(**pool)
-    except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged or holds no federation ({reason(error)}); save it again") from None
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        json.JSONDecodeError,
+        RecursionError,
+    ) as error:
+        raise ValueError(
+            f"{path} is damaged or holds no federation ({reason(error)}); save it again"
+        ) from None
 
 
 def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -77,15 +104,24 @@ def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
         if about.get("format") not in (_FORMAT, _WITHOUT_DIGEST):
-            raise ValueError(f"{path} holds no federation; give a file that fedtailor's save wrote")
+            raise ValueError(
+                f"{path} holds no federation; give a file that fedtailor's save wrote"
+            )
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    if about["format"] == _FORMAT and _digest(about["federation"], arrays) != about["digest"]:
-        raise ValueError(f"{path} is damaged (its digest is wrong); save the federation again")
+    if (
+        about["format"] == _FORMAT
+        and _digest(about["federation"], arrays) != about["digest"]
+    ):
+        raise ValueError(
+            f"{path} is damaged (its digest is wrong); save the federation again"
+        )
     return json.loads(about["federation"]), arrays
 
 
 def _digest(header: str, arrays: dict[str, NDArray[Any]]) -> str:
-    """SHA-256 of the plain fields and of all arrays with their names, types and shapes."""
+    """SHA-256 of the plain fields and of all arrays with their names, types and
+    shapes.
+    """
     digest = hashlib.sha256(header.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())

@@ -1,8 +1,9 @@
 """Shifts between groups of clients: each group sees the world in its own way.
 
-A transform is a small record of its settings; called with a federation (and a seed) it returns a new one whose pool
-holds the examples as each group sees them. Groups are assigned evenly and at random, by the clients' names, over seen
-and over unseen clients; a federation that already has groups gets the pairs (old group, new group).
+A transform is a small record of its settings; called with a federation (and a seed) it
+returns a new one whose pool holds the examples as each group sees them. Groups are
+assigned evenly and at random, by the clients' names, over seen and over unseen clients;
+a federation that already has groups gets the pairs (old group, new group).
 """
 
 from collections.abc import Callable
@@ -29,7 +30,8 @@ Change = Callable[[NDArray[Any], NDArray[Any], int], tuple[NDArray[Any], NDArray
 
 @dataclass(frozen=True)
 class Rotations:
-    """Covariate shift: each group sees images turned by a multiple of 90 degrees (Mestoukirdi et al., section V).
+    """Covariate shift: each group sees images turned by a multiple of 90 degrees
+    (Mestoukirdi et al., section V).
 
     Attributes:
         turns: quarter turns, counterclockwise, one entry for each group.
@@ -38,10 +40,19 @@ class Rotations:
     turns: tuple[int, ...] = (0, 1, 2, 3)
 
     def __post_init__(self) -> None:
-        require(len(self.turns) >= 1, "turns is empty; give the quarter turns of each group, such as (0, 1, 2, 3)")
-        require(all(isinstance(turn, int) for turn in self.turns), f"turns is {self.turns}; give whole quarter turns")
+        require(
+            len(self.turns) >= 1,
+            "turns is empty; give the quarter turns of each group, such as (0, 1,"
+            " 2, 3)",
+        )
+        require(
+            all(isinstance(turn, int) for turn in self.turns),
+            f"turns is {self.turns}; give whole quarter turns",
+        )
 
-    def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
+    def __call__(
+        self, federation: Federation, *, seed: int = 0, groups: Groups | None = None
+    ) -> Federation:
         """Rotate the images of each group.
 
         Args:
@@ -53,22 +64,28 @@ class Rotations:
             A federation with the rotated images, whose groups are these.
 
         Raises:
-            ValueError: inputs that are no square images, [h, h], [h, h, c] or flat with h^2 entries.
+            ValueError: inputs that are no square images, [h, h], [h, h, c] or flat with
+                h^2 entries.
         """
         check_seed(seed)
         side = _side(federation.input_shape)
 
-        def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        def change(
+            x: NDArray[Any], y: NDArray[Any], group: int
+        ) -> tuple[NDArray[Any], NDArray[Any]]:
             images = x.reshape(len(x), side, side, -1)
             turned = np.rot90(images, self.turns[group], axes=(1, 2))
             return turned.reshape(x.shape), y
 
-        return _by_group(federation, _assign(federation, len(self.turns), seed, groups), change)
+        return _by_group(
+            federation, _assign(federation, len(self.turns), seed, groups), change
+        )
 
 
 @dataclass(frozen=True)
 class LabelPermutations:
-    """Concept shift: each group names the classes by a random permutation of its own (Mestoukirdi et al., section V).
+    """Concept shift: each group names the classes by a random permutation of its own
+    (Mestoukirdi et al., section V).
 
     Attributes:
         groups: how many groups; no two have the same permutation.
@@ -79,7 +96,9 @@ class LabelPermutations:
     def __post_init__(self) -> None:
         check_integer(self.groups, "groups", 1)
 
-    def __call__(self, federation: Federation, *, seed: int = 0, groups: Groups | None = None) -> Federation:
+    def __call__(
+        self, federation: Federation, *, seed: int = 0, groups: Groups | None = None
+    ) -> Federation:
         """Permute the labels of each group.
 
         Args:
@@ -94,21 +113,35 @@ class LabelPermutations:
             ValueError: targets that are no labels, or more groups than permutations.
         """
         if federation.classes is None:
-            raise ValueError(f"{federation.name} has no classes, so there are no labels to permute")
-        permutations = self._permutations(federation.classes, len(federation), check_seed(seed))
+            raise ValueError(
+                f"{federation.name} has no classes, so there are no labels to permute"
+            )
+        permutations = self._permutations(
+            federation.classes, len(federation), check_seed(seed)
+        )
 
-        def change(x: NDArray[Any], y: NDArray[Any], group: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        def change(
+            x: NDArray[Any], y: NDArray[Any], group: int
+        ) -> tuple[NDArray[Any], NDArray[Any]]:
             return x, permutations[group][y].astype(y.dtype)
 
-        changed = _by_group(federation, _assign(federation, self.groups, seed, groups), change)
+        changed = _by_group(
+            federation, _assign(federation, self.groups, seed, groups), change
+        )
         return replace(changed, class_names=None)
 
-    def _permutations(self, classes: int, clients: int, seed: int) -> list[NDArray[np.int64]]:
+    def _permutations(
+        self, classes: int, clients: int, seed: int
+    ) -> list[NDArray[np.int64]]:
         if classes < 10 and self.groups > np.prod(np.arange(1, classes + 1)):
-            raise ValueError(f"{classes} classes have fewer than {self.groups} permutations; use fewer groups")
+            raise ValueError(
+                f"{classes} classes have fewer than {self.groups} permutations; use"
+                " fewer groups"
+            )
         require(
             self.groups <= clients,
-            f"groups is {self.groups}, and there are {clients} clients; use at most one group for each client",
+            f"groups is {self.groups}, and there are {clients} clients; use at most one"
+            " group for each client",
         )
         rng = server_rng(seed, "label permutations", 0)
         # keyed by their entries, so that a permutation that is drawn twice counts once
@@ -122,24 +155,28 @@ class LabelPermutations:
 def standardize(federation: Federation) -> Federation:
     """Standardize every feature (the last axis) by the seen clients' training rows.
 
-    Constant features, and those that vary by rounding only, are shifted and not scaled. The statistics are of all
-    clients together; a real federation would obtain them by secure aggregation.
+    Constant features, and those that vary by rounding only, are shifted and not scaled.
+    The statistics are of all clients together; a real federation would obtain them by
+    secure aggregation.
 
     Returns:
-        The same examples with the `shift` and `scale` that give each feature mean 0 and deviation 1.
+        The same examples with the `shift` and `scale` that give each feature mean 0 and
+        deviation 1.
 
     Raises:
         ValueError: token ids.
     """
     if federation.x.dtype == np.int32:
-        raise ValueError(f"{federation.name} holds token ids, which cannot be standardized")
+        raise ValueError(
+            f"{federation.name} holds token ids, which cannot be standardized"
+        )
     used = np.zeros(len(federation.x), np.bool_)
     used[federation.train.take(federation.seen).rows] = True
     values = federation.x[used].reshape(-1, federation.x.shape[-1]).astype(np.float64)
     mean = values.mean(axis=0)
     deviation = values.std(axis=0)
-    # The mean of equal numbers is a rounding error away from them, so that their deviation is not exactly 0: a division
-    # by it would enlarge the error.
+    # The mean of equal numbers is a rounding error away from them, so that their
+    # deviation is not exactly 0: a division by it would enlarge the error.
     varies = np.ptp(values, axis=0) > _ROUNDING * np.abs(values).max(axis=0)
     scale = 1 / np.where(varies, deviation, 1.0)
     return replace(federation, shift=tuple(mean.tolist()), scale=tuple(scale.tolist()))
@@ -154,11 +191,16 @@ def _side(shape: tuple[int, ...]) -> int:
         side = shape[0]
         is_square = len(shape) in (2, 3) and shape[0] == shape[1]
     if not is_square or not side:
-        raise ValueError(f"inputs of shape {shape} are no square images; reshape x to [N, h, h] or [N, h, h, channels]")
+        raise ValueError(
+            f"inputs of shape {shape} are no square images; reshape x to [N, h, h] or"
+            " [N, h, h, channels]"
+        )
     return side
 
 
-def _assign(federation: Federation, count: int, seed: int, groups: Groups | None) -> Groups:
+def _assign(
+    federation: Federation, count: int, seed: int, groups: Groups | None
+) -> Groups:
     """The group of each client.
 
     Args:
@@ -175,28 +217,44 @@ def _assign(federation: Federation, count: int, seed: int, groups: Groups | None
     """
     m = len(federation)
     if groups is None:
-        # Seen clients in a random order, then unseen ones: dealt one by one, either kind fills all groups evenly.
-        order = np.lexsort((draw_bits(seed, "group", 0, federation.ids), federation.unseen))
+        # Seen clients in a random order, then unseen ones: dealt one by one, either
+        # kind fills all groups evenly.
+        order = np.lexsort(
+            (draw_bits(seed, "group", 0, federation.ids), federation.unseen)
+        )
         groups = np.empty(m, np.int64)
         groups[order] = np.arange(m) % count
     groups = np.asarray(groups)
     if groups.shape != (m,) or not np.issubdtype(groups.dtype, np.integer):
-        raise ValueError(f"groups is {groups.dtype} of shape {groups.shape}; give one integer for each of {m} clients")
+        raise ValueError(
+            f"groups is {groups.dtype} of shape {groups.shape}; give one integer for"
+            f" each of {m} clients"
+        )
     if groups.min() < 0 or groups.max() >= count:
         at = int(np.argmax((groups < 0) | (groups >= count)))
-        raise ValueError(f"client {federation.names[at]!r} is in group {groups[at]}; groups count 0..{count - 1}")
+        raise ValueError(
+            f"client {federation.names[at]!r} is in group {groups[at]}; groups count"
+            f" 0..{count - 1}"
+        )
     return groups
 
 
 def _by_group(federation: Federation, groups: Groups, change: Change) -> Federation:
-    """A new pool with the examples as each group sees them; rows that groups share are kept once for each."""
+    """A new pool with the examples as each group sees them; rows that groups share are
+    kept once for each.
+    """
     splits = {split: getattr(federation, split) for split in SPLITS}
-    new_rows = {split: np.empty(len(part.rows), np.int64) for split, part in splits.items()}
+    new_rows = {
+        split: np.empty(len(part.rows), np.int64) for split, part in splits.items()
+    }
     xs, ys = [], []
     start = 0
     for group in np.unique(groups):
-        # which entries of the splits belong to clients of this group, and which examples these use
-        in_group = {split: (groups == group)[part.owners] for split, part in splits.items()}
+        # which entries of the splits belong to clients of this group, and which
+        # examples these use
+        in_group = {
+            split: (groups == group)[part.owners] for split, part in splits.items()
+        }
         used = np.zeros(len(federation.x), np.bool_)
         for split, part in splits.items():
             used[part.rows[in_group[split]]] = True
@@ -213,5 +271,13 @@ def _by_group(federation: Federation, groups: Groups, change: Change) -> Federat
         pairs = np.stack([federation.groups, groups])
         _, groups = np.unique(pairs, axis=1, return_inverse=True)
         groups = groups.reshape(-1)
-    renumbered = {split: part.renumber(new_rows[split]) for split, part in splits.items()}
-    return replace(federation, x=np.concatenate(xs), y=np.concatenate(ys), groups=groups, **renumbered)
+    renumbered = {
+        split: part.renumber(new_rows[split]) for split, part in splits.items()
+    }
+    return replace(
+        federation,
+        x=np.concatenate(xs),
+        y=np.concatenate(ys),
+        groups=groups,
+        **renumbered,
+    )

@@ -1,7 +1,8 @@
-"""Metrics: what a model is measured by. One file each; `Metric.registry` holds them by name.
+"""Metrics: what a model is measured by. One file each; `Metric.registry` holds them by
+name.
 
-Every module of this folder that defines a metric is found; the imports below only tell type checkers and editors of
-those that come with fedtailor.
+Every module of this folder that defines a metric is found; the imports below only tell
+type checkers and editors of those that come with fedtailor.
 """
 
 from fedtailor.metrics.accuracy import Accuracy

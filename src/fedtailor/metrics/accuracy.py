@@ -12,7 +12,9 @@ from fedtailor.models import Model
 
 
 class Accuracy(Metric):
-    """Share of samples classified correctly (of equal scores the first class counts); NaN without samples."""
+    """Share of samples classified correctly (of equal scores the first class counts);
+    NaN without samples.
+    """
 
     name: ClassVar[str] = "accuracy"
     title: ClassVar[str] = "Accuracy"
@@ -23,7 +25,11 @@ class Accuracy(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         correct = model.correct(outputs, y).astype(weight.dtype)
         return {"correct": jnp.vdot(correct, weight), "count": weight.sum()}

@@ -11,7 +11,8 @@ from fedtailor.models import Model
 
 
 class BalancedAccuracy(Metric):
-    """Mean over the classes that occur of the share of their samples classified correctly; NaN without samples.
+    """Mean over the classes that occur of the share of their samples classified
+    correctly; NaN without samples.
 
     As `sklearn.metrics.balanced_accuracy_score`.
     """
@@ -25,7 +26,11 @@ class BalancedAccuracy(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         counts = class_counts(model, outputs, y, weight)
         return {"labelled": counts["labelled"], "hits": counts["hits"]}

@@ -1,6 +1,8 @@
-"""A baseline that learns nothing from the inputs: each client's majority class, or the mean of its targets.
+"""A baseline that learns nothing from the inputs: each client's majority class, or the
+mean of its targets.
 
-Every table of personal models needs this row: where classes are unbalanced, a high accuracy may be no more than this.
+Every table of personal models needs this row: where classes are unbalanced, a high
+accuracy may be no more than this.
 """
 
 import numpy as np
@@ -12,8 +14,11 @@ CLASSIFICATION_TITLE = "majority class"
 REGRESSION_TITLE = "mean of the client's targets"
 
 
-def class_shares(y_train: Shaped[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " classes"]:
-    """What the baseline predicts for every input: (n_k + 1) / (n + classes), so that no class gets probability 0.
+def class_shares(
+    y_train: Shaped[np.ndarray, " n"], classes: int
+) -> Float[np.ndarray, " classes"]:
+    """What the baseline predicts for every input: (n_k + 1) / (n + classes), so that no
+    class gets probability 0.
 
     Raises:
         ValueError: a label is no class.
@@ -25,25 +30,36 @@ def class_shares(y_train: Shaped[np.ndarray, " n"], classes: int) -> Float[np.nd
 def classification_baseline(
     y_train: Shaped[np.ndarray, " n"], y_test: Shaped[np.ndarray, " t"], classes: int
 ) -> dict[str, float]:
-    """Metrics, by name, of a classifier that knows nothing but one client's training labels.
+    """Metrics, by name, of a classifier that knows nothing but one client's training
+    labels.
 
-    It predicts the majority class (the first of equally frequent ones) with the probabilities of `class_shares`.
+    It predicts the majority class (the first of equally frequent ones) with the
+    probabilities of `class_shares`.
 
     Returns:
-        What `Metric.result` gives for such a model, all of them NaN without test samples. `roc_auc` is 0.5, or NaN
-        where all test samples are of one class.
+        What `Metric.result` gives for such a model, all of them NaN without test
+        samples. `roc_auc` is 0.5, or NaN where all test samples are of one class.
 
     Raises:
         ValueError: a label is no class.
     """
     shares = class_shares(y_train, classes)
     labels = _labels(y_test, classes)
-    names = ("accuracy", "balanced_accuracy", "roc_auc", "f1_macro", "log_loss", "brier", "calibration_error",
-             "confusion", "perplexity")  # fmt: skip
+    names = (
+        "accuracy",
+        "balanced_accuracy",
+        "roc_auc",
+        "f1_macro",
+        "log_loss",
+        "brier",
+        "calibration_error",
+        "confusion",
+        "perplexity",
+    )
     if not len(labels):
         return dict.fromkeys(names, float("nan"))
-    # Every input gets the same class and the same probabilities, so each metric follows from the classes' shares of the
-    # test samples.
+    # Every input gets the same class and the same probabilities, so each metric follows
+    # from the classes' shares of the test samples.
     majority = int(shares.argmax())
     tested = np.bincount(labels, minlength=classes) / len(labels)
     present = int((tested > 0).sum())
@@ -51,8 +67,9 @@ def classification_baseline(
     log_loss = float(-tested @ np.log(shares))
     # E |p - e_y|^2 = |p|^2 - 2 E p_y + 1
     squares = float(shares @ shares - 2 * tested @ shares + 1)
-    # Recall is 1 for the majority class, if any test sample has it, and 0 for the others; F1 of the majority class is
-    # 2 hits / (hits + 1), and it counts for the mean of all classes also where no test sample has it.
+    # Recall is 1 for the majority class, if any test sample has it, and 0 for the
+    # others; F1 of the majority class is 2 hits / (hits + 1), and it counts for the
+    # mean of all classes also where no test sample has it.
     f1 = 2 * hits / (1 + hits)
     values = (
         hits,
@@ -68,12 +85,16 @@ def classification_baseline(
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
-def regression_baseline(y_train: Shaped[np.ndarray, "n ..."], y_test: Shaped[np.ndarray, "t ..."]) -> dict[str, float]:
-    """Metrics, by name, of a regression that predicts the mean of one client's training targets for every input.
+def regression_baseline(
+    y_train: Shaped[np.ndarray, "n ..."], y_test: Shaped[np.ndarray, "t ..."]
+) -> dict[str, float]:
+    """Metrics, by name, of a regression that predicts the mean of one client's training
+    targets for every input.
 
     Returns:
-        What `Metric.result` gives for such a model; `r2` is 0 or less. `loss` is that of `squared_error`. NaN without
-        training or test samples, and `r2` where a test target is constant.
+        What `Metric.result` gives for such a model; `r2` is 0 or less. `loss` is that
+        of `squared_error`. NaN without training or test samples, and `r2` where a test
+        target is constant.
     """
     if not len(y_train) or not len(y_test):
         return dict.fromkeys(("rmse", "mae", "r2", "loss"), float("nan"))
@@ -96,5 +117,9 @@ def _labels(y: Shaped[np.ndarray, " n"], classes: int) -> Int[np.ndarray, " n"]:
     """Labels as integers, once it is sure that each is a class."""
     labels = np.asarray(y).astype(np.int64)
     inside = not len(labels) or (labels.min() >= 0 and labels.max() < classes)
-    require(bool(inside), f"labels lie in {labels.min(initial=0)}..{labels.max(initial=0)}; expected 0..{classes - 1}")
+    require(
+        bool(inside),
+        f"labels lie in {labels.min(initial=0)}..{labels.max(initial=0)}; expected"
+        f" 0..{classes - 1}",
+    )
     return labels

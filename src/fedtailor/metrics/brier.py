@@ -12,7 +12,8 @@ from fedtailor.models import Model
 class Brier(Metric):
     """Mean of sum_k (p_k - 1[y = k])^2 (Brier 1950), in [0, 2]; NaN without samples.
 
-    For two classes half of it, (p_1 - y)^2 in [0, 1], as is usual and as `sklearn.metrics.brier_score_loss` has it.
+    For two classes half of it, (p_1 - y)^2 in [0, 1], as is usual and as
+    `sklearn.metrics.brier_score_loss` has it.
     """
 
     name: ClassVar[str] = "brier"
@@ -23,10 +24,16 @@ class Brier(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         probabilities = jnp.exp(model.log_probabilities(outputs))
-        squares = jnp.square(probabilities - one_hot(y, model.outputs, weight)).sum(axis=-1)
+        squares = jnp.square(probabilities - one_hot(y, model.outputs, weight)).sum(
+            axis=-1
+        )
         if model.outputs == 2:
             squares = squares / 2
         return {"squares": jnp.vdot(squares, weight), "count": weight.sum()}

@@ -7,17 +7,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification, one_hot
+from fedtailor.metrics.metric import (
+    Metric,
+    Statistic,
+    in_double,
+    is_classification,
+    one_hot,
+)
 from fedtailor.models import Model
 from fedtailor.protocol import require
 
 
 @dataclass(frozen=True)
 class CalibrationError(Metric):
-    """Expected calibration error (Guo et al. 2017): mean over samples of |accuracy - confidence| of their bin.
+    """Expected calibration error (Guo et al. 2017): mean over samples of |accuracy -
+    confidence| of their bin.
 
-    Confidence is the probability of the predicted class; bins are equally wide, (k/bins, (k + 1)/bins]. NaN without
-    samples. It is biased upwards where bins hold few samples.
+    Confidence is the probability of the predicted class; bins are equally wide,
+    (k/bins, (k + 1)/bins]. NaN without samples. It is biased upwards where bins hold
+    few samples.
 
     Attributes:
         bins: number of bins.
@@ -37,15 +45,21 @@ class CalibrationError(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
-        # Bins are closed above: a confidence of exactly k / bins lies in the lower one, and 0 in the first.
+        # Bins are closed above: a confidence of exactly k / bins lies in the lower one,
+        # and 0 in the first.
         number = jnp.ceil(confidence * self.bins).astype(jnp.int32)
         index = jnp.clip(number - 1, 0, self.bins - 1)
         in_bin = one_hot(index, self.bins, weight)
         correct = model.correct(outputs, y).astype(weight.dtype)
-        # Not as a product of matrices, which some accelerators round to fewer digits than confidences have.
+        # Not as a product of matrices, which some accelerators round to fewer digits
+        # than confidences have.
         return {
             "count": weight @ in_bin,
             "correct": (correct * weight) @ in_bin,
@@ -53,8 +67,11 @@ class CalibrationError(Metric):
         }
 
     def result(self, statistic: Statistic) -> float:
-        count, correct, confidence = in_double(statistic, "count", "correct", "confidence")
+        count, correct, confidence = in_double(
+            statistic, "count", "correct", "confidence"
+        )
         if count.sum() == 0:
             return float("nan")
-        # A bin's share of the samples times its |accuracy - confidence| is |correct - confidence| over all samples.
+        # A bin's share of the samples times its |accuracy - confidence| is |correct -
+        # confidence| over all samples.
         return float(np.abs(correct - confidence).sum() / count.sum())

@@ -8,9 +8,14 @@ from fedtailor.models import Model
 
 
 def class_counts(
-    model: Model, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"], weight: Float[Array, " b"]
+    model: Model,
+    outputs: Float[Array, "b classes"],
+    y: Shaped[Array, " b"],
+    weight: Float[Array, " b"],
 ) -> dict[str, Float[Array, " classes"]]:
-    """By class: samples that have it (`labelled`), that were given it (`predicted`), and both (`hits`)."""
+    """By class: samples that have it (`labelled`), that were given it (`predicted`),
+    and both (`hits`).
+    """
     labels = one_hot(y, model.outputs, weight)
     predictions = one_hot(jnp.argmax(outputs, axis=-1), model.outputs, weight)
     return {

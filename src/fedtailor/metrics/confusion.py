@@ -14,8 +14,8 @@ from fedtailor.models import Model
 class Confusion(Metric):
     """Counts of (label, predicted class), as `sklearn.metrics.confusion_matrix`.
 
-    As one number it is the share of samples off the diagonal; NaN without samples. The matrix costs classes^2 numbers
-    a client.
+    As one number it is the share of samples off the diagonal; NaN without samples. The
+    matrix costs classes^2 numbers a client.
     """
 
     name: ClassVar[str] = "confusion"
@@ -27,7 +27,11 @@ class Confusion(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         predictions = one_hot(jnp.argmax(outputs, axis=-1), model.outputs, weight)
         labels = one_hot(y, model.outputs, weight) * weight[:, None]
@@ -44,9 +48,13 @@ class Confusion(Metric):
         return np.rint(np.asarray(statistic["counts"])).astype(np.int64)
 
     def values(self, statistic: Statistic) -> dict[str, float]:
-        """The share of errors, and the count of each cell that is not empty, as `confusion[label,predicted]`."""
+        """The share of errors, and the count of each cell that is not empty, as
+        `confusion[label,predicted]`.
+        """
         matrix = self.matrix(statistic)
         values = {self.name: self.result(statistic)}
         for label, predicted in np.argwhere(matrix > 0):
-            values[f"{self.name}[{label},{predicted}]"] = float(matrix[label, predicted])
+            values[f"{self.name}[{label},{predicted}]"] = float(
+                matrix[label, predicted]
+            )
         return values

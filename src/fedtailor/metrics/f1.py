@@ -11,7 +11,8 @@ from fedtailor.models import Model
 
 
 class F1Macro(Metric):
-    """Mean of F1 = 2 hits / (labelled + predicted) over the classes that occur or are predicted; NaN without samples.
+    """Mean of F1 = 2 hits / (labelled + predicted) over the classes that occur or are
+    predicted; NaN without samples.
 
     As `sklearn.metrics.f1_score(average="macro")`.
     """
@@ -25,10 +26,17 @@ class F1Macro(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         counts = class_counts(model, outputs, y, weight)
-        return {"hits": counts["hits"], "either": counts["labelled"] + counts["predicted"]}
+        return {
+            "hits": counts["hits"],
+            "either": counts["labelled"] + counts["predicted"],
+        }
 
     def result(self, statistic: Statistic) -> float:
         hits, either = in_double(statistic, "hits", "either")

@@ -10,7 +10,8 @@ from fedtailor.models import Model, cross_entropy
 
 
 class LogLoss(Metric):
-    """Mean of -log p(label) in nats, whatever loss the model was trained with; NaN without samples.
+    """Mean of -log p(label) in nats, whatever loss the model was trained with; NaN
+    without samples.
 
     As `sklearn.metrics.log_loss`; infinite where a label was given probability 0.
     """
@@ -23,9 +24,16 @@ class LogLoss(Metric):
         return is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        return {"loss": jnp.vdot(cross_entropy(outputs, y), weight), "count": weight.sum()}
+        return {
+            "loss": jnp.vdot(cross_entropy(outputs, y), weight),
+            "count": weight.sum(),
+        }
 
     def result(self, statistic: Statistic) -> float:
         return float(mean(statistic, "loss"))

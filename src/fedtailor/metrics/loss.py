@@ -12,7 +12,9 @@ from fedtailor.models import Model
 
 
 class Loss(Metric):
-    """Mean of the model's own loss over samples, without penalties; NaN without samples."""
+    """Mean of the model's own loss over samples, without penalties; NaN without
+    samples.
+    """
 
     name: ClassVar[str] = "loss"
     title: ClassVar[str] = "Loss"
@@ -22,9 +24,16 @@ class Loss(Metric):
         return True
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        return {"loss": jnp.vdot(model.losses(outputs, y), weight), "count": weight.sum()}
+        return {
+            "loss": jnp.vdot(model.losses(outputs, y), weight),
+            "count": weight.sum(),
+        }
 
     def result(self, statistic: Statistic) -> float:
         return float(mean(statistic, "loss"))

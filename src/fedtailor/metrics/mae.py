@@ -11,7 +11,8 @@ from fedtailor.models import Model
 
 
 class MAE(Metric):
-    """Mean absolute error, in the target's unit; of several targets the mean of theirs. NaN without samples.
+    """Mean absolute error, in the target's unit; of several targets the mean of theirs.
+    NaN without samples.
 
     As `sklearn.metrics.mean_absolute_error`.
     """
@@ -25,7 +26,11 @@ class MAE(Metric):
         return is_regression(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         predicted, target = predictions_and_targets(outputs, y)
         distances = jnp.abs(predicted - target) * weight[:, None]

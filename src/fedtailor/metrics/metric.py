@@ -1,4 +1,6 @@
-"""`Metric`: one number of a model on a split, from statistics that add up over batches."""
+"""`Metric`: one number of a model on a split, from statistics that add up over
+batches.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +17,24 @@ from fedtailor.models import Classification, Model, TokenCrossEntropy
 from fedtailor.protocol import find_registered, require
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
-"""Sums over samples: name -> array whose shape follows from the model. Two statistics merge by adding their arrays."""
+"""Sums over samples: name -> array whose shape follows from the model. Two statistics
+merge by adding their arrays.
+"""
 
 ENTRY_POINTS = "fedtailor.metrics"
-"""Group of entry points in which other packages offer subclasses of `Metric`, under their names."""
+"""Group of entry points in which other packages offer subclasses of `Metric`, under
+their names.
+"""
 
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """Base of all metrics: subclass it, set the four class variables, write `applies`, `statistic` and `result`.
+    """Base of all metrics: subclass it, set the four class variables, write `applies`,
+    `statistic` and `result`.
 
-    A metric with settings is a frozen dataclass; metrics are equal, and share compiled programs, when class and
-    settings are equal. A subclass that sets `name` registers itself.
+    A metric with settings is a frozen dataclass; metrics are equal, and share compiled
+    programs, when class and settings are equal. A subclass that sets `name` registers
+    itself.
     """
 
     name: ClassVar[str]
@@ -34,7 +42,9 @@ class Metric(ABC):
     title: ClassVar[str]
     """Its name in tables and figures."""
     unit: ClassVar[Literal["%", "", "target"]] = ""
-    """"%" (a share in [0, 1], shown in per cent), "" (a number) or "target" (scales with the regression's target)."""
+    """"%" (a share in [0, 1], shown in per cent), "" (a number) or "target" (scales
+    with the regression's target).
+    """
     higher_is_better: ClassVar[bool]
     registry: ClassVar[dict[str, type["Metric"]]] = {}
 
@@ -54,40 +64,53 @@ class Metric(ABC):
 
     @abstractmethod
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         """The sums of one batch (traced).
 
         Args:
             model: what was trained; `applies` holds for it.
-            outputs: logits or log-probabilities [b, classes], or predicted targets [b, ...].
+            outputs: logits or log-probabilities [b, classes], or predicted targets [b,
+                ...].
             y: labels [b] or targets [b, ...].
             weight: 1 for a sample, 0 for padding.
 
         Returns:
-            name -> sum, such that the sums of two batches, added, are those of both together.
+            name -> sum, such that the sums of two batches, added, are those of both
+            together.
         """
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What of the sums over all batches leaves the client (traced): all of them, unless the number needs less.
+        """What of the sums over all batches leaves the client (traced): all of them,
+        unless the number needs less.
 
-        Where it is much less, a thousand clients' evaluation is many times as fast. `result`, `values` and
-        `values_of_clients` then take both.
+        Where it is much less, a thousand clients' evaluation is many times as fast.
+        `result`, `values` and `values_of_clients` then take both.
         """
         return statistic
 
     @abstractmethod
     def result(self, statistic: Statistic) -> float:
-        """The number, in double precision, from the sums over all batches (on the host); NaN where it is undefined."""
+        """The number, in double precision, from the sums over all batches (on the
+        host); NaN where it is undefined.
+        """
 
     def values(self, statistic: Statistic) -> dict[str, float]:
-        """What is stored, by name: the result alone, unless a metric has more to tell."""
+        """What is stored, by name: the result alone, unless a metric has more to
+        tell.
+        """
         return {self.name: self.result(statistic)}
 
     def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
-        """`values` of many clients: what the statistic holds, and what is returned, has a leading axis [c].
+        """`values` of many clients: what the statistic holds, and what is returned, has
+        a leading axis [c].
 
-        Metrics whose `result` works on such arrays as it is override this: a thousand clients then cost one call.
+        Metrics whose `result` works on such arrays as it is override this: a thousand
+        clients then cost one call.
 
         Returns:
             name -> [c], NaN where a client has no such value.
@@ -97,12 +120,14 @@ class Metric(ABC):
         for client in range(clients):
             of_client = {key: rows[client, ...] for key, rows in statistic.items()}
             of_clients.append(self.values(of_client))
-        # Clients may have values of different names (cells of a confusion that are not empty): a column for each name,
-        # in the order in which names are first met.
+        # Clients may have values of different names (cells of a confusion that are not
+        # empty): a column for each name, in the order in which names are first met.
         names = dict.fromkeys(name for values in of_clients for name in values)
         columns = {}
         for name in names:
-            columns[name] = np.array([values.get(name, np.nan) for values in of_clients], np.float64)
+            columns[name] = np.array(
+                [values.get(name, np.nan) for values in of_clients], np.float64
+            )
         return columns
 
 
@@ -110,7 +135,8 @@ def find_metric(name: str) -> Metric:
     """The metric of that name, with its default settings.
 
     Raises:
-        ValueError: neither fedtailor nor an installed package has a metric of that name, or the package's is broken.
+        ValueError: neither fedtailor nor an installed package has a metric of that
+            name, or the package's is broken.
     """
     return find_registered(Metric.registry, name, "metric", ENTRY_POINTS, base=Metric)()
 
@@ -125,16 +151,26 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
     for name in names:
         metric = find_metric(name) if isinstance(name, str) else name
         if not metric.applies(model):
-            others = [key for key, kind in Metric.registry.items() if kind().applies(model)]
+            others = [
+                key for key, kind in Metric.registry.items() if kind().applies(model)
+            ]
             defined = ", ".join(sorted(others))
-            raise ValueError(f"the metric {metric.name!r} is not defined for {_kind(model)}; choose from {defined}")
-        require(metrics.get(metric.name, metric) == metric, f"the metric {metric.name!r} is asked for twice")
+            raise ValueError(
+                f"the metric {metric.name!r} is not defined for {_kind(model)}; choose"
+                f" from {defined}"
+            )
+        require(
+            metrics.get(metric.name, metric) == metric,
+            f"the metric {metric.name!r} is asked for twice",
+        )
         metrics[metric.name] = metric
     return tuple(metrics.values())
 
 
 def default_metrics(model: Model) -> tuple[Metric, ...]:
-    """What is measured of every model: its loss and, of a classification, the accuracy."""
+    """What is measured of every model: its loss and, of a classification, the
+    accuracy.
+    """
     names = [name for name in ("loss", "accuracy") if find_metric(name).applies(model)]
     return find_metrics(names, model)
 
@@ -145,7 +181,9 @@ def add_statistics(first: Any, second: Any) -> Any:
 
 
 def zero_statistic(batch_statistic: Callable[..., Any], *arguments: Any) -> Any:
-    """The statistic of no samples: zeros shaped as what `batch_statistic(*arguments)` gives (nothing is computed)."""
+    """The statistic of no samples: zeros shaped as what `batch_statistic(*arguments)`
+    gives (nothing is computed).
+    """
     shapes = jax.eval_shape(batch_statistic, *arguments)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
@@ -160,7 +198,9 @@ def in_double(statistic: Statistic, *names: str) -> tuple[NDArray[np.float64], .
 
 
 def mean(statistic: Statistic, total: str) -> NDArray[np.float64]:
-    """A sum over the number of samples, `statistic["count"]`, in double precision; NaN without samples."""
+    """A sum over the number of samples, `statistic["count"]`, in double precision; NaN
+    without samples.
+    """
     sums, count = in_double(statistic, total, "count")
     undefined = np.full(np.broadcast(sums, count).shape, np.nan)
     return np.divide(sums, count, out=undefined, where=count > 0)
@@ -181,10 +221,14 @@ def is_regression(model: Model) -> bool:
     return not is_classification(model) and not is_sequence(model)
 
 
-def one_hot(labels: Shaped[Array, " b"], classes: int, like: Float[Array, " b"]) -> Float[Array, "b classes"]:
+def one_hot(
+    labels: Shaped[Array, " b"], classes: int, like: Float[Array, " b"]
+) -> Float[Array, "b classes"]:
     """1 where the label is the column's class, else 0, in the precision of `like`."""
     # a comparison: a label that is no class gives a row of zeros
-    return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)).astype(like.dtype)
+    return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)).astype(
+        like.dtype
+    )
 
 
 def _kind(model: Model) -> str:

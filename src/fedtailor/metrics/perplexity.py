@@ -6,13 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, is_sequence, mean
+from fedtailor.metrics.metric import (
+    Metric,
+    Statistic,
+    is_classification,
+    is_sequence,
+    mean,
+)
 from fedtailor.metrics.tokens import token_weights
 from fedtailor.models import Model, cross_entropy
 
 
 class Perplexity(Metric):
-    """exp of the mean of -log p over tokens (not over sequences); of a classification, over labels. NaN without any."""
+    """exp of the mean of -log p over tokens (not over sequences); of a classification,
+    over labels. NaN without any.
+    """
 
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
@@ -22,12 +30,19 @@ class Perplexity(Metric):
         return is_sequence(model) or is_classification(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         losses = cross_entropy.function(outputs, y)
         weights = token_weights(model, y, weight)
         # what only pads may have any loss, and 0 times infinity is NaN
-        return {"loss": jnp.where(weights > 0, losses * weights, 0).sum(), "count": weights.sum()}
+        return {
+            "loss": jnp.where(weights > 0, losses * weights, 0).sum(),
+            "count": weights.sum(),
+        }
 
     def result(self, statistic: Statistic) -> float:
         with np.errstate(over="ignore"):

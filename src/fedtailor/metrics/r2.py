@@ -12,11 +12,14 @@ from fedtailor.models import Model
 
 
 class R2(Metric):
-    """Coefficient of determination, 1 - sum (y - f)^2 / sum (y - mean y)^2; of several targets the mean of theirs.
+    """Coefficient of determination, 1 - sum (y - f)^2 / sum (y - mean y)^2; of several
+    targets the mean of theirs.
 
-    As `sklearn.metrics.r2_score`, but NaN where a target is constant (or there are fewer than two samples). The sum of
-    squares about the mean is a difference of two sums, which single precision knows to about 1e-7 of the first:
-    targets whose variance is less than 0.0003 of their mean square count as constant; standardise such targets.
+    As `sklearn.metrics.r2_score`, but NaN where a target is constant (or there are
+    fewer than two samples). The sum of squares about the mean is a difference of two
+    sums, which single precision knows to about 1e-7 of the first: targets whose
+    variance is less than 0.0003 of their mean square count as constant; standardise
+    such targets.
     """
 
     name: ClassVar[str] = "r2"
@@ -27,7 +30,11 @@ class R2(Metric):
         return is_regression(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         predicted, target = predictions_and_targets(outputs, y)
         weights = weight[:, None]
@@ -42,9 +49,14 @@ class R2(Metric):
         count = float(np.asarray(statistic["count"], np.float64))
         if count < 2:
             return float("nan")
-        residual, total, squares = in_double(statistic, "residual_squares", "targets", "target_squares")
-        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of which rounding leaves half of the digits that sums have
+        residual, total, squares = in_double(
+            statistic, "residual_squares", "targets", "target_squares"
+        )
+        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of which rounding leaves half of
+        # the digits that sums have
         about_mean = squares - total**2 / count
         precision = np.finfo(np.asarray(statistic["target_squares"]).dtype).eps
         varies = about_mean > np.sqrt(precision) * squares
-        return float((1 - residual / about_mean).mean()) if varies.all() else float("nan")
+        return (
+            float((1 - residual / about_mean).mean()) if varies.all() else float("nan")
+        )

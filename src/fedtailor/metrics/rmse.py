@@ -12,7 +12,8 @@ from fedtailor.models import Model
 
 
 class RMSE(Metric):
-    """Root of the mean squared error, in the target's unit; of several targets the mean of theirs. NaN without samples.
+    """Root of the mean squared error, in the target's unit; of several targets the mean
+    of theirs. NaN without samples.
 
     As `sklearn.metrics.root_mean_squared_error`.
     """
@@ -26,7 +27,11 @@ class RMSE(Metric):
         return is_regression(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         predicted, target = predictions_and_targets(outputs, y)
         squares = jnp.square(predicted - target) * weight[:, None]

@@ -10,30 +10,44 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification, one_hot
+from fedtailor.metrics.metric import (
+    Metric,
+    Statistic,
+    in_double,
+    is_classification,
+    one_hot,
+)
 from fedtailor.models import Model
 
 BINS = 1 << 14
-"""Bins of the histogram of two classes; of more classes, for each class its share of twice as many."""
+"""Bins of the histogram of two classes; of more classes, for each class its share of
+twice as many.
+"""
 LEAST_BINS = 512
 """Bins of a class, however many classes there are."""
 FINEST = 0.01
-"""Log-odds up to this size are told apart by equally wide bins, larger ones by bins in proportion to their size."""
+"""Log-odds up to this size are told apart by equally wide bins, larger ones by bins in
+proportion to their size.
+"""
 LARGEST = 1000.0
 """Log-odds beyond this share the outermost bins."""
 
 
 class ROCAUC(Metric):
-    """Probability that a sample of a class scores higher than one of another class (ties count half).
+    """Probability that a sample of a class scores higher than one of another class
+    (ties count half).
 
-    Of two classes, the second one's score; of more, the mean over classes of one against the rest. Classes that no
-    sample has, or all samples have, are left out; NaN where nothing is left, as for a client whose test samples are
-    all of one class. Otherwise as `sklearn.metrics.roc_auc_score(multi_class="ovr", average="macro")`.
+    Of two classes, the second one's score; of more, the mean over classes of one
+    against the rest. Classes that no sample has, or all samples have, are left out; NaN
+    where nothing is left, as for a client whose test samples are all of one class.
+    Otherwise as `sklearn.metrics.roc_auc_score(multi_class="ovr", average="macro")`.
 
-    Samples are sorted into bins by their log-odds (0.15 % wide for two classes), so that the statistic is a sum. Two
-    samples in one bin count as a tie: the area is wrong by at most half the share of pairs (one of the class, one of
-    the others) that share a bin, which `error_bound` computes. Of scores with a density, of any scale from 0.01 to
-    100, that is below 0.001; the error itself, whose signs cancel, is much smaller.
+    Samples are sorted into bins by their log-odds (0.15 % wide for two classes), so
+    that the statistic is a sum. Two samples in one bin count as a tie: the area is
+    wrong by at most half the share of pairs (one of the class, one of the others) that
+    share a bin, which `error_bound` computes. Of scores with a density, of any scale
+    from 0.01 to 100, that is below 0.001; the error itself, whose signs cancel, is much
+    smaller.
     """
 
     name: ClassVar[str] = "roc_auc"
@@ -45,17 +59,24 @@ class ROCAUC(Metric):
         return is_classification(model) and model.outputs >= 2
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        # Relative to those of chance, around which a model's odds lie and bins are narrow.
+        # Relative to those of chance, around which a model's odds lie and bins are
+        # narrow.
         odds = _log_odds(model.log_probabilities(outputs)) + math.log(model.outputs - 1)
         is_class = one_hot(y, model.outputs, weight)
-        # Of two classes one score says all: the first one's log-odds are the second one's, negated.
+        # Of two classes one score says all: the first one's log-odds are the second
+        # one's, negated.
         if model.outputs == 2:
             odds, is_class = odds[:, 1:], is_class[:, 1:]
         scores = odds.shape[1]
         bins = BINS if scores == 1 else max(2 * BINS // scores, LEAST_BINS)
-        # A model that has diverged must not look like a coin: samples without a score make the area NaN.
+        # A model that has diverged must not look like a coin: samples without a score
+        # make the area NaN.
         weights = jnp.where(jnp.isnan(odds), jnp.nan, weight[:, None])
         column, row = jnp.broadcast_to(jnp.arange(scores), odds.shape), _bin(odds, bins)
         empty = jnp.zeros((scores, bins), weight.dtype)
@@ -76,7 +97,9 @@ class ROCAUC(Metric):
         return {self.name: _mean_area(statistic)}
 
     def error_bound(self, statistic: Statistic) -> float:
-        """The most by which `result` may differ from the area that a sort would give; NaN where it is undefined."""
+        """The most by which `result` may differ from the area that a sort would give;
+        NaN where it is undefined.
+        """
         positives, negatives = _histograms(statistic)
         pairs = positives.sum(axis=1) * negatives.sum(axis=1)
         in_one_bin = (positives * negatives).sum(axis=1)
@@ -86,13 +109,19 @@ class ROCAUC(Metric):
         return float(tied.mean() / 2) if len(tied) else float("nan")
 
 
-def _log_odds(log_probabilities: Float[Array, "b classes"]) -> Float[Array, "b classes"]:
+def _log_odds(
+    log_probabilities: Float[Array, "b classes"],
+) -> Float[Array, "b classes"]:
     """log p - log(1 - p), accurate for probabilities near 0 and near 1."""
     classes = log_probabilities.shape[-1]
     is_top = jnp.argmax(log_probabilities, axis=-1)[:, None] == jnp.arange(classes)
-    # 1 - p loses all digits for a p near 1, which only the largest one can be: the others' sum has them.
-    rest_of_top = jax.nn.logsumexp(jnp.where(is_top, -jnp.inf, log_probabilities), axis=-1)
-    # Where the largest stands any number below 0 does: what is computed from it is not used.
+    # 1 - p loses all digits for a p near 1, which only the largest one can be: the
+    # others' sum has them.
+    rest_of_top = jax.nn.logsumexp(
+        jnp.where(is_top, -jnp.inf, log_probabilities), axis=-1
+    )
+    # Where the largest stands any number below 0 does: what is computed from it is not
+    # used.
     below_top = jnp.where(is_top, -1.0, log_probabilities)
     rest = jnp.where(is_top, rest_of_top[:, None], jnp.log1p(-jnp.exp(below_top)))
     return log_probabilities - rest
@@ -102,7 +131,8 @@ def _bin(odds: Float[Array, "b scores"], bins: int) -> Int[Array, "b scores"]:
     """The bin of each score, by its inverse hyperbolic sine: a growing function of it.
 
     Returns:
-        0 to bins - 1: about 0 bins are equally wide, and far from it in proportion to the score (see `FINEST`).
+        0 to bins - 1: about 0 bins are equally wide, and far from it in proportion to
+        the score (see `FINEST`).
     """
     top = math.asinh(LARGEST / FINEST)
     place = (jnp.arcsinh(odds / FINEST) / top + 1) / 2 * bins
@@ -110,7 +140,8 @@ def _bin(odds: Float[Array, "b scores"], bins: int) -> Int[Array, "b scores"]:
 
 
 def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:
-    """Pairs of a sample of the class and one of the others: those in the right order (ties count half), and all.
+    """Pairs of a sample of the class and one of the others: those in the right order
+    (ties count half), and all.
 
     Args:
         of_class, of_others: [..., scores, bins] samples by score and bin.
@@ -127,7 +158,9 @@ def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:
 
 
 def _mean_area(statistic: Statistic) -> NDArray[np.float64]:
-    """The mean over scores [...] of the areas below their curves; NaN where no score has a pair."""
+    """The mean over scores [...] of the areas below their curves; NaN where no score
+    has a pair.
+    """
     if "pairs" in statistic:
         ordered, pairs = in_double(statistic, "ordered", "pairs")
     else:
@@ -139,7 +172,9 @@ def _mean_area(statistic: Statistic) -> NDArray[np.float64]:
     return np.divide(areas.sum(axis=-1), count, out=undefined, where=count > 0)
 
 
-def _histograms(statistic: Statistic) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _histograms(
+    statistic: Statistic,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Samples by score and bin, of the class and of the others."""
     of_class, of_others = in_double(statistic, "of_class", "of_others")
     return of_class, of_others

@@ -23,19 +23,26 @@ def row_scores(
     """What is kept of a batch (traced).
 
     Returns:
-        `loss` [b] float32; of classifications `correct` [b] bool, `prediction` [b] int32, the predicted class, and
-        `confidence` [b] float32, its probability; of regressions `squared_error` [b] float32, summed over targets, and
-        `prediction` [b] (or [b, targets]) float32. Of sequences the loss alone.
+        `loss` [b] float32; of classifications `correct` [b] bool, `prediction` [b]
+        int32, the predicted class, and `confidence` [b] float32, its probability; of
+        regressions `squared_error` [b] float32, summed over targets, and `prediction`
+        [b] (or [b, targets]) float32. Of sequences the loss alone.
     """
     columns: dict[str, Array] = {"loss": model.losses(outputs, y).astype(jnp.float32)}
     if is_classification(model):
         columns["correct"] = model.correct(outputs, y)
         columns["prediction"] = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
-        columns["confidence"] = jnp.exp(model.log_probabilities(outputs).max(axis=-1)).astype(jnp.float32)
+        columns["confidence"] = jnp.exp(
+            model.log_probabilities(outputs).max(axis=-1)
+        ).astype(jnp.float32)
     elif is_regression(model):
         predicted, target = predictions_and_targets(outputs, y)
-        columns["squared_error"] = jnp.square(predicted - target).sum(axis=-1).astype(jnp.float32)
-        columns["prediction"] = (predicted[:, 0] if predicted.shape[1] == 1 else predicted).astype(jnp.float32)
+        columns["squared_error"] = (
+            jnp.square(predicted - target).sum(axis=-1).astype(jnp.float32)
+        )
+        columns["prediction"] = (
+            predicted[:, 0] if predicted.shape[1] == 1 else predicted
+        ).astype(jnp.float32)
     return columns
 
 
@@ -43,12 +50,23 @@ def rows_schema(model: Model) -> "dict[str, pl.DataType | type[pl.DataType]]":
     """Columns of `rows_frame` and their types."""
     import polars as pl
 
-    types: dict[str, pl.DataType | type[pl.DataType]] = {"client": pl.String, "row": pl.Int32, "loss": pl.Float32}
+    types: dict[str, pl.DataType | type[pl.DataType]] = {
+        "client": pl.String,
+        "row": pl.Int32,
+        "loss": pl.Float32,
+    }
     if is_classification(model):
-        return types | {"correct": pl.Boolean, "prediction": pl.Int32, "confidence": pl.Float32}
+        return types | {
+            "correct": pl.Boolean,
+            "prediction": pl.Int32,
+            "confidence": pl.Float32,
+        }
     if is_regression(model):
         several = model.outputs > 1
-        return types | {"squared_error": pl.Float32, "prediction": pl.List(pl.Float32) if several else pl.Float32}
+        return types | {
+            "squared_error": pl.Float32,
+            "prediction": pl.List(pl.Float32) if several else pl.Float32,
+        }
     return types
 
 
@@ -58,35 +76,48 @@ def rows_frame(
     rows: Sequence[NDArray[np.integer]],
     scores: Sequence[Mapping[str, NDArray[Any] | Array]],
 ) -> "pl.DataFrame":
-    """One line for each test row of each client: `client`, `row`, `loss` and what else `row_scores` keeps.
+    """One line for each test row of each client: `client`, `row`, `loss` and what else
+    `row_scores` keeps.
 
     Args:
         model: what was trained.
         names: of the clients [c].
-        rows: [c] numbers of the examples in the data set, [n_c]. Runs on the same data are compared by them, so they
-            must not depend on the split or the method.
+        rows: [c] numbers of the examples in the data set, [n_c]. Runs on the same data
+            are compared by them, so they must not depend on the split or the method.
         scores: [c] columns of `row_scores` for these examples, without padding.
 
     Returns:
         The columns of `rows_schema`, clients in the order of `names`.
 
     Raises:
-        ValueError: a client's columns differ in length, or lists have not one entry for each client.
+        ValueError: a client's columns differ in length, or lists have not one entry for
+            each client.
     """
     import polars as pl
 
     require(
         len(names) == len(rows) == len(scores),
-        f"{len(names)} clients, rows of {len(rows)} and scores of {len(scores)}; give one of each for every client",
+        f"{len(names)} clients, rows of {len(rows)} and scores of {len(scores)}; give"
+        " one of each for every client",
     )
     schema = rows_schema(model)
     parts = []
     for name, numbers, columns in zip(names, rows, scores, strict=True):
         lengths = {len(numbers), *(len(values) for values in columns.values())}
-        require(len(lengths) == 1, f"the columns of client {name!r} have lengths {sorted(lengths)}; expected one")
+        require(
+            len(lengths) == 1,
+            f"the columns of client {name!r} have lengths {sorted(lengths)};"
+            " expected one",
+        )
         # in the order of the schema, which is the same for all clients
         content = {"client": [name] * len(numbers), "row": numbers, **columns}
-        parts.append(pl.DataFrame({key: _column(content[key]) for key in schema}, schema=schema, strict=False))
+        parts.append(
+            pl.DataFrame(
+                {key: _column(content[key]) for key in schema},
+                schema=schema,
+                strict=False,
+            )
+        )
     return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
 
 

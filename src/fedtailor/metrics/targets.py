@@ -13,7 +13,8 @@ def predictions_and_targets(
     """
     if outputs.size != y.size:
         raise ValueError(
-            f"outputs {outputs.shape} do not match targets {y.shape}; bind the model with matching outputs"
+            f"outputs {outputs.shape} do not match targets {y.shape}; bind the model"
+            " with matching outputs"
         )
     predictions = outputs.reshape(len(outputs), -1)
     targets = y.astype(outputs.dtype)

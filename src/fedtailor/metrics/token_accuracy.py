@@ -11,7 +11,9 @@ from fedtailor.models import Model
 
 
 class TokenAccuracy(Metric):
-    """Share of tokens whose highest score is the right one's; padding does not count. NaN without tokens."""
+    """Share of tokens whose highest score is the right one's; padding does not count.
+    NaN without tokens.
+    """
 
     name: ClassVar[str] = "token_accuracy"
     title: ClassVar[str] = "Accuracy per token"
@@ -22,7 +24,11 @@ class TokenAccuracy(Metric):
         return is_sequence(model)
 
     def statistic(
-        self, model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         weights = token_weights(model, y, weight)
         correct = jnp.argmax(outputs, axis=-1) == y

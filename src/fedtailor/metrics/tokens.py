@@ -6,7 +6,9 @@ from jaxtyping import Array, Float, Shaped
 from fedtailor.models import Model, TokenCrossEntropy
 
 
-def token_weights(model: Model, y: Shaped[Array, "b ..."], weight: Float[Array, " b"]) -> Float[Array, "b ..."]:
+def token_weights(
+    model: Model, y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
+) -> Float[Array, "b ..."]:
     """1 for a token of a sample, 0 for padding of either kind."""
     weights = jnp.broadcast_to(weight.reshape(-1, *[1] * (y.ndim - 1)), y.shape)
     if isinstance(model.loss, TokenCrossEntropy):

@@ -1,7 +1,8 @@
-"""What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and adapters.
+"""What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and
+adapters.
 
-Every module of this folder that registers a model is found; the imports below only tell type checkers and editors of
-those that come with fedtailor.
+Every module of this folder that registers a model is found; the imports below only tell
+type checkers and editors of those that come with fedtailor.
 """
 
 from fedtailor.models.adapters import from_function

@@ -1,4 +1,6 @@
-"""Models of the user's own: two functions here, modules of Equinox, Flax and PyTorch in the files of these names."""
+"""Models of the user's own: two functions here, modules of Equinox, Flax and PyTorch in
+the files of these names.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +21,17 @@ class Functions(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         return self.init(key)
 
-    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
         return self.function(network, x)
 
 
-def from_function(init: Callable[[Array], Any], apply: Callable[[Any, Array], Array]) -> Functions:
-    """A model from two functions; models are equal when the function objects are, so define these once.
+def from_function(
+    init: Callable[[Array], Any], apply: Callable[[Any, Array], Array]
+) -> Functions:
+    """A model from two functions; models are equal when the function objects are, so
+    define these once.
 
     Args:
         init: key -> parameters, any pytree of floating-point arrays.

@@ -4,20 +4,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedtailor.models.layered import Layered, dense_layers, image_of
-from fedtailor.models.layers import ConvPool, FlattenPlanes, ImageConvPool, InitStream, Layer, Reshape, Stack
+from fedtailor.models.layers import (
+    ConvPool,
+    FlattenPlanes,
+    ImageConvPool,
+    InitStream,
+    Layer,
+    Reshape,
+    Stack,
+)
 from fedtailor.models.registry import register
 
 
 @dataclass(frozen=True)
 class CNN5x5(Layered):
-    """Two 5x5 convolutions without padding, each with ReLU and 2x2 max-pooling, and dense layers."""
+    """Two 5x5 convolutions without padding, each with ReLU and 2x2 max-pooling, and
+    dense layers.
+    """
 
     hidden: tuple[int, ...]
     channels: tuple[int, int]
     image_shape: tuple[int, ...] | None = None
     micro_batch = 20
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the 5x5 CNN", smallest=16)
         first, second = self.channels
         # Each convolution takes 4 pixels off a side, each pooling halves it.
@@ -34,12 +46,16 @@ class CNN5x5(Layered):
 
 @register
 def cnn_5x5(
-    hidden: int | Sequence[int] = 512, channels: Sequence[int] = (32, 64), image_shape: Sequence[int] | None = None
+    hidden: int | Sequence[int] = 512,
+    channels: Sequence[int] = (32, 64),
+    image_shape: Sequence[int] | None = None,
 ) -> CNN5x5:
-    """The CNN of the benchmarks: two 5x5 convolutions (ReLU, 2x2 max-pooling, no padding) and dense layers.
+    """The CNN of the benchmarks: two 5x5 convolutions (ReLU, 2x2 max-pooling, no
+    padding) and dense layers.
 
-    For 28x28 images and ten classes the default is PFLlib's, with 582,026 parameters. `hidden=2048` is FedEM's for
-    EMNIST (LEAF's, without its padding), and `hidden=(120, 64), channels=(64, 64)` FedRep's for CIFAR-10.
+    For 28x28 images and ten classes the default is PFLlib's, with 582,026 parameters.
+    `hidden=2048` is FedEM's for EMNIST (LEAF's, without its padding), and `hidden=(120,
+    64), channels=(64, 64)` FedRep's for CIFAR-10.
 
     Args:
         hidden: width of the dense layer before the classes, or of each of several.
@@ -50,14 +66,22 @@ def cnn_5x5(
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: a width is below 1, there are not two convolutions, or (when bound) the inputs are no images of
-            16x16 or more.
+        ValueError: a width is below 1, there are not two convolutions, or (when bound)
+            the inputs are no images of 16x16 or more.
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if len(channels) != 2:
-        raise ValueError(f"channels is {list(channels)}; give two numbers, one for each convolution")
+        raise ValueError(
+            f"channels is {list(channels)}; give two numbers, one for each convolution"
+        )
     for what, numbers in (("hidden layer", widths), ("convolution", channels)):
         for width in numbers:
             if width < 1:
-                raise ValueError(f"a {what} of the 5x5 CNN is {width} wide; it needs 1 or more")
-    return CNN5x5(widths, (channels[0], channels[1]), None if image_shape is None else tuple(image_shape))
+                raise ValueError(
+                    f"a {what} of the 5x5 CNN is {width} wide; it needs 1 or more"
+                )
+    return CNN5x5(
+        widths,
+        (channels[0], channels[1]),
+        None if image_shape is None else tuple(image_shape),
+    )

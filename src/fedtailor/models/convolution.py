@@ -1,10 +1,12 @@
 """Convolution and pooling that are fast on a CPU with a client's own weights.
 
-XLA's own CPU convolution is several times slower than a PyTorch loop at the batch sizes of federated learning. Here a
-convolution is one matrix product with the columns of its input (im2col), in planes: [channels, height, width, batch].
-The long axis is the last one in every product, so few channels waste no vector lanes, and columns are copies of long
-runs. Derivatives are written out, for XLA's derivatives of overlapping slices are slow; they can be differentiated
-again (Hessian-vector products as `jax.jvp` of `jax.grad`), but the functions have no forward-mode derivative.
+XLA's own CPU convolution is several times slower than a PyTorch loop at the batch sizes
+of federated learning. Here a convolution is one matrix product with the columns of its
+input (im2col), in planes: [channels, height, width, batch]. The long axis is the last
+one in every product, so few channels waste no vector lanes, and columns are copies of
+long runs. Derivatives are written out, for XLA's derivatives of overlapping slices are
+slow; they can be differentiated again (Hessian-vector products as `jax.jvp` of
+`jax.grad`), but the functions have no forward-mode derivative.
 """
 
 from functools import partial, reduce
@@ -22,30 +24,40 @@ Padding = tuple[int, int, int]
 KEEP: Padding = (0, 0, 0)
 """No padding of an axis."""
 SPARE = 16
-"""Numbers between the images of a batch: 32x32x3 floats apart, all would compete for the same lines of the cache."""
+"""Numbers between the images of a batch: 32x32x3 floats apart, all would compete for
+the same lines of the cache.
+"""
 
 
 def planes(images: Float[Array, "b h w c"]) -> Float[Array, "c h w b"]:
     """Images with the batch last."""
-    # Two copies: first with spaces between the images, from which the second can gather one pixel of every image
-    # without all of them competing for the same lines of the cache.
+    # Two copies: first with spaces between the images, from which the second can gather
+    # one pixel of every image without all of them competing for the same lines of the
+    # cache.
     b, h, w, c = images.shape
     spaced = spaced_apart(images)
     return _batch_last(spaced, (h, w, c)).reshape(c, h, w, b)
 
 
 @jax.custom_vjp
-def convolve(x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]) -> Float[Array, "o h2 w2 b"]:
-    """Cross-correlation with stride 1 and no padding, the "convolution" of deep learning: h2 = h - k + 1."""
+def convolve(
+    x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]
+) -> Float[Array, "o h2 w2 b"]:
+    """Cross-correlation with stride 1 and no padding, the "convolution" of deep
+    learning: h2 = h - k + 1.
+    """
     return _convolve(x, kernel)[0]
 
 
 def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    """The convolution, and what its derivative needs: the columns of the input, and the kernel."""
+    """The convolution, and what its derivative needs: the columns of the input, and the
+    kernel.
+    """
     size, _, channels, outputs = kernel.shape
     _, height, width, b = x.shape
     rows = x.reshape(channels, height, -1)
-    # im2col: a column holds what one output pixel sees, so that all pixels of all images are one matrix product.
+    # im2col: a column holds what one output pixel sees, so that all pixels of all
+    # images are one matrix product.
     columns = _columns(rows, size, b).reshape(size * size * channels, -1)
     y = kernel.reshape(-1, outputs).T @ columns
     y = y.reshape(outputs, height - size + 1, width - size + 1, b)
@@ -53,13 +65,16 @@ def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _convolve_back(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    """Derivatives for the input and the kernel, from g [o, h2, w2, b] for the output."""
+    """Derivatives for the input and the kernel, from g [o, h2, w2, b] for the
+    output.
+    """
     columns, kernel = saved
     size, _, channels, outputs = kernel.shape
     _, height, width, b = g.shape
     g = g.reshape(outputs, -1)
-    # The transposes of the product and of `_columns`: what each output pixel says of the patch that it saw, added up
-    # over the patches that a pixel of the input lies in, first by rows, then by columns.
+    # The transposes of the product and of `_columns`: what each output pixel says of
+    # the patch that it saw, added up over the patches that a pixel of the input lies
+    # in, first by rows, then by columns.
     patches = kernel.reshape(-1, outputs) @ g
     patches = patches.reshape(size, size, channels, height, width * b)
     to_x = sum_columns(sum_rows(patches), b)
@@ -86,10 +101,12 @@ def pad_zeros(x: Array, *axes: Padding) -> Array:
 def halve(
     x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]
 ) -> tuple[Float[Array, "c4 h2 w2 b"], Float[Array, "k2 k2 c4 o"]]:
-    """Planes and a kernel whose convolution is every second row and column of that of the given ones.
+    """Planes and a kernel whose convolution is every second row and column of that of
+    the given ones.
 
-    Blocks of 2x2 pixels become channels, so that a step of one block is a step of two pixels; the kernel is padded to
-    an even size, and becomes half as large on four times the channels.
+    Blocks of 2x2 pixels become channels, so that a step of one block is a step of two
+    pixels; the kernel is padded to an even size, and becomes half as large on four
+    times the channels.
     """
     c, height, width, b = x.shape
     k, _, _, o = kernel.shape
@@ -97,8 +114,8 @@ def halve(
     size = -(-k // 2)
 
     def even(side: int) -> int:
-        # Without an odd last pixel; or one block more, of zeros that only the kernel's padding reads, where the last
-        # step needs it.
+        # Without an odd last pixel; or one block more, of zeros that only the kernel's
+        # padding reads, where the last step needs it.
         last_step = (side - k) // 2 * 2
         return max(side // 2 * 2, last_step + 2 * size)
 
@@ -122,7 +139,9 @@ def halve(
 
 @partial(no_fuse, static=("shape",))
 def _batch_last(spaced: Array, shape: tuple[int, int, int]) -> Array:
-    """[b, h w c + SPARE] -> [c, h, w b]; width and batch are merged so that memory has this order too."""
+    """[b, h w c + SPARE] -> [c, h, w b]; width and batch are merged so that memory has
+    this order too.
+    """
     height, _, channels = shape
     images = without_spaces(spaced, shape)
     return images.transpose(3, 1, 2, 0).reshape(channels, height, -1)
@@ -134,8 +153,9 @@ def _columns(x: Array, size: int, b: int) -> Array:
     _, height, width = x.shape
     h = height - size + 1
     run = width - (size - 1) * b
-    # Entry (row, column) of the kernel sees the image shifted by so much; with the batch last, a shift by one pixel is
-    # a shift by b numbers, and each shifted image is copied in long runs.
+    # Entry (row, column) of the kernel sees the image shifted by so much; with the
+    # batch last, a shift by one pixel is a shift by b numbers, and each shifted image
+    # is copied in long runs.
     shifted = []
     for row in range(size):
         for column in range(size):
@@ -146,8 +166,11 @@ def _columns(x: Array, size: int, b: int) -> Array:
 
 @no_fuse
 def sum_rows(patches: Array) -> Array:
-    """The first half of the transpose of `_columns`: [k, k, c, h2, w2 b] -> [k, c, h, w2 b]."""
-    # Row i of the kernel saw the image shifted by i rows: shift back, with zeros around, and add up.
+    """The first half of the transpose of `_columns`: [k, k, c, h2, w2 b] -> [k, c, h,
+    w2 b].
+    """
+    # Row i of the kernel saw the image shifted by i rows: shift back, with zeros
+    # around, and add up.
     last = len(patches) - 1
     shifted = []
     for i in range(len(patches)):

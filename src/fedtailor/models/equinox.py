@@ -15,7 +15,9 @@ from fedtailor.models.equinox_norm import WeightedBatchNorm
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.parts import Anatomy, map_nodes, path_of, paths_of
 
-NO_STATE = "what changes during training must be running statistics; use a layer without state"
+NO_STATE = (
+    "what changes during training must be running statistics; use a layer without state"
+)
 
 
 @dataclass(frozen=True)
@@ -32,27 +34,42 @@ class EquinoxModule(Architecture):
         nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
         if any(isinstance(node, eqx.nn.State) for node in nodes):
             raise ValueError(
-                f"{self.make} gives a state beside the module; pass the module's class, and its state is kept"
+                f"{self.make} gives a state beside the module; pass the module's class,"
+                " and its state is kept"
             )
         if any(isinstance(node, eqx.nn.StateIndex) for node in nodes):
-            raise ValueError(f"the Equinox module keeps state other than BatchNorm's: {NO_STATE}")
-        return map_nodes(module, eqx.nn.BatchNorm, lambda path, norm: WeightedBatchNorm(norm))
+            raise ValueError(
+                f"the Equinox module keeps state other than BatchNorm's: {NO_STATE}"
+            )
+        return map_nodes(
+            module, eqx.nn.BatchNorm, lambda path, norm: WeightedBatchNorm(norm)
+        )
 
-    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
         return self._each(_called, network, x, key)
 
     def statistics(self, network: Network) -> tuple[str, ...]:
         norms = paths_of(network, WeightedBatchNorm)
-        prefixes = tuple(f"{norm}.{kind}_" for norm in norms for kind in ("batch", "ema"))
+        prefixes = tuple(
+            f"{norm}.{kind}_" for norm in norms for kind in ("batch", "ema")
+        )
         paths = [path_of(keys) for keys in _array_paths(network)]
         return tuple(path for path in paths if path.startswith(prefixes))
 
     def train(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Network]:
         outputs, _, state = self._train(network, x, key, weight)
         network = eqx.nn.inference_mode(network, value=False)
-        return outputs, map_nodes(network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state))
+        return outputs, map_nodes(
+            network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state)
+        )
 
     def train_features(
         self,
@@ -79,13 +96,18 @@ class EquinoxModule(Architecture):
             watched: path of a dense layer whose inputs are wanted.
 
         Returns:
-            Outputs [b, ...], what the dense layer `watched` is given [b, ...], and the state after the step.
+            Outputs [b, ...], what the dense layer `watched` is given [b, ...], and the
+            state after the step.
         """
         network = eqx.nn.inference_mode(network, value=False)
         axis = _axis_name(network)
 
-        def one(example: Array, weight: Array, key: Array | None) -> tuple[Array, Array, eqx.nn.State]:
-            weighted = map_nodes(network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight))
+        def one(
+            example: Array, weight: Array, key: Array | None
+        ) -> tuple[Array, Array, eqx.nn.State]:
+            weighted = map_nodes(
+                network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight)
+            )
             options = {} if key is None else {"key": key}
             tap = _Tap()
             if watched is not None:
@@ -95,17 +117,27 @@ class EquinoxModule(Architecture):
 
         keys = None if key is None else jax.random.split(key, len(x))
         key_axis = None if key is None else 0
-        # BatchNorm takes means over the named axis; so all examples end with one state, which is not stacked.
-        batched = jax.vmap(one, in_axes=(0, 0, key_axis), out_axes=(0, 0, None), axis_name=axis)
+        # BatchNorm takes means over the named axis; so all examples end with one state,
+        # which is not stacked.
+        batched = jax.vmap(
+            one, in_axes=(0, 0, key_axis), out_axes=(0, 0, None), axis_name=axis
+        )
         return batched(x, weight, keys)
 
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         dtype, called = _dense_calls(network, input_shape)
-        norms = paths_of(network, (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm))
+        norms = paths_of(
+            network,
+            (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm),
+        )
         return Anatomy(called[-1] if called else None, norms, tuple(called[-1:]), dtype)
 
     def features(
-        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
     ) -> Float[Array, "b ..."]:
         def body(network: Network, example: Array, **options: Any) -> Array:
             tap = _Tap()
@@ -115,17 +147,28 @@ class EquinoxModule(Architecture):
         return self._each(body, network, x, key)
 
     def head_outputs(
-        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        # The module runs on zeros up to its head, which is given the features instead; what leads up to it is never
-        # read, so that the compiler removes it.
+        # The module runs on zeros up to its head, which is given the features instead;
+        # what leads up to it is never read, so that the compiler removes it.
         def rest(network: Network, one: Array) -> Array:
-            return _called(_tapped(network, anatomy.head, _Tap(one)), jnp.zeros(input_shape, anatomy.input_dtype))
+            return _called(
+                _tapped(network, anatomy.head, _Tap(one)),
+                jnp.zeros(input_shape, anatomy.input_dtype),
+            )
 
         return self._each(rest, network, features, None)
 
-    def _each(self, call: Callable[..., Array], network: Network, x: Array, key: Array | None) -> Array:
-        """`call(network, example)` for each example, in evaluation mode without a key."""
+    def _each(
+        self, call: Callable[..., Array], network: Network, x: Array, key: Array | None
+    ) -> Array:
+        """`call(network, example)` for each example, in evaluation mode without a
+        key.
+        """
         network = eqx.nn.inference_mode(network, value=key is None)
         if key is None:
             return jax.vmap(partial(call, network))(x)
@@ -133,11 +176,13 @@ class EquinoxModule(Architecture):
         return jax.vmap(lambda example, key: call(network, example, key=key))(x, keys)
 
     def is_stochastic(self, network: Network) -> bool:
-        # Equinox's layers that differ between training and evaluation have a field `inference`; of these only BatchNorm
-        # draws nothing.
+        # Equinox's layers that differ between training and evaluation have a field
+        # `inference`; of these only BatchNorm draws nothing.
         has_mode = lambda node: hasattr(node, "inference")  # noqa: E731
         nodes = jax.tree.leaves(network, is_leaf=has_mode)
-        return any(has_mode(node) and not isinstance(node, eqx.nn.BatchNorm) for node in nodes)
+        return any(
+            has_mode(node) and not isinstance(node, eqx.nn.BatchNorm) for node in nodes
+        )
 
 
 class _Tap:
@@ -149,7 +194,9 @@ class _Tap:
         seen: the last input.
     """
 
-    def __init__(self, instead: Array | None = None, note: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, instead: Array | None = None, note: Callable[[], None] | None = None
+    ) -> None:
         self.instead = instead
         self.note = note
         self.seen = jnp.zeros(0)
@@ -176,11 +223,17 @@ class _Tapped(eqx.Module):
 
 def _tapped(network: Network, path: str | None, tap: _Tap) -> Network:
     """The network with its dense layer of that path tapped."""
-    return map_nodes(network, eqx.nn.Linear, lambda where, dense: _Tapped(dense, tap) if where == path else dense)
+    return map_nodes(
+        network,
+        eqx.nn.Linear,
+        lambda where, dense: _Tapped(dense, tap) if where == path else dense,
+    )
 
 
 def _called(network: Network, example: Array, **options: Any) -> Array:
-    """The module's output for one example, with its state where it keeps some (which evaluation leaves as it is)."""
+    """The module's output for one example, with its state where it keeps some (which
+    evaluation leaves as it is).
+    """
     if not paths_of(network, eqx.nn.StateIndex):
         return network(example, **options)
     output, _ = network(example, eqx.nn.State(network), **options)
@@ -188,30 +241,45 @@ def _called(network: Network, example: Array, **options: Any) -> Array:
 
 
 def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
-    """The index whose initial value is what the state now holds for it: so that statistics are part of the network."""
+    """The index whose initial value is what the state now holds for it: so that
+    statistics are part of the network.
+    """
     return eqx.tree_at(lambda index: index.init, index, state.get(index))
 
 
 def _axis_name(network: Network) -> Hashable:
     """The name that all of the module's BatchNorms give to the batch."""
     is_norm = lambda node: isinstance(node, WeightedBatchNorm)  # noqa: E731
-    names = {node.axis_name for node in jax.tree.leaves(network, is_leaf=is_norm) if is_norm(node)}
+    names = {
+        node.axis_name
+        for node in jax.tree.leaves(network, is_leaf=is_norm)
+        if is_norm(node)
+    }
     if len(names) != 1:
-        raise ValueError(f"the module's BatchNorms name the batch {sorted(map(str, names))}; give them one axis_name")
+        raise ValueError(
+            f"the module's BatchNorms name the batch {sorted(map(str, names))}; give"
+            " them one axis_name"
+        )
     return names.pop()
 
 
 def _array_paths(network: Network) -> list[Any]:
     """The paths of all arrays, in the order of the tree."""
-    return [keys for keys, leaf in jax.tree_util.tree_leaves_with_path(network) if hasattr(leaf, "shape")]
+    return [
+        keys
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(network)
+        if hasattr(leaf, "shape")
+    ]
 
 
-def _dense_calls(network: Network, input_shape: tuple[int, ...]) -> tuple[str, list[str]]:
+def _dense_calls(
+    network: Network, input_shape: tuple[int, ...]
+) -> tuple[str, list[str]]:
     """Watch the module run on shapes.
 
     Returns:
-        The type of its inputs, and the paths of its dense layers in the order in which they are called; in the order of
-        the tree where it runs on neither type.
+        The type of its inputs, and the paths of its dense layers in the order in which
+        they are called; in the order of the tree where it runs on neither type.
     """
     paths = paths_of(network, eqx.nn.Linear)
     for dtype in ("float32", "int32"):
@@ -219,10 +287,14 @@ def _dense_calls(network: Network, input_shape: tuple[int, ...]) -> tuple[str, l
         tapped = map_nodes(
             network,
             eqx.nn.Linear,
-            lambda path, dense, called=called: _Tapped(dense, _Tap(note=partial(called.append, path))),
+            lambda path, dense, called=called: _Tapped(
+                dense, _Tap(note=partial(called.append, path))
+            ),
         )
         example = jax.ShapeDtypeStruct(input_shape, dtype)
-        with suppress(Exception):  # the module takes the other type, or does not fit these inputs: training says so
+        with suppress(
+            Exception
+        ):  # the module takes the other type, or does not fit these inputs: training says so
             eqx.filter_eval_shape(_called, eqx.nn.inference_mode(tapped), example)
             return dtype, called
     return "float32", list(paths)
@@ -233,9 +305,10 @@ def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Equinox
 
         models.from_equinox(eqx.nn.MLP, in_size=64, out_size=10, width_size=32, depth=2)
 
-    A module that contains dropout is given a key in training and switched to inference in evaluation. One that contains
-    `eqx.nn.BatchNorm` is called as `module(x, state)` and returns (output, state), as always in Equinox; its running
-    statistics are entries of theta. Models are equal when `make` and its arguments are.
+    A module that contains dropout is given a key in training and switched to inference
+    in evaluation. One that contains `eqx.nn.BatchNorm` is called as `module(x, state)`
+    and returns (output, state), as always in Equinox; its running statistics are
+    entries of theta. Models are equal when `make` and its arguments are.
 
     Args:
         make: builds the module: make(*args, **kwargs, key=key).
@@ -245,14 +318,15 @@ def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Equinox
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: an argument cannot be hashed, or (when bound) the module keeps state other than
-            BatchNorm's.
+        ValueError: an argument cannot be hashed, or (when bound) the module keeps state
+            other than BatchNorm's.
     """
     architecture = EquinoxModule(make, args, tuple(sorted(kwargs.items())))
     try:
         hash(architecture)
     except TypeError as error:
         raise ValueError(
-            f"an argument of {make} cannot be hashed ({error}); pass tuples for lists and arrays"
+            f"an argument of {make} cannot be hashed ({error}); pass tuples for lists"
+            " and arrays"
         ) from error
     return architecture

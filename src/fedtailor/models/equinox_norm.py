@@ -1,4 +1,6 @@
-"""Equinox's BatchNorm with weights of examples, and with its state in floating-point arrays."""
+"""Equinox's BatchNorm with weights of examples, and with its state in floating-point
+arrays.
+"""
 
 import dataclasses
 
@@ -12,21 +14,25 @@ from jaxtyping import Array, Float
 class WeightedBatchNorm(eqx.nn.BatchNorm):
     """`eqx.nn.BatchNorm` that ignores examples of weight 0, which only pad a batch.
 
-    The counter of steps (mode "batch") and the flag of the first batch (mode "ema") are floating-point numbers, so that
-    they can be entries of the model's vector and be averaged over clients.
+    The counter of steps (mode "batch") and the flag of the first batch (mode "ema") are
+    floating-point numbers, so that they can be entries of the model's vector and be
+    averaged over clients.
     """
 
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
-        # A copy of the layer, field by field: Equinox's own constructor would make another one. Then the entries of its
-        # state that are no floating-point arrays are made anew, and the averages of mode "ema", which start empty.
+        # A copy of the layer, field by field: Equinox's own constructor would make
+        # another one. Then the entries of its state that are no floating-point arrays
+        # are made anew, and the averages of mode "ema", which start empty.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
             size = (norm.input_size,)
             statistics = (jnp.zeros(size), jnp.ones(size))
-            object.__setattr__(self, "ema_first_time_index", eqx.nn.StateIndex(jnp.ones(())))
+            object.__setattr__(
+                self, "ema_first_time_index", eqx.nn.StateIndex(jnp.ones(()))
+            )
             object.__setattr__(self, "ema_state_index", eqx.nn.StateIndex(statistics))
         else:
             object.__setattr__(self, "batch_counter", eqx.nn.StateIndex(jnp.zeros(())))
@@ -34,10 +40,20 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
 
     def weighing(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
         """This layer for one example of that weight (0 = padding)."""
-        return eqx.tree_at(lambda norm: norm.sample_weight, self, weight, is_leaf=lambda node: node is None)
+        return eqx.tree_at(
+            lambda norm: norm.sample_weight,
+            self,
+            weight,
+            is_leaf=lambda node: node is None,
+        )
 
     def __call__(
-        self, x: Array, state: eqx.nn.State, *, key: Array | None = None, inference: bool | None = None
+        self,
+        x: Array,
+        state: eqx.nn.State,
+        *,
+        key: Array | None = None,
+        inference: bool | None = None,
     ) -> tuple[Array, eqx.nn.State]:
         inference = self.inference if inference is None else inference
         if inference:
@@ -52,7 +68,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         bias = _of_channels(self.bias, x)
         return out * weight + bias, state
 
-    def _inference_statistics(self, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+    def _inference_statistics(
+        self, state: eqx.nn.State
+    ) -> tuple[Array, Array, eqx.nn.State]:
         """What evaluation normalises by.
 
         Returns:
@@ -61,13 +79,16 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         if self.mode == "ema":
             mean, variance = state.get(_present(self.ema_state_index))
             return mean, variance, state
-        # Mode "batch": averages that started at zero, so that their weights sum to 1 - momentum^steps only.
+        # Mode "batch": averages that started at zero, so that their weights sum to 1 -
+        # momentum^steps only.
         counter = state.get(_present(self.batch_counter))
         mean, variance = state.get(_present(self.batch_state_index))
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
         return mean / scale, variance / scale, state
 
-    def _training_statistics(self, x: Array, state: eqx.nn.State) -> tuple[Array, Array, eqx.nn.State]:
+    def _training_statistics(
+        self, x: Array, state: eqx.nn.State
+    ) -> tuple[Array, Array, eqx.nn.State]:
         """What a training step normalises by.
 
         Returns:
@@ -83,9 +104,12 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
                 return jnp.where(first, of_batch, self._updated(running, of_batch))
 
             new = jax.tree.map(updated, old, batch)
-            state = state.set(_present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype))
+            state = state.set(
+                _present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype)
+            )
             state = state.set(_present(self.ema_state_index), new)
-            # Equinox normalises by the running averages in this mode, in training as well.
+            # Equinox normalises by the running averages in this mode, in training as
+            # well.
             mean, variance = new
             return mean, variance, state
         counter = state.get(_present(self.batch_counter))
@@ -97,7 +121,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         return mean, variance, state
 
     def _updated(self, running: Array, of_batch: Array) -> Array:
-        """The running average after one batch; Equinox's momentum is the share of what was there."""
+        """The running average after one batch; Equinox's momentum is the share of what
+        was there.
+        """
         return self.momentum * running + (1 - self.momentum) * of_batch
 
     def _batch_statistics(self, x: Array) -> tuple[Array, Array]:
@@ -106,9 +132,12 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         Returns:
             Mean and biased variance [channels].
         """
-        example_weight = jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight
+        example_weight = (
+            jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight
+        )
         weight = example_weight.astype(x.dtype)
-        # This is called on one example, under `vmap`: sums over the axis of that name are over the batch.
+        # This is called on one example, under `vmap`: sums over the axis of that name
+        # are over the batch.
         total = lax.psum(weight, self.axis_name)
         share = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
         pixels = tuple(range(1, x.ndim))

@@ -23,31 +23,52 @@ class LinenModule(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
         example = jnp.zeros((1, *input_shape), self.input_dtype)
         params, dropout = jax.random.split(key)
-        variables = self.module.init({"params": params, "dropout": dropout}, example, **self._mode(training=False))
+        variables = self.module.init(
+            {"params": params, "dropout": dropout},
+            example,
+            **self._mode(training=False),
+        )
         others = sorted(set(variables) - {"params", STATISTICS})
         if others:
             raise ValueError(
-                f"the linen module has collections {others} beside its parameters and running statistics, and only "
-                "those can be trained; use a module without them"
+                f"the linen module has collections {others} beside its parameters and"
+                " running statistics, and only those can be trained; use a module"
+                " without them"
             )
         return _merged(variables)
 
-    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
         rngs = None if key is None else {"dropout": key}
-        return self.module.apply(_split(network), x, rngs=rngs, **self._mode(training=key is not None))
+        return self.module.apply(
+            _split(network), x, rngs=rngs, **self._mode(training=key is not None)
+        )
 
     def statistics(self, network: Network) -> tuple[str, ...]:
         keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(network)]
-        return tuple(path_of(path) for path in keys if str(path[-1].key).startswith(RUNNING))
+        return tuple(
+            path_of(path) for path in keys if str(path[-1].key).startswith(RUNNING)
+        )
 
     def train(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Network]:
         from flax import linen
 
-        # Flax hands every call of a module to such an interceptor: BatchNorm is told which examples are no padding.
-        def weigh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-            if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
+        # Flax hands every call of a module to such an interceptor: BatchNorm is told
+        # which examples are no padding.
+        def weigh(
+            call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+        ) -> Any:
+            if (
+                isinstance(context.module, linen.BatchNorm)
+                and context.method_name == "__call__"
+            ):
                 x = args[0]
                 is_example = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
                 kwargs = {**kwargs, "mask": is_example}
@@ -57,14 +78,19 @@ class LinenModule(Architecture):
         variables = _split(network)
         with linen.intercept_methods(weigh):
             outputs, renewed = self.module.apply(
-                variables, x, rngs=rngs, mutable=[STATISTICS], **self._mode(training=True)
+                variables,
+                x,
+                rngs=rngs,
+                mutable=[STATISTICS],
+                **self._mode(training=True),
             )
         return outputs, _merged({**variables, **renewed})
 
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         from flax import linen
 
-        # Which layers there are, and in which order, is seen by running the module on shapes.
+        # Which layers there are, and in which order, is seen by running the module on
+        # shapes.
         called: list[tuple[str, Any]] = []
 
         def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -75,14 +101,29 @@ class LinenModule(Architecture):
         with linen.intercept_methods(look):
             jax.eval_shape(lambda network, x: self.apply(network, x, None), network, x)
         dense = [path for path, module in called if isinstance(module, linen.Dense)]
-        kinds = (linen.BatchNorm, linen.LayerNorm, linen.GroupNorm, linen.RMSNorm, linen.InstanceNorm)
+        kinds = (
+            linen.BatchNorm,
+            linen.LayerNorm,
+            linen.GroupNorm,
+            linen.RMSNorm,
+            linen.InstanceNorm,
+        )
         norms = [path for path, module in called if isinstance(module, kinds)]
         # By the last call: a layer that is called twice stands where it is done.
         order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]
-        return Anatomy(dense[-1] if dense else None, tuple(dict.fromkeys(norms)), tuple(order), self.input_dtype)
+        return Anatomy(
+            dense[-1] if dense else None,
+            tuple(dict.fromkeys(norms)),
+            tuple(order),
+            self.input_dtype,
+        )
 
     def features(
-        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
     ) -> Float[Array, "b ..."]:
         look, seen = _watching(anatomy.head)
         self._intercepted(look, network, x, key)
@@ -104,10 +145,16 @@ class LinenModule(Architecture):
         return seen[-1]
 
     def head_outputs(
-        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
         # As for Equinox modules: the body runs on zeros, unread.
-        def replace(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        def replace(
+            call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+        ) -> Any:
             is_head = ".".join(context.module.path) == anatomy.head
             given = (features, *args[1:]) if is_head else args
             return call(*given, **kwargs)
@@ -115,7 +162,9 @@ class LinenModule(Architecture):
         nothing = jnp.zeros((len(features), *input_shape), self.input_dtype)
         return self._intercepted(replace, network, nothing, None)
 
-    def _intercepted(self, interceptor: Any, network: Network, x: Array, key: Array | None) -> Array:
+    def _intercepted(
+        self, interceptor: Any, network: Network, x: Array, key: Array | None
+    ) -> Array:
         from flax import linen
 
         with linen.intercept_methods(interceptor):
@@ -125,14 +174,18 @@ class LinenModule(Architecture):
         return bool(self._mode(training=True))
 
     def _mode(self, training: bool) -> dict[str, bool]:
-        """The argument of the module's call that says whether it trains, where there is one."""
+        """The argument of the module's call that says whether it trains, where there is
+        one.
+        """
         accepted = inspect.signature(type(self.module).__call__).parameters
         modes = {"train": training, "training": training, "deterministic": not training}
         return {name: value for name, value in modes.items() if name in accepted}
 
 
 def _watching(path: str | None) -> tuple[Callable[..., Any], list[Array]]:
-    """An interceptor of calls, and a list to which it adds what the module of that path is given."""
+    """An interceptor of calls, and a list to which it adds what the module of that path
+    is given.
+    """
     seen: list[Array] = []
 
     def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -158,8 +211,12 @@ def _merged(variables: Any) -> Any:
     if not statistics:
         return variables["params"]
     if any(str(path[-1]).startswith(RUNNING) for path in flat):
-        raise ValueError(f"a parameter of the linen module is named {RUNNING}...; that is for statistics: rename it")
-    # A layer's statistics may have the names of its parameters: the prefix keeps them apart.
+        raise ValueError(
+            f"a parameter of the linen module is named {RUNNING}...; that is for"
+            " statistics: rename it"
+        )
+    # A layer's statistics may have the names of its parameters: the prefix keeps them
+    # apart.
     renamed = {}
     for (*layer, name), value in statistics.items():
         renamed[*layer, RUNNING + name] = value
@@ -171,22 +228,29 @@ def _split(network: Network) -> dict[str, Any]:
     from flax import traverse_util
 
     flat = traverse_util.flatten_dict(network) if isinstance(network, dict) else {}
-    statistics = {path: value for path, value in flat.items() if path[-1].startswith(RUNNING)}
+    statistics = {
+        path: value for path, value in flat.items() if path[-1].startswith(RUNNING)
+    }
     if not statistics:
         return {"params": network}
     params = {path: value for path, value in flat.items() if path not in statistics}
     renamed = {}
     for (*layer, name), value in statistics.items():
         renamed[*layer, name.removeprefix(RUNNING)] = value
-    return {"params": traverse_util.unflatten_dict(params), STATISTICS: traverse_util.unflatten_dict(renamed)}
+    return {
+        "params": traverse_util.unflatten_dict(params),
+        STATISTICS: traverse_util.unflatten_dict(renamed),
+    }
 
 
 def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
-    """Any Flax linen module of parameters and running statistics (collection "batch_stats"), called on a batch.
+    """Any Flax linen module of parameters and running statistics (collection
+    "batch_stats"), called on a batch.
 
-    The statistics are entries of theta, beside the parameters of their layer: "BatchNorm_0.running_mean". Where the
-    module's `__call__` takes `train`, `training` or `deterministic`, this says whether it trains, and training passes a
-    random stream named "dropout". Models are equal when the modules are.
+    The statistics are entries of theta, beside the parameters of their layer:
+    "BatchNorm_0.running_mean". Where the module's `__call__` takes `train`, `training`
+    or `deterministic`, this says whether it trains, and training passes a random stream
+    named "dropout". Models are equal when the modules are.
 
     Args:
         module: the module, for example `MyNet(classes=10)`.
@@ -196,13 +260,17 @@ def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: Flax is missing, this is no linen module, or (when bound) it has variables of other
-            collections.
+        ValueError: Flax is missing, this is no linen module, or (when bound) it has
+            variables of other collections.
     """
     try:
         from flax import linen
     except ImportError as error:
-        raise ValueError("from_linen needs Flax; install it with: pip install flax") from error
+        raise ValueError(
+            "from_linen needs Flax; install it with: pip install flax"
+        ) from error
     if not isinstance(module, linen.Module):
-        raise ValueError(f"from_linen takes an instance of flax.linen.Module, not {module!r}")
+        raise ValueError(
+            f"from_linen takes an instance of flax.linen.Module, not {module!r}"
+        )
     return LinenModule(module, input_dtype)

@@ -1,4 +1,6 @@
-"""What the networks of the zoo have in common: parameters from one stream, layers one after another."""
+"""What the networks of the zoo have in common: parameters from one stream, layers one
+after another.
+"""
 
 import math
 from abc import abstractmethod
@@ -16,11 +18,14 @@ class Drawn(Architecture):
     """An architecture whose parameters are drawn in one call."""
 
     @abstractmethod
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Network:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Network:
         """The network, with parameters from `stream`."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
-        # Built twice: the first time counts the random numbers that all layers need, which are then drawn at once.
+        # Built twice: the first time counts the random numbers that all layers need,
+        # which are then drawn at once.
         counting = InitStream()
         self.network(input_shape, outputs, counting)
         return self.network(input_shape, outputs, counting.filled(key))
@@ -29,11 +34,17 @@ class Drawn(Architecture):
 class Layered(Drawn):
     """An architecture whose network is a `Stack` of layers."""
 
-    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b outputs"]:
         return network(x, key)
 
     def train(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b outputs"], Network]:
         return network.train(x, key, weight)
 
@@ -41,14 +52,23 @@ class Layered(Drawn):
         return any(isinstance(layer, Dropout) for layer in network.layers)
 
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
-        return Anatomy(f"layers.{len(network.layers) - 1}", paths_of(network, (GroupNorm, BatchNorm)))
+        return Anatomy(
+            f"layers.{len(network.layers) - 1}",
+            paths_of(network, (GroupNorm, BatchNorm)),
+        )
 
     def statistics(self, network: Network) -> tuple[str, ...]:
         norms = paths_of(network, BatchNorm)
-        return tuple(f"{norm}.running_{what}" for norm in norms for what in ("mean", "variance"))
+        return tuple(
+            f"{norm}.running_{what}" for norm in norms for what in ("mean", "variance")
+        )
 
     def features(
-        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
     ) -> Float[Array, "b ..."]:
         return Stack(network.layers[:-1])(x, key)
 
@@ -63,7 +83,11 @@ class Layered(Drawn):
         return Stack(network.layers[:-1]).train(x, key, weight)[0]
 
     def head_outputs(
-        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b outputs"]:
         return network.layers[-1](features)
 
@@ -78,7 +102,10 @@ def dense_layers(inputs: int, widths: Sequence[int], stream: InitStream) -> list
 
 
 def image_of(
-    input_shape: tuple[int, ...], image_shape: tuple[int, ...] | None, model: str, smallest: int
+    input_shape: tuple[int, ...],
+    image_shape: tuple[int, ...] | None,
+    model: str,
+    smallest: int,
 ) -> tuple[int, int, int]:
     """What inputs are as images; they may be stored without channels, or flat.
 
@@ -103,11 +130,13 @@ def image_of(
         shape = (*shape, 1)
     if len(shape) != 3 or math.prod(shape) != math.prod(input_shape):
         raise ValueError(
-            f"{model} takes images [height, width(, channels)], not inputs of shape {input_shape} as images of shape "
-            f"{shape}; give image_shape=(height, width, channels)"
+            f"{model} takes images [height, width(, channels)], not inputs of shape"
+            f" {input_shape} as images of shape {shape}; give image_shape=(height,"
+            " width, channels)"
         )
     if min(shape[:2]) < smallest:
         raise ValueError(
-            f"{model} takes images of {smallest}x{smallest} or more, not {shape[0]}x{shape[1]}; use models.mlp instead"
+            f"{model} takes images of {smallest}x{smallest} or more, not"
+            f" {shape[0]}x{shape[1]}; use models.mlp instead"
         )
     return shape[0], shape[1], shape[2]

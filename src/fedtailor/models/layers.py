@@ -1,5 +1,5 @@
-"""Layers, written for batches. Images come as [b, height, width, channels] and pass through convolutions as planes,
-[channels, height, width, b]."""
+"""Layers, written for batches. Images come as [b, height, width, channels] and pass
+through convolutions as planes, [channels, height, width, b]."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,10 +20,11 @@ Layer = Callable[[Array, Array | None], Array]
 
 
 class InitStream:
-    """The random numbers of a network, from one call of the generator (each call takes XLA a third of a second).
+    """The random numbers of a network, from one call of the generator (each call takes
+    XLA a third of a second).
 
-    A network is built twice: first with `InitStream()`, which counts, then with `counting.filled(key)`, which holds
-    the numbers.
+    A network is built twice: first with `InitStream()`, which counts, then with
+    `counting.filled(key)`, which holds the numbers.
     """
 
     def __init__(self, numbers: Float[Array, " n"] | None = None) -> None:
@@ -31,11 +32,15 @@ class InitStream:
 
     def filled(self, key: Array) -> "InitStream":
         """Random numbers for as many parameters as this one was asked for."""
-        above = float(np.nextafter(np.float32(-1), np.float32(0)))  # normal() maps -1 to minus infinity
+        above = float(
+            np.nextafter(np.float32(-1), np.float32(0))
+        )  # normal() maps -1 to minus infinity
         return InitStream(jax.random.uniform(key, (self._used,), jnp.float32, above, 1))
 
     def uniform(self, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-        """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch's dense, convolutional and recurrent layers start."""
+        """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch's dense, convolutional and
+        recurrent layers start.
+        """
         return self._next(shape) / math.sqrt(fan_in)
 
     def normal(self, shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -51,12 +56,14 @@ class InitStream:
 
 
 NARROW = 16
-"""A matrix of fewer columns is kept transposed: such a column fills no vector register, and on CPUs logistic regression
-on ten classes trains half as fast."""
+"""A matrix of fewer columns is kept transposed: such a column fills no vector register,
+and on CPUs logistic regression on ten classes trains half as fast."""
 
 
 class Dense(eqx.Module):
-    """x [b, inputs] -> x W + bias [b, outputs]; W is kept as [inputs, outputs], or transposed if it is `NARROW`."""
+    """x [b, inputs] -> x W + bias [b, outputs]; W is kept as [inputs, outputs], or
+    transposed if it is `NARROW`.
+    """
 
     weight: Float[Array, "rows columns"]
     bias: Float[Array, " outputs"]
@@ -64,17 +71,23 @@ class Dense(eqx.Module):
 
     def __init__(self, inputs: int, outputs: int, stream: InitStream) -> None:
         self.transposed = outputs < NARROW <= inputs
-        self.weight = stream.uniform((outputs, inputs) if self.transposed else (inputs, outputs), inputs)
+        self.weight = stream.uniform(
+            (outputs, inputs) if self.transposed else (inputs, outputs), inputs
+        )
         self.bias = stream.uniform((outputs,), inputs)
 
-    def __call__(self, x: Float[Array, "b inputs"], key: Array | None = None) -> Float[Array, "b outputs"]:
+    def __call__(
+        self, x: Float[Array, "b inputs"], key: Array | None = None
+    ) -> Float[Array, "b outputs"]:
         return x @ (self.weight.T if self.transposed else self.weight) + self.bias
 
 
 def _kernel(
     inputs: int, outputs: int, size: int, stream: InitStream
 ) -> tuple[Float[Array, "k k c o"], Float[Array, " o"]]:
-    """A convolution's weight and bias as they start: by the number of inputs that an output pixel sees."""
+    """A convolution's weight and bias as they start: by the number of inputs that an
+    output pixel sees.
+    """
     fan_in = size * size * inputs
     weight = stream.uniform((size, size, inputs, outputs), fan_in)
     bias = stream.uniform((outputs,), fan_in)
@@ -87,26 +100,37 @@ class Conv(eqx.Module):
     weight: Float[Array, "k k c o"]
     bias: Float[Array, " o"]
 
-    def __init__(self, inputs: int, outputs: int, size: int, stream: InitStream) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, size: int, stream: InitStream
+    ) -> None:
         self.weight, self.bias = _kernel(inputs, outputs, size, stream)
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "o h2 w2 b"]:
         return jax.nn.relu(convolve(x, self.weight) + self.bias[:, None, None, None])
 
 
 class ConvPool(eqx.Module):
-    """Convolution (stride 1, no padding), ReLU and 2x2 pooling that drops an odd last row or column, on planes."""
+    """Convolution (stride 1, no padding), ReLU and 2x2 pooling that drops an odd last
+    row or column, on planes.
+    """
 
     weight: Float[Array, "k k c o"]
     bias: Float[Array, " o"]
     pool: PoolKind = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, size: int, pool: PoolKind, stream: InitStream) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, size: int, pool: PoolKind, stream: InitStream
+    ) -> None:
         self.weight, self.bias = _kernel(inputs, outputs, size, stream)
         self.pool = pool
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
-        # Bias, ReLU and pooling in one piece: the activations before pooling, four times as many, are never stored.
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "o h2 w2 b"]:
+        # Bias, ReLU and pooling in one piece: the activations before pooling, four
+        # times as many, are never stored.
         y = convolve(x, self.weight)
         o, h, w, b = y.shape
         return pool_relu(windows(y), self.bias, self.pool).reshape(o, h // 2, w // 2, b)
@@ -119,11 +143,15 @@ class ImageConvPool(eqx.Module):
     bias: Float[Array, " o"]
     pool: PoolKind = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, size: int, pool: PoolKind, stream: InitStream) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, size: int, pool: PoolKind, stream: InitStream
+    ) -> None:
         self.weight, self.bias = _kernel(inputs, outputs, size, stream)
         self.pool = pool
 
-    def __call__(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], key: Array | None = None
+    ) -> Float[Array, "o h2 w2 b"]:
         k, _, _, o = self.weight.shape
         b, h, w, _ = x.shape
         y = pool_relu(convolve_windows(x, self.weight), self.bias, self.pool)
@@ -133,14 +161,18 @@ class ImageConvPool(eqx.Module):
 class Planes(eqx.Module):
     """Images to planes."""
 
-    def __call__(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "c h w b"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], key: Array | None = None
+    ) -> Float[Array, "c h w b"]:
         return planes(x)
 
 
 class FlattenPlanes(eqx.Module):
     """Planes to vectors [b, c h w], in PyTorch's order of features."""
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "b n"]:
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "b n"]:
         return x.reshape(-1, x.shape[-1]).T
 
 
@@ -149,23 +181,31 @@ class Reshape(eqx.Module):
 
     shape: tuple[int, ...] = eqx.field(static=True)
 
-    def __call__(self, x: Shaped[Array, "b ..."], key: Array | None = None) -> Shaped[Array, "b ..."]:
+    def __call__(
+        self, x: Shaped[Array, "b ..."], key: Array | None = None
+    ) -> Shaped[Array, "b ..."]:
         return x.reshape(len(x), *self.shape)
 
 
 class Relu(eqx.Module):
     """max(x, 0)."""
 
-    def __call__(self, x: Float[Array, "..."], key: Array | None = None) -> Float[Array, "..."]:
+    def __call__(
+        self, x: Float[Array, "..."], key: Array | None = None
+    ) -> Float[Array, "..."]:
         return jax.nn.relu(x)
 
 
 class Dropout(eqx.Module):
-    """Sets a fraction `rate` of the inputs to zero and scales up the others; the identity without a key."""
+    """Sets a fraction `rate` of the inputs to zero and scales up the others; the
+    identity without a key.
+    """
 
     rate: float = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, "..."], key: Array | None = None) -> Float[Array, "..."]:
+    def __call__(
+        self, x: Float[Array, "..."], key: Array | None = None
+    ) -> Float[Array, "..."]:
         if key is None:
             return x
         # scaled up in training, so that evaluation needs no scaling
@@ -174,21 +214,27 @@ class Dropout(eqx.Module):
 
 
 class Embedding(eqx.Module):
-    """Tokens [b, t] -> vectors [b, t, width], standard normal at first; NaN for a token outside the vocabulary."""
+    """Tokens [b, t] -> vectors [b, t, width], standard normal at first; NaN for a token
+    outside the vocabulary.
+    """
 
     table: Float[Array, "vocabulary width"]
 
     def __init__(self, vocabulary: int, width: int, stream: InitStream) -> None:
         self.table = stream.normal((vocabulary, width))
 
-    def __call__(self, x: Int[Array, "b t"], key: Array | None = None) -> Float[Array, "b t width"]:
+    def __call__(
+        self, x: Int[Array, "b t"], key: Array | None = None
+    ) -> Float[Array, "b t width"]:
         return self.table.at[x].get(mode="fill", fill_value=jnp.nan)
 
 
 class LSTM(eqx.Module):
-    """A long short-term memory: vectors [b, t, inputs] -> states [b, t, hidden] (gates in PyTorch's order i, f, g, o).
+    """A long short-term memory: vectors [b, t, inputs] -> states [b, t, hidden] (gates
+    in PyTorch's order i, f, g, o).
 
-    A step that `keep` [b, t] does not hold leaves the state as it is, so sequences may be padded at either end.
+    A step that `keep` [b, t] does not hold leaves the state as it is, so sequences may
+    be padded at either end.
     """
 
     input_weight: Float[Array, "inputs gates"]
@@ -200,19 +246,25 @@ class LSTM(eqx.Module):
         self.state_weight = stream.uniform((hidden, 4 * hidden), hidden)
         self.bias = stream.uniform((4 * hidden,), hidden)
 
-    def __call__(self, x: Float[Array, "b t inputs"], keep: Shaped[Array, "b t"]) -> Float[Array, "b t hidden"]:
-        def step(state: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+    def __call__(
+        self, x: Float[Array, "b t inputs"], keep: Shaped[Array, "b t"]
+    ) -> Float[Array, "b t hidden"]:
+        def step(
+            state: tuple[Array, Array], now: tuple[Array, Array]
+        ) -> tuple[tuple[Array, Array], Array]:
             projected, keep = now
             hidden, cell = state
             i, f, g, o = jnp.split(projected + hidden @ self.state_weight, 4, axis=-1)
             new_cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             new_hidden = jax.nn.sigmoid(o) * jnp.tanh(new_cell)
-            # A step of padding is computed, as shapes must be the same, and thrown away.
+            # A step of padding is computed, as shapes must be the same, and thrown
+            # away.
             hidden = jnp.where(keep, new_hidden, hidden)
             cell = jnp.where(keep, new_cell, cell)
             return (hidden, cell), hidden
 
-        # The inputs' part of all gates at once: one large product instead of one in every step.
+        # The inputs' part of all gates at once: one large product instead of one in
+        # every step.
         projected = (x @ self.input_weight + self.bias).swapaxes(0, 1)
         zero = jnp.zeros((len(x), self.state_weight.shape[0]), x.dtype)
         _, states = jax.lax.scan(step, (zero, zero), (projected, keep.T[..., None]))
@@ -222,7 +274,8 @@ class LSTM(eqx.Module):
 class Convolution(eqx.Module):
     """Convolution on planes and nothing else, without bias: what normalisation follows.
 
-    `padding` zeros go around the planes; of a `halved` convolution every second row and column is computed.
+    `padding` zeros go around the planes; of a `halved` convolution every second row and
+    column is computed.
     """
 
     weight: Float[Array, "k k c o"]
@@ -230,14 +283,28 @@ class Convolution(eqx.Module):
     halved: bool = eqx.field(static=True)
 
     def __init__(
-        self, inputs: int, outputs: int, size: int, stream: InitStream, padding: int = 0, halved: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        stream: InitStream,
+        padding: int = 0,
+        halved: bool = False,
     ) -> None:
-        self.weight = stream.uniform((size, size, inputs, outputs), size * size * inputs)
+        self.weight = stream.uniform(
+            (size, size, inputs, outputs), size * size * inputs
+        )
         self.padding, self.halved = padding, halved
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "o h2 w2 b"]:
         x = pad(x, self.padding)
-        return convolve(*halve(x, self.weight)) if self.halved else convolve(x, self.weight)
+        return (
+            convolve(*halve(x, self.weight))
+            if self.halved
+            else convolve(x, self.weight)
+        )
 
 
 class ReluPool(eqx.Module):
@@ -245,7 +312,9 @@ class ReluPool(eqx.Module):
 
     pool: PoolKind = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h2 w2 b"]:
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "c h2 w2 b"]:
         c, h, w, b = x.shape
         no_bias = jnp.zeros(c, x.dtype)
         return pool_relu(windows(x), no_bias, self.pool).reshape(c, h // 2, w // 2, b)
@@ -259,14 +328,19 @@ class Stack(StatefulLayer):
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
 
-    def __call__(self, x: Shaped[Array, "b ..."], key: Array | None = None) -> Shaped[Array, "..."]:
+    def __call__(
+        self, x: Shaped[Array, "b ..."], key: Array | None = None
+    ) -> Shaped[Array, "..."]:
         for index, layer in enumerate(self.layers):
             layer_key = None if key is None else jax.random.fold_in(key, index)
             x = layer(x, layer_key)
         return x
 
-    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Stack"]:
-        # As in `__call__`, but every layer comes back with its new statistics, and all of them make the new stack.
+    def train(
+        self, x: Array, key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Array, "Stack"]:
+        # As in `__call__`, but every layer comes back with its new statistics, and all
+        # of them make the new stack.
         trained = []
         for index, layer in enumerate(self.layers):
             layer_key = None if key is None else jax.random.fold_in(key, index)
@@ -275,7 +349,9 @@ class Stack(StatefulLayer):
         return x, Stack(trained)
 
 
-def train_layer(layer: Any, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, Any]:
+def train_layer(
+    layer: Any, x: Array, key: Array | None, weight: Float[Array, " b"]
+) -> tuple[Array, Any]:
     """A training step through any layer.
 
     Args:

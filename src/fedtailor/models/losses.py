@@ -8,12 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 Loss = Callable[[Array, Array], Array]
-"""(outputs [b, ...], targets [b, ...]) -> loss of each example [b]; hashable, so that equal models are one program."""
+"""(outputs [b, ...], targets [b, ...]) -> loss of each example [b]; hashable, so that
+equal models are one program.
+"""
 
 
 @dataclass(frozen=True)
 class Classification:
-    """A loss over class scores: outputs [b, classes] whose softmax is the prediction, targets [b] class numbers.
+    """A loss over class scores: outputs [b, classes] whose softmax is the prediction,
+    targets [b] class numbers.
 
     Wrap a loss of your own in it and runs report accuracy too.
 
@@ -23,31 +26,42 @@ class Classification:
 
     function: Loss
 
-    def __call__(self, outputs: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
+    def __call__(
+        self, outputs: Float[Array, "b classes"], y: Int[Array, " b"]
+    ) -> Float[Array, " b"]:
         return self.function(outputs, y)
 
 
-def _cross_entropy(outputs: Float[Array, "*many classes"], y: Int[Array, "*many"]) -> Float[Array, "*many"]:
-    # A comparison instead of an index: its derivative is a subtraction, that of an index is a scatter.
+def _cross_entropy(
+    outputs: Float[Array, "*many classes"], y: Int[Array, "*many"]
+) -> Float[Array, "*many"]:
+    # A comparison instead of an index: its derivative is a subtraction, that of an
+    # index is a scatter.
     chosen = y[..., None] == jnp.arange(outputs.shape[-1], dtype=y.dtype)
     return jax.nn.logsumexp(outputs, axis=-1) - jnp.where(chosen, outputs, 0).sum(-1)
 
 
 cross_entropy = Classification(_cross_entropy)
-"""-log softmax(outputs)[y], in nats. For a density model it is the negative log-likelihood of the symbol y."""
+"""-log softmax(outputs)[y], in nats. For a density model it is the negative
+log-likelihood of the symbol y.
+"""
 
 
 @dataclass(frozen=True)
 class TokenCrossEntropy:
-    """Cross-entropy of sequences, the mean over an example's tokens: outputs [b, t, vocabulary], targets [b, t].
+    """Cross-entropy of sequences, the mean over an example's tokens: outputs [b, t,
+    vocabulary], targets [b, t].
 
     Attributes:
-        ignore: the target that stands for no token (padding); a sequence of nothing else has loss 0.
+        ignore: the target that stands for no token (padding); a sequence of nothing
+            else has loss 0.
     """
 
     ignore: int = -1
 
-    def __call__(self, outputs: Float[Array, "b t vocabulary"], y: Int[Array, "b t"]) -> Float[Array, " b"]:
+    def __call__(
+        self, outputs: Float[Array, "b t vocabulary"], y: Int[Array, "b t"]
+    ) -> Float[Array, " b"]:
         # a sequence of padding alone divides by 1, and has loss 0
         is_token = self.is_token(y)
         tokens = jnp.maximum(is_token.sum(axis=1), 1).astype(outputs.dtype)
@@ -59,18 +73,24 @@ class TokenCrossEntropy:
 
 
 token_cross_entropy = TokenCrossEntropy()
-"""-log softmax(outputs)[y] of each token, in nats, as a mean over a sequence's tokens; targets of -1 are padding."""
+"""-log softmax(outputs)[y] of each token, in nats, as a mean over a sequence's tokens;
+targets of -1 are padding.
+"""
 
 
-def squared_error(outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
-    """|outputs - y|^2 summed over an example's targets (no factor 1/2). Targets [b] and outputs [b, 1] may meet.
+def squared_error(
+    outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
+) -> Float[Array, " b"]:
+    """|outputs - y|^2 summed over an example's targets (no factor 1/2). Targets [b] and
+    outputs [b, 1] may meet.
 
     Raises:
         ValueError: an example's outputs and targets differ in number.
     """
     if outputs.size != y.size:
         raise ValueError(
-            f"outputs {outputs.shape} do not match targets {y.shape}; bind the model with matching outputs"
+            f"outputs {outputs.shape} do not match targets {y.shape}; bind the model"
+            " with matching outputs"
         )
     targets = y.reshape(outputs.shape).astype(outputs.dtype)
     return jnp.square(outputs - targets).reshape(len(outputs), -1).sum(-1)

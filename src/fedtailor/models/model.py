@@ -1,4 +1,6 @@
-"""`Model`: what a client trains, seen from outside as a vector theta [d] and inside a training loop as a pytree."""
+"""`Model`: what a client trains, seen from outside as a vector theta [d] and inside a
+training loop as a pytree.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,21 +14,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from fedtailor.models.losses import Classification, Loss, cross_entropy
-from fedtailor.models.parameter_layout import is_parameter, layout_of, outline_of, shapes_of
+from fedtailor.models.parameter_layout import (
+    is_parameter,
+    layout_of,
+    outline_of,
+    shapes_of,
+)
 from fedtailor.models.parts import Anatomy, Part
 from fedtailor.protocol import Params
 
 Network = PyTree
-"""A network: any pytree whose floating-point arrays are its parameters (an Equinox module, a dict of arrays, ...)."""
+"""A network: any pytree whose floating-point arrays are its parameters (an Equinox
+module, a dict of arrays, ...).
+"""
 
 
 class Architecture(ABC):
-    """A network before the shape of the data is known. Subclass as a frozen dataclass: equal values are one program.
+    """A network before the shape of the data is known. Subclass as a frozen dataclass:
+    equal values are one program.
 
     Attributes:
-        micro_batch: how many examples to differentiate at a time where a whole batch would outgrow the cache (the
-            gradients add up to the batch's), or None.
-        in_python: whether the network runs step by step in Python, which compiled programs cannot hold.
+        micro_batch: how many examples to differentiate at a time where a whole batch
+            would outgrow the cache (the gradients add up to the batch's), or None.
+        in_python: whether the network runs step by step in Python, which compiled
+            programs cannot hold.
     """
 
     micro_batch: int | None = None
@@ -34,38 +45,58 @@ class Architecture(ABC):
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
-        """A randomly initialised network: a pytree whose floating-point arrays are the parameters."""
+        """A randomly initialised network: a pytree whose floating-point arrays are the
+        parameters.
+        """
 
     @abstractmethod
-    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
         """Outputs for a batch; without a key in evaluation mode (dropout off)."""
 
     def is_stochastic(self, network: Network) -> bool:
-        """Whether training the network (as `build` makes it) needs random numbers (dropout)."""
+        """Whether training the network (as `build` makes it) needs random numbers
+        (dropout).
+        """
         return False
 
-    # running statistics, such as batch normalisation keeps ------------------------------------------------------
+    # running statistics, such as batch normalisation keeps
+    # ------------------------------------------------------
 
     def statistics(self, network: Network) -> tuple[str, ...]:
-        """Paths of the arrays that hold running statistics (as `fedtailor.models.parts.path_of` writes them)."""
+        """Paths of the arrays that hold running statistics (as
+        `fedtailor.models.parts.path_of` writes them).
+        """
         return ()
 
     def train(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Network]:
-        """Outputs in a training step, and the network with new statistics; examples of weight 0 must not enter them.
+        """Outputs in a training step, and the network with new statistics; examples of
+        weight 0 must not enter them.
 
-        Called only where there are `statistics`. The key is None where `is_stochastic` is False.
+        Called only where there are `statistics`. The key is None where `is_stochastic`
+        is False.
         """
-        raise NotImplementedError(f"{type(self).__name__} names statistics and has no method `train`")
+        raise NotImplementedError(
+            f"{type(self).__name__} names statistics and has no method `train`"
+        )
 
-    # parts of the network: see `Model.part` ---------------------------------------------------------------------
+    # parts of the network: see `Model.part`
+    # ---------------------------------------------------------------------
 
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
-        """Which layers are the head and the normalisation layers, and in which order layers are computed.
+        """Which layers are the head and the normalisation layers, and in which order
+        layers are computed.
 
         Args:
-            network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for arrays).
+            network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for
+                arrays).
             input_shape: shape of one input.
 
         Returns:
@@ -74,10 +105,16 @@ class Architecture(ABC):
         return Anatomy()
 
     def features(
-        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
     ) -> Float[Array, "b ..."]:
         """What the head is given; called only where `anatomy` names a head."""
-        raise NotImplementedError(f"{type(self).__name__} names a head and has no method `features`")
+        raise NotImplementedError(
+            f"{type(self).__name__} names a head and has no method `features`"
+        )
 
     def train_features(
         self,
@@ -87,14 +124,27 @@ class Architecture(ABC):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        """What the head is given in a training step; called only where there are `statistics`, as `train` is."""
-        raise NotImplementedError(f"{type(self).__name__} names a head and statistics and has no `train_features`")
+        """What the head is given in a training step; called only where there are
+        `statistics`, as `train` is.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names a head and statistics and has no"
+            " `train_features`"
+        )
 
     def head_outputs(
-        self, network: Network, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        """Outputs from features [b, ...] in evaluation mode; called only where `anatomy` names a head."""
-        raise NotImplementedError(f"{type(self).__name__} names a head and has no method `head_outputs`")
+        """Outputs from features [b, ...] in evaluation mode; called only where
+        `anatomy` names a head.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names a head and has no method `head_outputs`"
+        )
 
     def bind(
         self,
@@ -103,25 +153,31 @@ class Architecture(ABC):
         loss: Loss = cross_entropy,
         dtype: Literal["float32", "float64"] = "float32",
     ) -> "Model":
-        """The model for inputs of one shape; see `Model` for the arguments and errors."""
+        """The model for inputs of one shape; see `Model` for the arguments and
+        errors.
+        """
         return Model(self, tuple(input_shape), outputs, loss, dtype)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network, its loss and the two-way map between theta [d] and its pytree of parameters.
+    """A network, its loss and the two-way map between theta [d] and its pytree of
+    parameters.
 
-    Models are equal, and share compiled programs, when architecture, shapes, loss and precision are equal.
+    Models are equal, and share compiled programs, when architecture, shapes, loss and
+    precision are equal.
 
     Attributes:
         architecture: the network.
         input_shape: shape of one input.
         outputs: classes, symbols of a density, or targets of a regression.
         loss: (outputs [b, ...], targets [b, ...]) -> [b].
-        dtype: precision of parameters and computation; "float64" needs `jax.enable_x64`.
+        dtype: precision of parameters and computation; "float64" needs
+            `jax.enable_x64`.
 
     Raises:
-        ValueError: the architecture does not fit the input, or holds state that training would have to carry along.
+        ValueError: the architecture does not fit the input, or holds state that
+            training would have to carry along.
     """
 
     architecture: Architecture
@@ -132,12 +188,16 @@ class Model:
 
     def __post_init__(self) -> None:
         if self.outputs < 1:
-            raise ValueError(f"outputs is {self.outputs}; a model needs one output (class, symbol, target) or more")
+            raise ValueError(
+                f"outputs is {self.outputs}; a model needs one output (class, symbol,"
+                " target) or more"
+            )
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'float64'")
         _ = layout_of(self)
 
-    # vectors and trees ------------------------------------------------------------------------------------------
+    # vectors and trees
+    # ----------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -145,7 +205,9 @@ class Model:
         return layout_of(self).ends[-1]
 
     def init(self, key: Array) -> Float[Array, " d"]:
-        """Random initial parameters theta [d]; the same in both precisions, up to rounding."""
+        """Random initial parameters theta [d]; the same in both precisions, up to
+        rounding.
+        """
         self._require_precision()
         return _initial(self, key)
 
@@ -156,12 +218,15 @@ class Model:
             A pytree of arrays in the model's precision, each a reshaped piece of theta.
 
         Raises:
-            ValueError: theta has not d entries, or float64 is asked for and not enabled.
+            ValueError: theta has not d entries, or float64 is asked for and not
+                enabled.
         """
         self._require_precision()
         layout = layout_of(self)
         if theta.shape != (self.size,):
-            raise ValueError(f"theta has shape {theta.shape}; this model takes [{self.size}]")
+            raise ValueError(
+                f"theta has shape {theta.shape}; this model takes [{self.size}]"
+            )
         theta = jnp.asarray(theta, self.dtype)
         starts = (0, *layout.ends)
         # Static slices, which XLA fuses into what reads them.
@@ -177,7 +242,8 @@ class Model:
             return jnp.zeros(0, self.dtype)
         return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
 
-    # parts ------------------------------------------------------------------------------------------------------
+    # parts
+    # ----------------------------------------------------------------------------------
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -188,21 +254,27 @@ class Model:
         """A fixed set of entries of theta.
 
         Args:
-            name: "head" (the last dense layer), "body" (the rest), "norm" (all of the normalisation layers), "bias",
-                "last2" (the last two layers that are no normalisation, with all behind them), a path such as
-                "layers.2" or "layers.2.weight", a pattern on paths ("layers.*.weight", or a regular expression after
-                "re:"), several of these with commas between them, "not " and one of these, "everything" or "nothing";
-                or a part that this method has made.
+            name: "head" (the last dense layer), "body" (the rest), "norm" (all of the
+                normalisation layers), "bias", "last2" (the last two layers that are no
+                normalisation, with all behind them), a path such as "layers.2" or
+                "layers.2.weight", a pattern on paths ("layers.*.weight", or a regular
+                expression after "re:"), several of these with commas between them, "not
+                " and one of these, "everything" or "nothing"; or a part that this
+                method has made.
 
         Returns:
             The part; it takes and puts its entries of vectors [..., d].
 
         Raises:
-            ValueError: the model has no such part, or a pattern matches nothing or everything.
+            ValueError: the model has no such part, or a pattern matches nothing or
+                everything.
         """
         if isinstance(name, Part):
             if name.d != self.size:
-                raise ValueError(f"part {name.name!r} is of a model of {name.d} parameters; this one has {self.size}")
+                raise ValueError(
+                    f"part {name.name!r} is of a model of {name.d} parameters; this one"
+                    f" has {self.size}"
+                )
             return name
         return outline_of(self).find(name)
 
@@ -224,7 +296,9 @@ class Model:
         """
         return _feature_shape(self)
 
-    def features(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+    def features(
+        self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None
+    ) -> Float[Array, "b ..."]:
         """The output of the body, which is the input of the head.
 
         Args:
@@ -243,9 +317,14 @@ class Model:
         return self.architecture.features(self._network(params), anatomy, x, key)
 
     def train_features(
-        self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+        self,
+        params: Params,
+        x: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
+        key: Array | None = None,
     ) -> Float[Array, "b ..."]:
-        """The input of the head in a training step, by the statistics of this batch; arguments as `train_outputs`.
+        """The input of the head in a training step, by the statistics of this batch;
+        arguments as `train_outputs`.
 
         Raises:
             ValueError: the model has no head.
@@ -254,9 +333,13 @@ class Model:
             return self.features(params, x, key)
         anatomy = self._anatomy()
         self._require_inputs(x)
-        return self.architecture.train_features(self._network(params), anatomy, x, key, weight)
+        return self.architecture.train_features(
+            self._network(params), anatomy, x, key, weight
+        )
 
-    def head_outputs(self, params: Params, features: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
+    def head_outputs(
+        self, params: Params, features: Float[Array, "b ..."]
+    ) -> Float[Array, "b ..."]:
         """What the head makes of features: `logits` = `head_outputs` of `features`.
 
         Args:
@@ -266,7 +349,9 @@ class Model:
         Returns:
             Outputs, as `logits` gives them.
         """
-        return self.architecture.head_outputs(self._network(params), self._anatomy(), features, self.input_shape)
+        return self.architecture.head_outputs(
+            self._network(params), self._anatomy(), features, self.input_shape
+        )
 
     def _anatomy(self) -> Anatomy:
         """What the architecture knows of its layers, of a model that has a head.
@@ -279,16 +364,21 @@ class Model:
             outline.find("head")  # its error says which parts there are
         return outline.anatomy
 
-    # predictions ------------------------------------------------------------------------------------------------
+    # predictions
+    # ----------------------------------------------------------------------------------
 
     @property
     def micro_batch(self) -> int | None:
-        """Examples to differentiate at a time, or None for whole batches (over which statistics must be taken)."""
+        """Examples to differentiate at a time, or None for whole batches (over which
+        statistics must be taken).
+        """
         return None if self.has_statistics else self.architecture.micro_batch
 
     @property
     def has_statistics(self) -> bool:
-        """Whether theta holds running statistics: entries that no gradient moves and every training step renews."""
+        """Whether theta holds running statistics: entries that no gradient moves and
+        every training step renews.
+        """
         return len(layout_of(self).statistics) > 0
 
     @property
@@ -298,7 +388,9 @@ class Model:
 
     @property
     def in_python(self) -> bool:
-        """Whether the network runs step by step in Python, which compiled programs cannot hold (PyTorch's engine)."""
+        """Whether the network runs step by step in Python, which compiled programs
+        cannot hold (PyTorch's engine).
+        """
         return self.architecture.in_python
 
     @property
@@ -313,22 +405,32 @@ class Model:
 
     @property
     def metric(self) -> Literal["accuracy", "loss"]:
-        """What clients are compared by. Without inputs every example gets the same class: only the loss says much."""
-        return "accuracy" if self.classification and math.prod(self.input_shape) > 0 else "loss"
+        """What clients are compared by. Without inputs every example gets the same
+        class: only the loss says much.
+        """
+        return (
+            "accuracy"
+            if self.classification and math.prod(self.input_shape) > 0
+            else "loss"
+        )
 
-    def logits(self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None) -> Float[Array, "b ..."]:
+    def logits(
+        self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None
+    ) -> Float[Array, "b ..."]:
         """The network's outputs.
 
         Args:
             params: the tree that `params` made.
-            x: a batch of inputs [b, *input_shape], floats in the model's precision or integer tokens.
+            x: a batch of inputs [b, *input_shape], floats in the model's precision or
+                integer tokens.
             key: randomness of a training step; None = evaluation mode.
 
         Returns:
             [b, outputs] class scores; of regressions and sequences what the loss takes.
 
         Raises:
-            ValueError: the inputs have another shape, or the network does not give `outputs` class scores.
+            ValueError: the inputs have another shape, or the network does not give
+                `outputs` class scores.
         """
         self._require_inputs(x)
         outputs = self.architecture.apply(self._network(params), x, key)
@@ -343,21 +445,28 @@ class Model:
         """
         if self.classification and tuple(shape) != (examples, self.outputs):
             raise ValueError(
-                f"the network gives {tuple(shape[1:])} outputs for one example, and the data have {self.outputs} "
-                "classes; make its last layer as wide as there are classes"
+                f"the network gives {tuple(shape[1:])} outputs for one example, and the"
+                f" data have {self.outputs} classes; make its last layer as wide as"
+                " there are classes"
             )
 
     def train_outputs(
-        self, params: Params, x: Shaped[Array, "b ..."], weight: Float[Array, " b"], key: Array | None = None
+        self,
+        params: Params,
+        x: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
+        key: Array | None = None,
     ) -> tuple[Float[Array, "b ..."], Params]:
         """Outputs in a training step, and the parameters with new running statistics.
 
-        Without statistics the outputs are those of `logits`, and the parameters those given.
+        Without statistics the outputs are those of `logits`, and the parameters those
+        given.
 
         Args:
             params: the tree that `params` made.
             x: a batch of inputs.
-            weight: 0 for examples that only fill the batch and must not enter the statistics.
+            weight: 0 for examples that only fill the batch and must not enter the
+                statistics.
             key: randomness of the step, for models that are `stochastic`.
 
         Returns:
@@ -366,7 +475,9 @@ class Model:
         if not self.has_statistics:
             return self.logits(params, x, key), params
         self._require_inputs(x)
-        outputs, network = self.architecture.train(self._network(params), x, key, weight)
+        outputs, network = self.architecture.train(
+            self._network(params), x, key, weight
+        )
         return outputs, self.with_statistics(params, eqx.filter(network, is_parameter))
 
     def with_statistics(self, params: Params, source: Params) -> Params:
@@ -377,37 +488,52 @@ class Model:
             source: another one.
 
         Returns:
-            A tree with the running statistics of `source`, and all other arrays of `params`.
+            A tree with the running statistics of `source`, and all other arrays of
+            `params`.
         """
         # Both trees are of this model, so their arrays correspond one by one.
         old, structure = jax.tree.flatten(params)
         new = jax.tree.leaves(source)
         mixed = []
-        for kept, put, is_statistic in zip(old, new, layout_of(self).holds_statistics, strict=True):
+        for kept, put, is_statistic in zip(
+            old, new, layout_of(self).holds_statistics, strict=True
+        ):
             mixed.append(put.astype(kept.dtype) if is_statistic else kept)
         return jax.tree.unflatten(structure, mixed)
 
-    def losses(self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
+    def losses(
+        self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
+    ) -> Float[Array, " b"]:
         """Loss of each example."""
         return self.loss(outputs, y)
 
-    def correct(self, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"]) -> Bool[Array, " b"]:
-        """Whether the highest score is the label's (class scores or log-probabilities)."""
+    def correct(
+        self, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"]
+    ) -> Bool[Array, " b"]:
+        """Whether the highest score is the label's (class scores or
+        log-probabilities).
+        """
         return jnp.argmax(outputs, axis=-1) == y
 
-    def log_probabilities(self, outputs: Float[Array, "*b classes"]) -> Float[Array, "*b classes"]:
+    def log_probabilities(
+        self, outputs: Float[Array, "*b classes"]
+    ) -> Float[Array, "*b classes"]:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
 
     def network(self, theta: Float[Array, " d"]) -> Network:
-        """The network with the parameters theta [d], as `Architecture.apply` takes it."""
+        """The network with the parameters theta [d], as `Architecture.apply` takes
+        it.
+        """
         return self._network(theta)
 
     def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""
         layout = layout_of(self)
         # A tree of a single array of d entries is a vector, too, and stays as it is.
-        is_vector = getattr(params, "shape", None) == (self.size,) and layout.shapes != ((self.size,),)
+        is_vector = getattr(params, "shape", None) == (
+            self.size,
+        ) and layout.shapes != ((self.size,),)
         if is_vector:
             params = self.params(params)
         # Running statistics are read and never trained: no gradient reaches them.
@@ -417,17 +543,27 @@ class Model:
 
     def _require_inputs(self, x: Shaped[Array, "b ..."]) -> None:
         if x.shape[1:] != self.input_shape:
-            raise ValueError(f"inputs have shape {x.shape[1:]}; this model was bound to {self.input_shape}")
+            raise ValueError(
+                f"inputs have shape {x.shape[1:]}; this model was bound to"
+                f" {self.input_shape}"
+            )
 
     def _require_precision(self) -> None:
         if self.dtype == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-            raise ValueError("a float64 model needs 64-bit JAX; work inside `with jax.enable_x64(True):`")
+            raise ValueError(
+                "a float64 model needs 64-bit JAX; work inside `with"
+                " jax.enable_x64(True):`"
+            )
 
 
 @lru_cache(maxsize=256)
 def _feature_shape(model: Model) -> tuple[int, ...]:
-    """`Model.feature_shape`, found by tracing the body on shapes; cached, as every method with a head asks for it."""
-    x = jax.ShapeDtypeStruct((2, *model.input_shape), outline_of(model).anatomy.input_dtype)
+    """`Model.feature_shape`, found by tracing the body on shapes; cached, as every
+    method with a head asks for it.
+    """
+    x = jax.ShapeDtypeStruct(
+        (2, *model.input_shape), outline_of(model).anatomy.input_dtype
+    )
     return jax.eval_shape(model.features, shapes_of(model), x).shape[1:]
 
 
@@ -437,4 +573,6 @@ def _initial(model: Model, key: Array) -> Float[Array, " d"]:
     """theta of a network as its architecture draws it."""
     network = model.architecture.build(model.input_shape, model.outputs, key)
     params, _ = eqx.partition(network, is_parameter)
-    return model.vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, model.dtype), params))
+    return model.vector(
+        jax.tree.map(lambda leaf: jnp.asarray(leaf, model.dtype), params)
+    )

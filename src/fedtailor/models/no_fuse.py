@@ -12,14 +12,18 @@ R = TypeVar("R")
 
 
 def no_fuse(function: Callable[P, R], static: tuple[str, ...] = ()) -> Callable[P, R]:
-    """`function` with its arguments and results kept in memory (decorator; does nothing off the CPU).
+    """`function` with its arguments and results kept in memory (decorator; does nothing
+    off the CPU).
 
-    XLA's CPU backend fuses what makes an array into everything that reads it. For copies that overlap this is ruinous:
-    the columns of an image repeat every pixel 25 times, and fusion computes 25 times whatever made the pixel. It also
-    discards `jax.lax.optimization_barrier` before it fuses. A call that must not be inlined is respected, and is free.
+    XLA's CPU backend fuses what makes an array into everything that reads it. For
+    copies that overlap this is ruinous: the columns of an image repeat every pixel 25
+    times, and fusion computes 25 times whatever made the pixel. It also discards
+    `jax.lax.optimization_barrier` before it fuses. A call that must not be inlined is
+    respected, and is free.
 
     Args:
-        function: a function of arrays; write it at module level, where it is traced once for each shape.
+        function: a function of arrays; write it at module level, where it is traced
+            once for each shape.
         static: names of its arguments that are no arrays.
     """
     compiled = jax.jit(function, static_argnames=static)

@@ -1,4 +1,6 @@
-"""Group and batch normalisation, on planes [channels, height, width, b] and on vectors [b, channels]."""
+"""Group and batch normalisation, on planes [channels, height, width, b] and on vectors
+[b, channels].
+"""
 
 from abc import abstractmethod
 from typing import Literal, Self
@@ -22,16 +24,22 @@ Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
 
 
 class StatefulLayer(eqx.Module):
-    """A layer that keeps running statistics: called as other layers in evaluation, trained by `train`."""
+    """A layer that keeps running statistics: called as other layers in evaluation,
+    trained by `train`.
+    """
 
     @abstractmethod
-    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, Self]:
-        """The output of a training step, and the layer with new statistics. Examples of weight 0 are padding."""
+    def train(
+        self, x: Array, key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Array, Self]:
+        """The output of a training step, and the layer with new statistics. Examples of
+        weight 0 are padding.
+        """
 
 
 class GroupNorm(eqx.Module):
-    """Each group of an example's channels, normalised by its mean and variance over these channels and all pixels (Wu
-    and He 2018), times `scale`, plus `bias`."""
+    """Each group of an example's channels, normalised by its mean and variance over
+    these channels and all pixels (Wu and He 2018), times `scale`, plus `bias`."""
 
     scale: Float[Array, " channels"]
     bias: Float[Array, " channels"]
@@ -42,8 +50,11 @@ class GroupNorm(eqx.Module):
         self.bias = jnp.zeros(channels)
         self.groups = groups
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "c h w b"]:
-        # [groups, channels of a group, h, w, b]: all axes but the group and the example are averaged over
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "c h w b"]:
+        # [groups, channels of a group, h, w, b]: all axes but the group and the example
+        # are averaged over
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         mean = grouped.mean((1, 2, 3), keepdims=True)
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
@@ -54,10 +65,11 @@ class GroupNorm(eqx.Module):
 
 
 class BatchNorm(StatefulLayer):
-    """Each channel, normalised over the batch and its pixels (Ioffe and Szegedy 2015), times `scale`, plus `bias`.
+    """Each channel, normalised over the batch and its pixels (Ioffe and Szegedy 2015),
+    times `scale`, plus `bias`.
 
-    Evaluation normalises by the running mean and (unbiased) variance instead: running <- (1 - MOMENTUM) running +
-    MOMENTUM batch in every training step, as in PyTorch.
+    Evaluation normalises by the running mean and (unbiased) variance instead: running
+    <- (1 - MOMENTUM) running + MOMENTUM batch in every training step, as in PyTorch.
     """
 
     scale: Float[Array, " channels"]
@@ -74,34 +86,49 @@ class BatchNorm(StatefulLayer):
     def __call__(self, x: Array, key: Array | None = None) -> Array:
         return self._normalized(x, self.running_mean, self.running_variance)
 
-    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "BatchNorm"]:
-        # Normalised by the batch itself; the running statistics are for evaluation only.
+    def train(
+        self, x: Array, key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Array, "BatchNorm"]:
+        # Normalised by the batch itself; the running statistics are for evaluation
+        # only.
         running = self.running_mean, self.running_variance
         mean, variance, renewed = batch_statistics(x, weight, running, MOMENTUM)
-        layer = eqx.tree_at(lambda layer: (layer.running_mean, layer.running_variance), self, renewed)
+        layer = eqx.tree_at(
+            lambda layer: (layer.running_mean, layer.running_variance), self, renewed
+        )
         return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
-        # The division by the deviation and the scale are one factor a channel, which is cheaper than two on every
-        # pixel.
+        # The division by the deviation and the scale are one factor a channel, which is
+        # cheaper than two on every pixel.
         factor = self.scale * jax.lax.rsqrt(variance + EPSILON)
-        return (x - _per_channel(mean, x)) * _per_channel(factor, x) + _per_channel(self.bias, x)
+        return (x - _per_channel(mean, x)) * _per_channel(factor, x) + _per_channel(
+            self.bias, x
+        )
 
 
 def batch_statistics(
-    x: Array, weight: Float[Array, " b"], running: Statistics, momentum: float, *, channels_first: bool = False
+    x: Array,
+    weight: Float[Array, " b"],
+    running: Statistics,
+    momentum: float,
+    *,
+    channels_first: bool = False,
 ) -> tuple[Float[Array, " channels"], Float[Array, " channels"], Statistics]:
-    """A batch's mean and (biased) variance, and the running ones with a `momentum` share of them.
+    """A batch's mean and (biased) variance, and the running ones with a `momentum`
+    share of them.
 
     Args:
-        x: planes [c, h, w, b] or vectors [b, c]; or, with `channels_first`, PyTorch's [b, c, ...].
+        x: planes [c, h, w, b] or vectors [b, c]; or, with `channels_first`, PyTorch's
+            [b, c, ...].
         weight: of each example in the means; 0 = padding.
         running: mean and unbiased variance until now.
         momentum: share of this batch.
         channels_first: whether x is PyTorch's.
 
     Returns:
-        The batch's mean and biased variance [c], which a training step normalises by, and the new running ones.
+        The batch's mean and biased variance [c], which a training step normalises by,
+        and the new running ones.
     """
     if channels_first or x.ndim == 2:
         batch_axis, channel_axis = 0, 1
@@ -120,7 +147,8 @@ def batch_statistics(
     squares = jnp.square(x - mean.reshape(over_channels))
     variance = (squares * share).sum(all_but_channels)
 
-    # As in PyTorch: normalised by the biased variance, while the running one is made of unbiased ones.
+    # As in PyTorch: normalised by the biased variance, while the running one is made of
+    # unbiased ones.
     count = (weight > 0).sum().astype(x.dtype) * pixels
     unbiased = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running
@@ -131,7 +159,11 @@ def batch_statistics(
         # A batch of nothing but padding must not move the running statistics.
         return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
 
-    return mean, variance, (unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance))
+    return (
+        mean,
+        variance,
+        (unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance)),
+    )
 
 
 def _along(axis: int, axes: int) -> list[int]:

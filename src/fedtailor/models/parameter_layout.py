@@ -1,4 +1,6 @@
-"""Where the parameters of a network lie in a vector theta, and which parts they make up."""
+"""Where the parameters of a network lie in a vector theta, and which parts they make
+up.
+"""
 
 import math
 from dataclasses import dataclass
@@ -45,7 +47,8 @@ class Layout:
         return tuple(path in self.statistics for path in self.paths)
 
 
-# Cached by the model's value and not kept on it: equal models share a layout, and a model stays a frozen dataclass.
+# Cached by the model's value and not kept on it: equal models share a layout, and a
+# model stays a frozen dataclass.
 @lru_cache(maxsize=256)
 def layout_of(model: "Model") -> Layout:
     """The layout of a model.
@@ -55,19 +58,26 @@ def layout_of(model: "Model") -> Layout:
     """
 
     def build() -> "Network":
-        return model.architecture.build(model.input_shape, model.outputs, jax.random.key(0))
+        return model.architecture.build(
+            model.input_shape, model.outputs, jax.random.key(0)
+        )
 
     # Shapes only: nothing is computed or allocated.
     network = eqx.filter_eval_shape(build)
-    # What trains, and the rest: functions, settings, shapes. An array among the rest (integers, say) would neither be
-    # trained nor travel.
+    # What trains, and the rest: functions, settings, shapes. An array among the rest
+    # (integers, say) would neither be trained nor travel.
     params, static = eqx.partition(network, is_parameter)
     for path, leaf in jax.tree_util.tree_leaves_with_path(static):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
             where = jax.tree_util.keystr(path)
-            raise ValueError(f"the network's array {where} is {leaf.dtype}; only floating-point arrays can be trained")
+            raise ValueError(
+                f"the network's array {where} is {leaf.dtype}; only floating-point"
+                " arrays can be trained"
+            )
     leaves, structure = jax.tree.flatten(params)
-    paths = tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+    paths = tuple(
+        path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    )
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     ends = tuple(int(end) for end in np.cumsum([math.prod(shape) for shape in shapes]))
     return Layout(
@@ -86,7 +96,8 @@ def outline_of(model: "Model") -> Outline:
     """The parameters of a model, and what its architecture says of its layers."""
     layout = layout_of(model)
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
-    # Shapes in place of parameters: an architecture looks at its layers, not at their values.
+    # Shapes in place of parameters: an architecture looks at its layers, not at their
+    # values.
     network = eqx.combine(shapes_of(model), layout.static)
     return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
 
@@ -100,4 +111,8 @@ def shapes_of(model: "Model") -> Params:
 
 def is_parameter(leaf: Any) -> bool:
     """Whether a leaf of a network is trained."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return (
+        hasattr(leaf, "shape")
+        and hasattr(leaf, "dtype")
+        and jnp.issubdtype(leaf.dtype, jnp.floating)
+    )

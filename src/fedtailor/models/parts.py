@@ -1,4 +1,6 @@
-"""Parts of a model: fixed sets of entries of the vector theta [d], named after layers and parameters."""
+"""Parts of a model: fixed sets of entries of the vector theta [d], named after layers
+and parameters.
+"""
 
 import fnmatch
 import math
@@ -19,7 +21,8 @@ Vector = TypeVar("Vector", Array, NDArray[Any])
 
 @dataclass(frozen=True)
 class Part:
-    """Some entries of theta [d], in the order in which they stand there. Hashable, and static inside a program.
+    """Some entries of theta [d], in the order in which they stand there. Hashable, and
+    static inside a program.
 
     Attributes:
         name: the name or pattern that it was asked for by, such as "head".
@@ -52,11 +55,18 @@ class Part:
     @property
     def complement(self) -> "Part":
         """All other entries of theta."""
-        # What lies between the part's runs: from the end of one to the start of the next.
+        # What lies between the part's runs: from the end of one to the start of the
+        # next.
         starts = [0, *(end for _, end in self.slices)]
         ends = [*(start for start, _ in self.slices), self.d]
-        others = tuple((start, end) for start, end in zip(starts, ends, strict=True) if start < end)
-        name = self.name.removeprefix(NOT) if self.name.startswith(NOT) else NOT + self.name
+        others = tuple(
+            (start, end) for start, end in zip(starts, ends, strict=True) if start < end
+        )
+        name = (
+            self.name.removeprefix(NOT)
+            if self.name.startswith(NOT)
+            else NOT + self.name
+        )
         return Part(name, others, self.d)
 
     def take(self, theta: Vector) -> Vector:
@@ -87,10 +97,15 @@ class Part:
         self._require("theta", theta, self.d)
         self._require("values", values, self.size)
         lead = np.broadcast_shapes(theta.shape[:-1], values.shape[:-1])
-        space: Any = np if isinstance(theta, np.ndarray) and isinstance(values, np.ndarray) else jnp
+        space: Any = (
+            np
+            if isinstance(theta, np.ndarray) and isinstance(values, np.ndarray)
+            else jnp
+        )
         theta = space.broadcast_to(theta, (*lead, self.d))
         values = space.broadcast_to(values, (*lead, self.size)).astype(theta.dtype)
-        # Slices and a concatenation, which XLA compiles to copies; indices would be a scatter.
+        # Slices and a concatenation, which XLA compiles to copies; indices would be a
+        # scatter.
         pieces = []
         theta_done = values_done = 0
         for start, end in self.slices:
@@ -103,7 +118,8 @@ class Part:
         return _joined(pieces, theta)
 
     def tree_mask(self, params: PyTree) -> PyTree[bool]:
-        """The part as a tree of bools, one for each array of `params` (what `Model.params` gives, or its shapes).
+        """The part as a tree of bools, one for each array of `params` (what
+        `Model.params` gives, or its shapes).
 
         A part that `Model.part` makes holds an array wholly or not at all.
         """
@@ -118,17 +134,23 @@ class Part:
     def _require(self, what: str, vector: Any, size: int) -> None:
         if vector.shape[-1:] != (size,):
             raise ValueError(
-                f"{what} has shape {vector.shape}; part {self.name!r} takes [..., {size}] (of d = {self.d})"
+                f"{what} has shape {vector.shape}; part {self.name!r} takes [...,"
+                f" {size}] (of d = {self.d})"
             )
 
 
 def _joined(pieces: list[Any], like: Any) -> Any:
-    """Pieces of vectors one after another; of none, an empty vector of the leading axes and type of `like`."""
-    space: Any = np if all(isinstance(piece, np.ndarray) for piece in [*pieces, like]) else jnp
+    """Pieces of vectors one after another; of none, an empty vector of the leading axes
+    and type of `like`.
+    """
+    space: Any = (
+        np if all(isinstance(piece, np.ndarray) for piece in [*pieces, like]) else jnp
+    )
     return space.concatenate([like[..., :0], *pieces], axis=-1)
 
 
-# which parts a model has --------------------------------------------------------------------------------------------
+# which parts a model has
+# --------------------------------------------------------------------------------------
 
 NOT = "not "
 """Before a part's name: all but this part."""
@@ -139,7 +161,9 @@ EVERYTHING, NOTHING = "everything", "nothing"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array of a model: its path, such as "layers.2.weight", and where it lies in theta."""
+    """One array of a model: its path, such as "layers.2.weight", and where it lies in
+    theta.
+    """
 
     path: str
     start: int
@@ -152,13 +176,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What an architecture knows of its layers, each named by the path of the module that owns the parameters.
+    """What an architecture knows of its layers, each named by the path of the module
+    that owns the parameters.
 
     Attributes:
         head: the last dense layer, or None where there is none.
         norms: normalisation layers.
-        order: layers in the order of computation; those left out come first, as they stand in theta.
-        input_dtype: type of the inputs: "float32" (for all floating-point types), or "int32" for token ids.
+        order: layers in the order of computation; those left out come first, as they
+            stand in theta.
+        input_dtype: type of the inputs: "float32" (for all floating-point types), or
+            "int32" for token ids.
     """
 
     head: str | None = None
@@ -169,7 +196,9 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Outline:
-    """The parameters of a model in the order of theta, and how they group into parts."""
+    """The parameters of a model in the order of theta, and how they group into
+    parts.
+    """
 
     parameters: tuple[Parameter, ...]
     anatomy: Anatomy
@@ -182,7 +211,9 @@ class Outline:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """Every named part that is neither all of the model nor nothing of it."""
-        return {name: part for name, part in self._named.items() if 0 < part.size < self.d}
+        return {
+            name: part for name, part in self._named.items() if 0 < part.size < self.d
+        }
 
     @cached_property
     def _named(self) -> dict[str, Part]:
@@ -194,10 +225,14 @@ class Outline:
         if head is not None:
             members["head"] = [p.inside(head) for p in self.parameters]
             members["body"] = [not p.inside(head) for p in self.parameters]
-        members["norm"] = [any(p.inside(norm) for norm in norms) for p in self.parameters]
+        members["norm"] = [
+            any(p.inside(norm) for norm in norms) for p in self.parameters
+        ]
         members["bias"] = ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters]
         for count, layers in enumerate(self._last_layers(), 1):
-            members[f"last{count}"] = [_layer(p.path) in layers for p in self.parameters]
+            members[f"last{count}"] = [
+                _layer(p.path) in layers for p in self.parameters
+            ]
         return {name: self._part(name, inside) for name, inside in members.items()}
 
     def find(self, name: str) -> Part:
@@ -207,7 +242,10 @@ class Outline:
             ValueError: there is no such part.
         """
         if not isinstance(name, str):
-            raise ValueError(f"part is {name!r}; it must be a name or a pattern, such as 'head', 'last2' or 'layers.*'")
+            raise ValueError(
+                f"part is {name!r}; it must be a name or a pattern, such as 'head',"
+                " 'last2' or 'layers.*'"
+            )
         if name in (EVERYTHING, NOTHING):
             return self._part(name, [name == EVERYTHING for _ in self.parameters])
         if name.startswith(NOT):
@@ -215,29 +253,44 @@ class Outline:
             return Part(name, others.slices, others.d)
         if name in self._named:
             return self._proper(self._named[name])
-        # Several with commas between them are their union; a regular expression may have commas of its own.
+        # Several with commas between them are their union; a regular expression may
+        # have commas of its own.
         if "," in name and not name.startswith(REGEX):
-            masks = [self.find(one.strip()).mask for one in name.split(",") if one.strip()]
-            inside = [any(mask[p.start : p.end].any() for mask in masks) for p in self.parameters]
+            masks = [
+                self.find(one.strip()).mask for one in name.split(",") if one.strip()
+            ]
+            inside = [
+                any(mask[p.start : p.end].any() for mask in masks)
+                for p in self.parameters
+            ]
         else:
             inside = [self._matches(name, p) for p in self.parameters]
         return self._proper(self._part(name, inside))
 
     def _matches(self, pattern: str, parameter: Parameter) -> bool:
-        """Whether a parameter is meant by a path, by a pattern on paths, or by a regular expression.
+        """Whether a parameter is meant by a path, by a pattern on paths, or by a
+        regular expression.
 
         Raises:
             ValueError: the regular expression is none.
         """
         if pattern.startswith(REGEX):
             try:
-                return re.search(pattern.removeprefix(REGEX), parameter.path) is not None
+                return (
+                    re.search(pattern.removeprefix(REGEX), parameter.path) is not None
+                )
             except re.error as error:
-                raise ValueError(f"part {pattern!r} is no regular expression ({error})") from None
-        return pattern != "" and (parameter.inside(pattern) or fnmatch.fnmatchcase(parameter.path, pattern))
+                raise ValueError(
+                    f"part {pattern!r} is no regular expression ({error})"
+                ) from None
+        return pattern != "" and (
+            parameter.inside(pattern) or fnmatch.fnmatchcase(parameter.path, pattern)
+        )
 
     def _proper(self, part: Part) -> Part:
-        """Refuse a part that is all of the model, or nothing of it: a mistyped pattern should not pass silently."""
+        """Refuse a part that is all of the model, or nothing of it: a mistyped pattern
+        should not pass silently.
+        """
         if 0 < part.size < self.d:
             return part
         how = "is nothing" if part.size == 0 else "is all"
@@ -252,13 +305,21 @@ class Outline:
         )
 
     def _last_layers(self) -> Sequence[set[str]]:
-        """The layers of "last1", "last2", ...: normalisation layers count with the layer before them."""
-        # Layers of unknown order come first, as they stand in theta; then those whose calls were watched.
+        """The layers of "last1", "last2", ...: normalisation layers count with the
+        layer before them.
+        """
+        # Layers of unknown order come first, as they stand in theta; then those whose
+        # calls were watched.
         layers = list(dict.fromkeys(_layer(p.path) for p in self.parameters))
         ordered = [layer for layer in self.anatomy.order if layer in layers]
         layers = [layer for layer in layers if layer not in ordered] + ordered
-        # "last2" begins at the last but one layer that is no normalisation, and goes on to the end.
-        starts = [index for index, layer in enumerate(layers) if layer not in self.anatomy.norms]
+        # "last2" begins at the last but one layer that is no normalisation, and goes on
+        # to the end.
+        starts = [
+            index
+            for index, layer in enumerate(layers)
+            if layer not in self.anatomy.norms
+        ]
         return [set(layers[start:]) for start in reversed(starts)]
 
     def _part(self, name: str, inside: Sequence[bool]) -> Part:
@@ -313,7 +374,9 @@ def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
     return tuple(path_of(path) for path, node in nodes if is_one(node))
 
 
-def map_nodes(tree: PyTree, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]) -> PyTree:
+def map_nodes(
+    tree: PyTree, kinds: type | tuple[type, ...], function: Callable[[str, Any], Any]
+) -> PyTree:
     """Replace modules inside a network.
 
     Args:

@@ -1,7 +1,9 @@
-"""Convolution where 2x2 pooling follows, in one pass over pooling windows, and the pooling.
+"""Convolution where 2x2 pooling follows, in one pass over pooling windows, and the
+pooling.
 
-A pooling window is computed as one pixel with four times the channels: more arithmetic, but on larger matrices and
-fewer columns (`convolve_windows`). As in `convolution`, derivatives are written out.
+A pooling window is computed as one pixel with four times the channels: more arithmetic,
+but on larger matrices and fewer columns (`convolve_windows`). As in `convolution`,
+derivatives are written out.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedtailor.models.convolution import KEEP, pad_zeros, spaced_apart, sum_columns, sum_rows, without_spaces
+from fedtailor.models.convolution import (
+    KEEP,
+    pad_zeros,
+    spaced_apart,
+    sum_columns,
+    sum_rows,
+    without_spaces,
+)
 from fedtailor.models.no_fuse import no_fuse
 
 PoolKind = Literal["average", "max"]
@@ -21,7 +30,9 @@ PoolKind = Literal["average", "max"]
 
 @no_fuse
 def windows(y: Float[Array, "o h w b"]) -> Float[Array, "4 o n"]:
-    """The four members of every 2x2 pooling window, n = h/2 w/2 b windows; an odd last row or column is dropped."""
+    """The four members of every 2x2 pooling window, n = h/2 w/2 b windows; an odd last
+    row or column is dropped.
+    """
     o, h, w, b = y.shape
     even = y[:, : h // 2 * 2, : w // 2 * 2]
     pairs = even.reshape(o, h // 2, 2, w // 2, 2, b)
@@ -29,21 +40,28 @@ def windows(y: Float[Array, "o h w b"]) -> Float[Array, "4 o n"]:
 
 
 @jax.custom_vjp
-def convolve_windows(images: Float[Array, "b h w c"], kernel: Float[Array, "k k c o"]) -> Float[Array, "4 o n"]:
-    """`windows` of the convolution of `images`, for odd k: the fast form where pooling follows and channels are few.
+def convolve_windows(
+    images: Float[Array, "b h w c"], kernel: Float[Array, "k k c o"]
+) -> Float[Array, "4 o n"]:
+    """`windows` of the convolution of `images`, for odd k: the fast form where pooling
+    follows and channels are few.
 
-    A pooling window is computed as one pixel with 4 o channels, whose kernel is the given one at four offsets in a
-    patch of (k + 1)^2: 1.44 times the arithmetic for k = 5, but on larger matrices and a third of the columns.
+    A pooling window is computed as one pixel with 4 o channels, whose kernel is the
+    given one at four offsets in a patch of (k + 1)^2: 1.44 times the arithmetic for k =
+    5, but on larger matrices and a third of the columns.
     """
     return _convolve_windows(images, kernel)[0]
 
 
-def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+def _convolve_windows(
+    images: Array, kernel: Array
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
     """The windows, and what their derivative needs."""
     b, height, width, channels = images.shape
     _, size, _, outputs = kernel.shape
-    # A window's patch starts at an even pixel. With even and odd pixels apart, neighbouring patches lie one number
-    # (times b) apart again, and columns are copies of long runs.
+    # A window's patch starts at an even pixel. With even and odd pixels apart,
+    # neighbouring patches lie one number (times b) apart again, and columns are copies
+    # of long runs.
     parities = _parities(spaced_apart(images), (height, width, channels), size)
     columns = _window_columns(parities, size, b)
     columns = columns.reshape((size + 1) ** 2 * channels, -1)
@@ -52,7 +70,9 @@ def _convolve_windows(images: Array, kernel: Array) -> tuple[Array, tuple[Array,
     return y, (columns, wide, images, kernel)
 
 
-def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -> tuple[Array, Array]:
+def _convolve_windows_back(
+    saved: tuple[Array, Array, Array, Array], g: Array
+) -> tuple[Array, Array]:
     columns, wide, images, kernel = saved
     b, height, width, channels = images.shape
     _, size, _, outputs = kernel.shape
@@ -61,7 +81,8 @@ def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -
     w = (width - size + 1) // 2
     g = g.reshape(4 * outputs, -1)
 
-    # The kernel stands in the wide one at four offsets: its derivative is the sum over them.
+    # The kernel stands in the wide one at four offsets: its derivative is the sum over
+    # them.
     to_wide = (columns @ g.T).reshape(size + 1, size + 1, channels, 4, outputs)
     upper_left = to_wide[:size, :size, :, 0]
     upper_right = to_wide[:size, 1:, :, 1]
@@ -69,8 +90,9 @@ def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -
     lower_right = to_wide[1:, 1:, :, 3]
     to_kernel = upper_left + upper_right + lower_left + lower_right
 
-    # The transposes of the product and of `_window_columns`, in two halves as for `convolve`, and pixels by parity put
-    # back in their places. The compiler removes this where nobody asks for the images' derivative, as in training.
+    # The transposes of the product and of `_window_columns`, in two halves as for
+    # `convolve`, and pixels by parity put back in their places. The compiler removes
+    # this where nobody asks for the images' derivative, as in training.
     patches = (wide @ g).reshape(half, 2, half, 2, channels, h, w * b)
     patches = patches.transpose(0, 2, 1, 3, 4, 5, 6)
     patches = patches.reshape(half, half, 4 * channels, h, w * b)
@@ -81,7 +103,10 @@ def _convolve_windows_back(saved: tuple[Array, Array, Array, Array], g: Array) -
     # an odd last row or column, which no window has read
     dropped_rows = height - to_images.shape[1]
     dropped_columns = width - to_images.shape[2]
-    return jnp.pad(to_images, ((0, 0), (0, dropped_rows), (0, dropped_columns), (0, 0))), to_kernel
+    return (
+        jnp.pad(to_images, ((0, 0), (0, dropped_rows), (0, dropped_columns), (0, 0))),
+        to_kernel,
+    )
 
 
 convolve_windows.defvjp(_convolve_windows, _convolve_windows_back)
@@ -89,7 +114,9 @@ convolve_windows.defvjp(_convolve_windows, _convolve_windows_back)
 
 @partial(no_fuse, static=("shape", "size"))
 def _parities(spaced: Array, shape: tuple[int, int, int], size: int) -> Array:
-    """Pixels by the parity of their row and column: [b, h w c + SPARE] -> [2, 2, c, rows / 2, columns / 2 * b]."""
+    """Pixels by the parity of their row and column: [b, h w c + SPARE] -> [2, 2, c,
+    rows / 2, columns / 2 * b].
+    """
     height, width, channels = shape
     # without a last row or column that no window reads
     rows = height - (height - size + 1) % 2
@@ -101,14 +128,17 @@ def _parities(spaced: Array, shape: tuple[int, int, int], size: int) -> Array:
 
 @partial(no_fuse, static=("size", "b"))
 def _window_columns(parities: Array, size: int, b: int) -> Array:
-    """[2, 2, c, rows / 2, columns / 2 * b] -> [(size + 1)^2 c, h, w b] for h x w windows."""
+    """[2, 2, c, rows / 2, columns / 2 * b] -> [(size + 1)^2 c, h, w b] for h x w
+    windows.
+    """
     _, _, _, rows, width = parities.shape
     h = rows - size // 2
     run = width - size // 2 * b
     columns = []
     for i in range(size + 1):
         for j in range(size + 1):
-            # pixel (i, j) of every window: of its parity, shifted by half as many windows
+            # pixel (i, j) of every window: of its parity, shifted by half as many
+            # windows
             start = j // 2 * b
             of_rows = slice(i // 2, i // 2 + h)
             of_columns = slice(start, start + run)
@@ -123,15 +153,24 @@ def _at_four_offsets(kernel: Array) -> Array:
     moved = []
     for row in (0, 1):
         for column in (0, 1):
-            moved.append(pad_zeros(kernel, (row, 1 - row, 0), (column, 1 - column, 0), KEEP, KEEP))
+            moved.append(
+                pad_zeros(
+                    kernel, (row, 1 - row, 0), (column, 1 - column, 0), KEEP, KEEP
+                )
+            )
     return lax.concatenate(moved, 3).reshape(-1, 4 * outputs)
 
 
-# pooling ------------------------------------------------------------------------------------------------------------
+# pooling
+# --------------------------------------------------------------------------------------
 
 
-def pool_relu(y: Float[Array, "4 o n"], bias: Float[Array, " o"], kind: PoolKind) -> Float[Array, "o n"]:
-    """Bias, ReLU and pooling of `windows`; of equal maxima the first one gets the derivative, as in PyTorch."""
+def pool_relu(
+    y: Float[Array, "4 o n"], bias: Float[Array, " o"], kind: PoolKind
+) -> Float[Array, "o n"]:
+    """Bias, ReLU and pooling of `windows`; of equal maxima the first one gets the
+    derivative, as in PyTorch.
+    """
     pool = _average_pool_relu if kind == "average" else _max_pool_relu
     return pool(y, bias)
 
@@ -146,12 +185,16 @@ def _average(y: Array, bias: Array) -> Array:
 @no_fuse
 def _average_back(y: Array, bias: Array, g: Array) -> Array:
     """A quarter of the derivative for each member that the ReLU lets through."""
-    return lax.select(y > -bias[:, None], jnp.broadcast_to(g * 0.25, y.shape), jnp.zeros_like(y))
+    return lax.select(
+        y > -bias[:, None], jnp.broadcast_to(g * 0.25, y.shape), jnp.zeros_like(y)
+    )
 
 
 @no_fuse
 def _max(y: Array, bias: Array) -> Array:
-    """The largest of relu(y + bias), which is relu of the largest plus bias: one ReLU a window instead of four."""
+    """The largest of relu(y + bias), which is relu of the largest plus bias: one ReLU a
+    window instead of four.
+    """
     return lax.max(_largest(y) + bias[:, None], jnp.zeros((), y.dtype))
 
 
@@ -160,7 +203,8 @@ def _max_back(y: Array, bias: Array, g: Array) -> Array:
     """The whole derivative for the first of the largest members."""
     largest = _largest(y)
     parts = []
-    # where the derivative has yet to be given to a member: of equal maxima to the first one, below the ReLU to none
+    # where the derivative has yet to be given to a member: of equal maxima to the first
+    # one, below the ReLU to none
     is_open = largest > -bias[:, None]
     for is_largest in y == largest:
         parts.append(lax.select(is_open & is_largest, g, jnp.zeros_like(g)))
@@ -173,7 +217,9 @@ def _largest(y: Array) -> Array:
     return lax.max(lax.max(first, second), lax.max(third, fourth))
 
 
-def _with_derivative(forward: Callable[..., Array], backward: Callable[..., Array]) -> Callable[[Array, Array], Array]:
+def _with_derivative(
+    forward: Callable[..., Array], backward: Callable[..., Array]
+) -> Callable[[Array, Array], Array]:
     """A function of windows and bias whose derivative for the windows is `backward`."""
 
     def back(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:

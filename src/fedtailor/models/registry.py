@@ -19,10 +19,15 @@ def register(build: Builder) -> Builder:
     name = build.__name__
     known = _BUILDERS.setdefault(name, build)
     if known.__qualname__ != build.__qualname__ or known.__module__ != build.__module__:
-        raise ValueError(f"there is a model {name!r} already, in {known.__module__}; choose another name")
+        raise ValueError(
+            f"there is a model {name!r} already, in {known.__module__}; choose another"
+            " name"
+        )
     return build
 
 
 def builders() -> dict[str, Callable[..., Architecture]]:
-    """Every registered function, by name, in the order in which they were registered."""
+    """Every registered function, by name, in the order in which they were
+    registered.
+    """
     return dict(_BUILDERS)

@@ -10,7 +10,16 @@ from jaxtyping import Array, Float
 
 from fedtailor.models.convolution import KEEP
 from fedtailor.models.layered import Layered, image_of
-from fedtailor.models.layers import Convolution, Dense, InitStream, Layer, Planes, Relu, Reshape, Stack
+from fedtailor.models.layers import (
+    Convolution,
+    Dense,
+    InitStream,
+    Layer,
+    Planes,
+    Relu,
+    Reshape,
+    Stack,
+)
 from fedtailor.models.normalization import NormKind, StatefulLayer, norm_layer
 from fedtailor.models.registry import register
 
@@ -21,22 +30,29 @@ WIDTHS = (16, 32, 64)
 class Residual(StatefulLayer):
     """relu(branch(x) + x) on planes.
 
-    Where the branch halves the image and adds channels, x keeps every second pixel and gets channels of zeros: a
-    shortcut without parameters (option A of the paper).
+    Where the branch halves the image and adds channels, x keeps every second pixel and
+    gets channels of zeros: a shortcut without parameters (option A of the paper).
     """
 
     branch: Stack
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "o h2 w2 b"]:
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "o h2 w2 b"]:
         return _joined(self.branch(x, key), x)
 
-    def train(self, x: Array, key: Array | None, weight: Float[Array, " b"]) -> tuple[Array, "Residual"]:
+    def train(
+        self, x: Array, key: Array | None, weight: Float[Array, " b"]
+    ) -> tuple[Array, "Residual"]:
         y, branch = self.branch.train(x, key, weight)
         return _joined(y, x), Residual(branch)
 
 
-def _joined(y: Float[Array, "o h2 w2 b"], x: Float[Array, "c h w b"]) -> Float[Array, "o h2 w2 b"]:
-    # Option A: every second pixel of x, with zeros for the channels that it lacks, half of them on either side.
+def _joined(
+    y: Float[Array, "o h2 w2 b"], x: Float[Array, "c h w b"]
+) -> Float[Array, "o h2 w2 b"]:
+    # Option A: every second pixel of x, with zeros for the channels that it lacks, half
+    # of them on either side.
     if y.shape != x.shape:
         missing = y.shape[0] - x.shape[0]
         padding = ((missing // 2, missing - missing // 2, 0), KEEP, KEEP, KEEP)
@@ -47,19 +63,25 @@ def _joined(y: Float[Array, "o h2 w2 b"], x: Float[Array, "c h w b"]) -> Float[A
 class PlaneMeans(eqx.Module):
     """Planes to the mean of each [b, channels]."""
 
-    def __call__(self, x: Float[Array, "c h w b"], key: Array | None = None) -> Float[Array, "b c"]:
+    def __call__(
+        self, x: Float[Array, "c h w b"], key: Array | None = None
+    ) -> Float[Array, "b c"]:
         return x.mean((1, 2)).T
 
 
 @dataclass(frozen=True)
 class ResNet(Layered):
-    """Three stages of residual blocks of two 3x3 convolutions each, a mean over pixels and a dense layer."""
+    """Three stages of residual blocks of two 3x3 convolutions each, a mean over pixels
+    and a dense layer.
+    """
 
     depth: int = 8
     norm: NormKind = "batch"
     image_shape: tuple[int, ...] | None = None
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the ResNet", smallest=8)
         layers: list[Layer] = [Reshape((h, w, c)), Planes()]
         layers += [*self._convolved(c, WIDTHS[0], stream), Relu()]
@@ -67,25 +89,38 @@ class ResNet(Layered):
         for width in WIDTHS:
             for _ in range((self.depth - 2) // 6):
                 # The first block of a stage halves the image.
-                first = self._convolved(channels, width, stream, halved=width != channels)
+                first = self._convolved(
+                    channels, width, stream, halved=width != channels
+                )
                 second = self._convolved(width, width, stream)
                 layers.append(Residual(Stack([*first, Relu(), *second])))
                 channels = width
         return Stack([*layers, PlaneMeans(), Dense(WIDTHS[-1], outputs, stream)])
 
-    def _convolved(self, inputs: int, outputs: int, stream: InitStream, halved: bool = False) -> list[Layer]:
-        """A 3x3 convolution and its normalisation, in front of a ReLU or of a shortcut's sum."""
-        return [Convolution(inputs, outputs, 3, stream, padding=1, halved=halved), norm_layer(self.norm, outputs)]
+    def _convolved(
+        self, inputs: int, outputs: int, stream: InitStream, halved: bool = False
+    ) -> list[Layer]:
+        """A 3x3 convolution and its normalisation, in front of a ReLU or of a
+        shortcut's sum.
+        """
+        return [
+            Convolution(inputs, outputs, 3, stream, padding=1, halved=halved),
+            norm_layer(self.norm, outputs),
+        ]
 
 
 @register
-def resnet(depth: int = 8, norm: NormKind = "batch", image_shape: Sequence[int] | None = None) -> ResNet:
-    """The ResNets for CIFAR-10 of He et al. 2016: 269,722 parameters for depth 20 and ten classes, 75,290 for depth 8.
+def resnet(
+    depth: int = 8, norm: NormKind = "batch", image_shape: Sequence[int] | None = None
+) -> ResNet:
+    """The ResNets for CIFAR-10 of He et al. 2016: 269,722 parameters for depth 20 and
+    ten classes, 75,290 for depth 8.
 
     Running statistics of batch normalisation come on top.
 
     Args:
-        depth: 6 n + 2 layers, for n residual blocks in each of three stages of 16, 32 and 64 channels.
+        depth: 6 n + 2 layers, for n residual blocks in each of three stages of 16, 32
+            and 64 channels.
         norm: "batch", or "group" (of two groups).
         image_shape: as for `lenet5`.
 
@@ -93,11 +128,14 @@ def resnet(depth: int = 8, norm: NormKind = "batch", image_shape: Sequence[int] 
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: the depth is no 6 n + 2, the normalisation is unknown, or (when bound) the inputs are no images of
-            8x8 or more.
+        ValueError: the depth is no 6 n + 2, the normalisation is unknown, or (when
+            bound) the inputs are no images of 8x8 or more.
     """
     if depth < 8 or depth % 6 != 2:
-        raise ValueError(f"depth is {depth}; a ResNet for small images has 8, 14, 20, 26, 32, ... layers")
+        raise ValueError(
+            f"depth is {depth}; a ResNet for small images has 8, 14, 20, 26, 32, ..."
+            " layers"
+        )
     if norm not in ("group", "batch"):
         raise ValueError(f"norm is {norm!r}; choose 'group' or 'batch'")
     return ResNet(depth, norm, None if image_shape is None else tuple(image_shape))

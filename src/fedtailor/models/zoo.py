@@ -1,4 +1,6 @@
-"""The models of the papers, as published. Weights and biases start as PyTorch's do: U(+-1/sqrt(fan in))."""
+"""The models of the papers, as published. Weights and biases start as PyTorch's do:
+U(+-1/sqrt(fan in)).
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.cnn_5x5 import CNN5x5 as CNN5x5  # where exported models look for their architecture
+from fedtailor.models.cnn_5x5 import (
+    CNN5x5 as CNN5x5,
+)  # where exported models look for their architecture
 from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,
@@ -33,7 +37,9 @@ from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.parts import Anatomy
 from fedtailor.models.pooling import PoolKind
 from fedtailor.models.registry import register
-from fedtailor.models.resnet import ResNet as ResNet  # where exported models look for their architecture
+from fedtailor.models.resnet import (
+    ResNet as ResNet,
+)  # where exported models look for their architecture
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,13 @@ class MLP(Layered):
 
     hidden: tuple[int, ...]
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Stack:
         inputs = math.prod(input_shape)
-        return Stack([Reshape((inputs,)), *dense_layers(inputs, (*self.hidden, outputs), stream)])
+        return Stack(
+            [Reshape((inputs,)), *dense_layers(inputs, (*self.hidden, outputs), stream)]
+        )
 
 
 @register
@@ -55,7 +65,8 @@ def logistic() -> MLP:
 
 @register
 def mlp(hidden: int | Sequence[int] = 64) -> MLP:
-    """A multilayer perceptron with ReLU; `hidden` is the width of its hidden layer, or of each of several.
+    """A multilayer perceptron with ReLU; `hidden` is the width of its hidden layer, or
+    of each of several.
 
     Raises:
         ValueError: a width is below 1.
@@ -63,61 +74,85 @@ def mlp(hidden: int | Sequence[int] = 64) -> MLP:
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     for width in widths:
         if width < 1:
-            raise ValueError(f"a hidden layer of the MLP is {width} wide; it needs 1 unit or more")
+            raise ValueError(
+                f"a hidden layer of the MLP is {width} wide; it needs 1 unit or more"
+            )
     return MLP(widths)
 
 
 @dataclass(frozen=True)
 class LeNet5(Layered):
-    """Convolutions of 6 and 16 channels (5x5, no padding), each with ReLU and pooling, and dense layers."""
+    """Convolutions of 6 and 16 channels (5x5, no padding), each with ReLU and pooling,
+    and dense layers.
+    """
 
     pool: PoolKind = "average"
     image_shape: tuple[int, ...] | None = None
     norm: NormKind | None = None
     micro_batch = 20
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
         layers: list[Layer] = [Reshape((h, w, c))]
-        # Without normalisation convolution, ReLU and pooling are fused, the first one straight from images; with it the
-        # layers stand one by one.
+        # Without normalisation convolution, ReLU and pooling are fused, the first one
+        # straight from images; with it the layers stand one by one.
         if self.norm is None:
-            layers += [ImageConvPool(c, 6, 5, self.pool, stream), ConvPool(6, 16, 5, self.pool, stream)]
+            layers += [
+                ImageConvPool(c, 6, 5, self.pool, stream),
+                ConvPool(6, 16, 5, self.pool, stream),
+            ]
         else:
             layers += [Planes()]
             layers += self._normalized(c, 6, self.norm, stream)
             layers += self._normalized(6, 16, self.norm, stream)
-        # Each 5x5 convolution without padding takes 4 pixels off a side, each pooling halves it.
+        # Each 5x5 convolution without padding takes 4 pixels off a side, each pooling
+        # halves it.
         final_h, final_w = (((side - 4) // 2 - 4) // 2 for side in (h, w))
-        layers += [FlattenPlanes(), *dense_layers(final_h * final_w * 16, (120, 84, outputs), stream)]
+        layers += [
+            FlattenPlanes(),
+            *dense_layers(final_h * final_w * 16, (120, 84, outputs), stream),
+        ]
         return Stack(layers)
 
-    def _normalized(self, inputs: int, outputs: int, norm: NormKind, stream: InitStream) -> list[Layer]:
+    def _normalized(
+        self, inputs: int, outputs: int, norm: NormKind, stream: InitStream
+    ) -> list[Layer]:
         """Convolution, normalisation in place of its bias, ReLU and pooling."""
-        return [Convolution(inputs, outputs, 5, stream), norm_layer(norm, outputs), ReluPool(self.pool)]
+        return [
+            Convolution(inputs, outputs, 5, stream),
+            norm_layer(norm, outputs),
+            ReluPool(self.pool),
+        ]
 
 
 @register
 def lenet5(
-    pool: PoolKind = "average", image_shape: Sequence[int] | None = None, norm: NormKind | None = None
+    pool: PoolKind = "average",
+    image_shape: Sequence[int] | None = None,
+    norm: NormKind | None = None,
 ) -> LeNet5:
-    """LeNet-5 with ReLU and unpadded convolutions, as in the experiments of Mestoukirdi et al. 2021.
+    """LeNet-5 with ReLU and unpadded convolutions, as in the experiments of Mestoukirdi
+    et al. 2021.
 
-    Two convolutions (6 and 16 channels, 5x5), each followed by 2x2 pooling, and dense layers of 120, 84 and the
-    classes: 44,426 parameters for 28x28 images and ten classes.
+    Two convolutions (6 and 16 channels, 5x5), each followed by 2x2 pooling, and dense
+    layers of 120, 84 and the classes: 44,426 parameters for 28x28 images and ten
+    classes.
 
     Args:
         pool: "average" (the paper's) or "max".
-        image_shape: (height, width) or (height, width, channels) of inputs that are stored flat; a flat input of
-            square length is taken for a square gray image.
-        norm: "group" or "batch" normalisation between each convolution and its ReLU (in place of its bias), or None.
+        image_shape: (height, width) or (height, width, channels) of inputs that are
+            stored flat; a flat input of square length is taken for a square gray image.
+        norm: "group" or "batch" normalisation between each convolution and its ReLU (in
+            place of its bias), or None.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: the pooling or the normalisation is unknown, or (when bound) the inputs are no images of 16x16 or
-            more.
+        ValueError: the pooling or the normalisation is unknown, or (when bound) the
+            inputs are no images of 16x16 or more.
     """
     if pool not in ("average", "max"):
         raise ValueError(f"pool is {pool!r}; choose 'average' or 'max'")
@@ -127,25 +162,34 @@ def lenet5(
 
 
 @register
-def tutorial_cnn(image_shape: Sequence[int] | None = None, norm: NormKind | None = None) -> LeNet5:
-    """The CNN of PyTorch's CIFAR-10 tutorial (Chen et al. 2022; pFedMe): LeNet-5 with max-pooling.
+def tutorial_cnn(
+    image_shape: Sequence[int] | None = None, norm: NormKind | None = None
+) -> LeNet5:
+    """The CNN of PyTorch's CIFAR-10 tutorial (Chen et al. 2022; pFedMe): LeNet-5 with
+    max-pooling.
 
-    62,006 parameters for 32x32 colour images and ten classes. Arguments and errors as for `lenet5`.
+    62,006 parameters for 32x32 colour images and ten classes. Arguments and errors as
+    for `lenet5`.
     """
     return lenet5("max", image_shape, norm)
 
 
 @dataclass(frozen=True)
 class CNN(Layered):
-    """Convolutions of 32 and 64 channels (3x3, no padding) with ReLU, max-pooling, a dense layer of 128."""
+    """Convolutions of 32 and 64 channels (3x3, no padding) with ReLU, max-pooling, a
+    dense layer of 128.
+    """
 
     dropout: bool = False
     image_shape: tuple[int, ...] | None = None
     micro_batch = 20
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> Stack:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the CNN", smallest=6)
-        # Two 3x3 convolutions without padding take 4 pixels off a side, the pooling halves it.
+        # Two 3x3 convolutions without padding take 4 pixels off a side, the pooling
+        # halves it.
         flat = (h - 4) // 2 * ((w - 4) // 2) * 64
         layers: list[Layer] = [
             Reshape((h, w, c)),
@@ -159,17 +203,26 @@ class CNN(Layered):
             Dropout(0.5),
             Dense(128, outputs, stream),
         ]
-        return Stack([layer for layer in layers if self.dropout or not isinstance(layer, Dropout)])
+        return Stack(
+            [
+                layer
+                for layer in layers
+                if self.dropout or not isinstance(layer, Dropout)
+            ]
+        )
 
 
 @register
 def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
-    """The CNN of the EMNIST experiments of Mansour et al. 2020: 1,206,590 parameters for 28x28 images and 62 classes.
+    """The CNN of the EMNIST experiments of Mansour et al. 2020: 1,206,590 parameters
+    for 28x28 images and 62 classes.
 
-    Two 3x3 convolutions (32 and 64 channels, ReLU), 2x2 max-pooling, a dense layer of 128.
+    Two 3x3 convolutions (32 and 64 channels, ReLU), 2x2 max-pooling, a dense layer of
+    128.
 
     Args:
-        dropout: a quarter of the pooled features and half of the dense ones, as in FedJAX's version.
+        dropout: a quarter of the pooled features and half of the dense ones, as in
+            FedJAX's version.
         image_shape: as for `lenet5`.
 
     Returns:
@@ -183,16 +236,23 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
 
 @dataclass(frozen=True)
 class SequenceLSTM(Drawn):
-    """Token ids to classes through an embedding and LSTM layers; the last state decides."""
+    """Token ids to classes through an embedding and LSTM layers; the last state
+    decides.
+    """
 
     vocabulary: int
     embedding: int
     hidden: int
     layers: int
 
-    def network(self, input_shape: tuple[int, ...], outputs: int, stream: InitStream) -> dict[str, Any]:
+    def network(
+        self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
+    ) -> dict[str, Any]:
         if len(input_shape) != 1:
-            raise ValueError(f"the LSTM takes token ids of shape [length], not inputs of shape {input_shape}")
+            raise ValueError(
+                "the LSTM takes token ids of shape [length], not inputs of shape"
+                f" {input_shape}"
+            )
         # the first LSTM layer takes word vectors, each further one the states below it
         widths = (self.embedding, *[self.hidden] * self.layers)
         return {
@@ -201,41 +261,64 @@ class SequenceLSTM(Drawn):
             "classifier": Dense(self.hidden, outputs, stream),
         }
 
-    def apply(self, network: Network, x: Shaped[Array, "b t"], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b t"], key: Array | None
+    ) -> Float[Array, "b outputs"]:
         if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise ValueError(f"the LSTM takes token ids (int32), not inputs of type {x.dtype}")
+            raise ValueError(
+                f"the LSTM takes token ids (int32), not inputs of type {x.dtype}"
+            )
         return network["classifier"](self._states(network, x))
 
     def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
         recurrent = [f"recurrent.{index}" for index in range(self.layers)]
-        return Anatomy("classifier", order=("embedding", *recurrent, "classifier"), input_dtype="int32")
+        return Anatomy(
+            "classifier",
+            order=("embedding", *recurrent, "classifier"),
+            input_dtype="int32",
+        )
 
     def features(
-        self, network: Network, anatomy: Anatomy, x: Shaped[Array, "b t"], key: Array | None
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b t"],
+        key: Array | None,
     ) -> Float[Array, "b hidden"]:
         return self._states(network, x)
 
     def head_outputs(
-        self, network: Network, anatomy: Anatomy, features: Float[Array, "b hidden"], input_shape: tuple[int, ...]
+        self,
+        network: Network,
+        anatomy: Anatomy,
+        features: Float[Array, "b hidden"],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b outputs"]:
         return network["classifier"](features)
 
-    def _states(self, network: Network, x: Shaped[Array, "b t"]) -> Float[Array, "b hidden"]:
+    def _states(
+        self, network: Network, x: Shaped[Array, "b t"]
+    ) -> Float[Array, "b hidden"]:
         """The last layer's last state."""
         is_token = x != 0
         states = network["embedding"](x)
         for layer in network["recurrent"]:
             states = layer(states, is_token)
-        # Padding leaves the state as it is, so that the last one is that of the last token.
+        # Padding leaves the state as it is, so that the last one is that of the last
+        # token.
         return states[:, -1]
 
 
 @register
-def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1) -> SequenceLSTM:
-    """An embedding and LSTM layers over token ids [length], for Sent140 and other text; the last state is classified.
+def lstm(
+    vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1
+) -> SequenceLSTM:
+    """An embedding and LSTM layers over token ids [length], for Sent140 and other text;
+    the last state is classified.
 
     Args:
-        vocabulary: number of token ids; id 0 is padding (at either end) and changes no state.
+        vocabulary: number of token ids; id 0 is padding (at either end) and changes no
+            state.
         embedding: width of the learned word vectors.
         hidden: width of the state.
         layers: LSTM layers on top of one another.
@@ -244,9 +327,14 @@ def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs are no sequences of ids.
+        ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs
+            are no sequences of ids.
     """
-    for name, value, least in (("vocabulary", vocabulary, 2), ("embedding", embedding, 1), ("hidden", hidden, 1)):
+    for name, value, least in (
+        ("vocabulary", vocabulary, 2),
+        ("embedding", embedding, 1),
+        ("hidden", hidden, 1),
+    ):
         if value < least:
             raise ValueError(f"{name} is {value}; it must be {least} or more")
     if layers < 1:
@@ -258,22 +346,30 @@ def lstm(vocabulary: int, embedding: int = 32, hidden: int = 64, layers: int = 1
 class Density(Architecture):
     """A categorical distribution without inputs: one logit for each symbol."""
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Float[Array, " outputs"]:
+    def build(
+        self, input_shape: tuple[int, ...], outputs: int, key: Array
+    ) -> Float[Array, " outputs"]:
         if math.prod(input_shape) > 0:
             shape = " x ".join(map(str, input_shape))
-            raise ValueError(f"density() looks at no inputs, and these examples have {shape}; choose another model")
+            raise ValueError(
+                f"density() looks at no inputs, and these examples have {shape}; choose"
+                " another model"
+            )
         return jnp.zeros(outputs, jnp.float32)
 
-    def apply(self, network: Network, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b outputs"]:
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b outputs"]:
         return jnp.broadcast_to(network, (len(x), len(network)))
 
 
 @register
 def density() -> Density:
-    """A density over symbols, uniform at first (the synthetic task of Mansour et al. 2020, section 6.1).
+    """A density over symbols, uniform at first (the synthetic task of Mansour et al.
+    2020, section 6.1).
 
-    Examples have inputs of shape [0], labels are the symbols, and `cross_entropy` is their negative log-likelihood in
-    nats.
+    Examples have inputs of shape [0], labels are the symbols, and `cross_entropy` is
+    their negative log-likelihood in nats.
 
     Raises:
         ValueError: (when bound) the examples have inputs, which would be ignored.

@@ -1,7 +1,9 @@
-"""Transforms of what travels between clients and the server: `run(..., uplink=(Clip(1.0), Cast("float16")))`.
+"""Transforms of what travels between clients and the server: `run(...,
+uplink=(Clip(1.0), Cast("float16")))`.
 
-One file each; `Transform.registry` holds them by name. Every module of this folder that defines a transform is found;
-the imports below only tell type checkers and editors of those that come with fedtailor.
+One file each; `Transform.registry` holds them by name. Every module of this folder that
+defines a transform is found; the imports below only tell type checkers and editors of
+those that come with fedtailor.
 """
 
 from itertools import pairwise
@@ -12,9 +14,25 @@ from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
 from fedtailor.pipelines.quantize import Quantize
 from fedtailor.pipelines.top_k import TopK
-from fedtailor.protocol import Pipeline, Stage, Transform, find_registered, import_modules, require
+from fedtailor.protocol import (
+    Pipeline,
+    Stage,
+    Transform,
+    find_registered,
+    import_modules,
+    require,
+)
 
-__all__ = ["Cast", "Clip", "GaussianNoise", "Quantize", "TopK", "check_order", "find_transform", "transform_names"]
+__all__ = [
+    "Cast",
+    "Clip",
+    "GaussianNoise",
+    "Quantize",
+    "TopK",
+    "check_order",
+    "find_transform",
+    "transform_names",
+]
 
 ENTRY_POINTS = "fedtailor.transforms"
 """The group of entry points under which other packages offer transforms."""
@@ -26,20 +44,28 @@ def find_transform(name: str) -> type[Transform]:
     """The transform of that name.
 
     Raises:
-        ValueError: neither fedtailor nor an installed package has a transform of that name, or the package's is broken.
+        ValueError: neither fedtailor nor an installed package has a transform of that
+            name, or the package's is broken.
     """
-    return find_registered(Transform.registry, name, "uplink transform", ENTRY_POINTS, base=Transform)
+    return find_registered(
+        Transform.registry, name, "uplink transform", ENTRY_POINTS, base=Transform
+    )
 
 
 def transform_names() -> list[str]:
-    """The names of all transforms, in the order in which they may follow each other; those without a stage last."""
+    """The names of all transforms, in the order in which they may follow each other;
+    those without a stage last.
+    """
     stages = [*get_args(Stage), None]
-    return sorted(Transform.registry, key=lambda name: (stages.index(Transform.registry[name].stage), name))
+    return sorted(
+        Transform.registry,
+        key=lambda name: (stages.index(Transform.registry[name].stage), name),
+    )
 
 
 def check_order(uplink: Pipeline) -> None:
-    """Refuse an uplink whose transforms do not follow each other in the order of their stages, and so do not do what
-    they say.
+    """Refuse an uplink whose transforms do not follow each other in the order of their
+    stages, and so do not do what they say.
 
     Raises:
         ValueError: with the two that are in the wrong order.
@@ -50,11 +76,17 @@ def check_order(uplink: Pipeline) -> None:
     for before, after in pairwise(staged):
         one, other = type(before).__name__, type(after).__name__
         fits = stages.index(before.stage) < stages.index(after.stage)
-        require(fits, f"the uplink applies {one} before {other}; use each at most once, in this order: "
-                      f"{_in_order()}")  # fmt: skip
+        require(
+            fits,
+            f"the uplink applies {one} before {other}; use each at most once, in this"
+            f" order: {_in_order()}",
+        )
 
 
 def _in_order() -> str:
     """The names of the transforms of every stage."""
-    names = [[name for name, kind in Transform.registry.items() if kind.stage == stage] for stage in get_args(Stage)]
+    names = [
+        [name for name, kind in Transform.registry.items() if kind.stage == stage]
+        for stage in get_args(Stage)
+    ]
     return ", then ".join(" or ".join(sorted(of_stage)) for of_stage in names)

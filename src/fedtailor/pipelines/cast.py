@@ -28,23 +28,37 @@ TYPES = ("float16", "bfloat16")
 
 @hyperparameters
 class Cast(Transform):
-    """Vectors of the model's size travel as 16-bit numbers, which halves the bytes; everybody computes as before."""
+    """Vectors of the model's size travel as 16-bit numbers, which halves the bytes;
+    everybody computes as before.
+    """
 
     name: ClassVar[str] = "cast"
     stage: ClassVar[Stage | None] = "numbers"
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
-    """`bfloat16` keeps the range of single precision (8 bits of precision), `float16` more precision (11 bits)."""
+    """`bfloat16` keeps the range of single precision (8 bits of precision), `float16`
+    more precision (11 bits).
+    """
 
     def __post_init__(self) -> None:
-        require(self.dtype in TYPES, f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}")
+        require(
+            self.dtype in TYPES,
+            f"dtype is {self.dtype!r}; it must be one of {', '.join(TYPES)}",
+        )
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        return replace_vectors(update, lambda kind, value: {kind: value.astype(self.dtype)}), state
+        return (
+            replace_vectors(
+                update, lambda kind, value: {kind: value.astype(self.dtype)}
+            ),
+            state,
+        )
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
+    def decode(
+        self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
+    ) -> tuple[Update, PyTree]:
         def widened(kind: str, rows: ClientRows) -> Update:
             values = jnp.asarray(rows.values).astype(_wide(rows.dtype))
             return {kind: replace(rows, values=values)}
@@ -59,12 +73,15 @@ class Cast(Transform):
         return replace(downlink, streams=replace_vectors(downlink.streams, narrowed))
 
     def receive(self, inbox: Inbox) -> Inbox:
-        values = replace_vectors(inbox.values, lambda kind, value: {kind: value.astype(_wide(value.dtype))})
+        values = replace_vectors(
+            inbox.values, lambda kind, value: {kind: value.astype(_wide(value.dtype))}
+        )
         return replace(inbox, values=values)
 
 
 def _wide(dtype: DTypeLike) -> DTypeLike:
-    """The type in which what travelled as 16 bits is computed with: that of JAX's floating-point numbers.
+    """The type in which what travelled as 16 bits is computed with: that of JAX's
+    floating-point numbers.
 
     Other types stay as they are.
     """

@@ -20,11 +20,12 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class Clip(Transform):
-    """Scales what a client sends so that its Euclidean norm is at most `norm` (McMahan et al. 2018, Learning
-    Differentially Private Recurrent Language Models, section 2).
+    """Scales what a client sends so that its Euclidean norm is at most `norm` (McMahan
+    et al. 2018, Learning Differentially Private Recurrent Language Models, section 2).
 
-    What is measured is the change: of a model against the model received that is nearest to it, of a gradient or
-    control against zero. A client that sends several vectors has one norm, over all of them.
+    What is measured is the change: of a model against the model received that is
+    nearest to it, of a gradient or control against zero. A client that sends several
+    vectors has one norm, over all of them.
     """
 
     name: ClassVar[str] = "clip"
@@ -42,7 +43,9 @@ class Clip(Transform):
         return clipped(update, inbox, self.norm)[0], state
 
 
-def clipped(update: ClientUpdate, inbox: Inbox, norm: Any) -> tuple[ClientUpdate, Float[Array, ""]]:
+def clipped(
+    update: ClientUpdate, inbox: Inbox, norm: Any
+) -> tuple[ClientUpdate, Float[Array, ""]]:
     """Shorten what a client sends.
 
     Args:
@@ -53,8 +56,13 @@ def clipped(update: ClientUpdate, inbox: Inbox, norm: Any) -> tuple[ClientUpdate
     Returns:
         An update whose change is at most `norm` long, and how long its change was.
     """
-    # One norm over all vectors together: what a client can do to the server at all is what is bounded.
-    start = {kind: reference(kind, value, inbox) for kind, value in update.items() if kind in MODEL_KINDS}
+    # One norm over all vectors together: what a client can do to the server at all is
+    # what is bounded.
+    start = {
+        kind: reference(kind, value, inbox)
+        for kind, value in update.items()
+        if kind in MODEL_KINDS
+    }
     change = {kind: update[kind] - start[kind] for kind in start}
     square = jnp.zeros(())
     for value in change.values():

@@ -28,7 +28,9 @@ from fedtailor.protocol import (
 )
 
 NORM, WITHIN = "clip_norm", "within"
-"""The bound as it travels down, and what a client answers: whether its change was within (adaptive clipping)."""
+"""The bound as it travels down, and what a client answers: whether its change was
+within (adaptive clipping).
+"""
 
 COVERED = ("model", "gradient")
 """What a client may send: one message of one of these kinds."""
@@ -36,22 +38,27 @@ COVERED = ("model", "gradient")
 
 @hyperparameters
 class GaussianNoise(Transform):
-    """Client-level differential privacy: changes are clipped and noise is added (McMahan et al. 2018, algorithm 1).
+    """Client-level differential privacy: changes are clipped and noise is added
+    (McMahan et al. 2018, algorithm 1).
 
-    A client clips what it changed of the model that it received to the norm C. Then, with z = `multiplier`,
+    A client clips what it changed of the model that it received to the norm C. Then,
+    with z = `multiplier`,
 
         by = "server":   change of the mean = (sum_S change_i + z C N(0, I)) / (expected reporters)
         by = "client":   each client sends change_i + z C N(0, I)
 
-    The first hides a client from all who see models, the other clients too, but not from the coordinator, which must be
-    trusted to add the noise. Its guarantee is on adding or removing a client; who takes part in a round must be drawn
-    by Poisson sampling (or be everybody), and the mean must weigh all alike. The second hides what a client sends from
-    the coordinator itself, round by round, at the price of as many times the noise as there are clients: its guarantee
-    is on a client's changes or none in their place. Either way it is `delta`'s epsilon that is reported.
+    The first hides a client from all who see models, the other clients too, but not
+    from the coordinator, which must be trusted to add the noise. Its guarantee is on
+    adding or removing a client; who takes part in a round must be drawn by Poisson
+    sampling (or be everybody), and the mean must weigh all alike. The second hides what
+    a client sends from the coordinator itself, round by round, at the price of as many
+    times the noise as there are clients: its guarantee is on a client's changes or none
+    in their place. Either way it is `delta`'s epsilon that is reported.
 
-    With `quantile` the norm follows that quantile of the changes' norms (Andrew et al. 2021, Differentially Private
-    Learning with Adaptive Clipping, algorithm 1): clients also tell whether they were within, of which the server uses
-    a noisy count; the noise on the changes grows such that both together cost what `multiplier` says.
+    With `quantile` the norm follows that quantile of the changes' norms (Andrew et al.
+    2021, Differentially Private Learning with Adaptive Clipping, algorithm 1): clients
+    also tell whether they were within, of which the server uses a noisy count; the
+    noise on the changes grows such that both together cost what `multiplier` says.
     """
 
     name: ClassVar[str] = "gaussian-noise"
@@ -60,35 +67,57 @@ class GaussianNoise(Transform):
     multiplier: float = 1.0
     """Standard deviation of the noise over the norm, z, above 0."""
     norm: float = 1.0
-    """Largest Euclidean norm of a client's change, C; with `quantile`, in the first round."""
+    """Largest Euclidean norm of a client's change, C; with `quantile`, in the first
+    round.
+    """
     delta: float = 1e-5
     """Probability that the guarantee may fail, below one over the number of clients."""
     by: Literal["server", "client"] = "server"
     """Who adds the noise: the server to the sum, or each client to what it sends."""
     quantile: float | None = None
-    """The share of clients whose change is to be within the norm, such as 0.5; None = the norm stays."""
+    """The share of clients whose change is to be within the norm, such as 0.5; None =
+    the norm stays.
+    """
     norm_rate: float = 0.2
     """How fast the norm follows the quantile, the paper's eta_C."""
 
     def __post_init__(self) -> None:
-        require(self.multiplier > 0, f"multiplier is {self.multiplier}; it must be above 0")
+        require(
+            self.multiplier > 0, f"multiplier is {self.multiplier}; it must be above 0"
+        )
         require(self.norm > 0, f"norm is {self.norm}; it must be above 0")
-        require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1")
-        require(self.by in ("server", "client"), f"by is {self.by!r}; it must be 'server' or 'client'")
+        require(
+            0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1"
+        )
+        require(
+            self.by in ("server", "client"),
+            f"by is {self.by!r}; it must be 'server' or 'client'",
+        )
         fits = self.quantile is None or 0 < self.quantile < 1
         require(fits, f"quantile is {self.quantile}; it must be between 0 and 1")
-        require(self.norm_rate > 0, f"norm_rate is {self.norm_rate}; it must be above 0")
+        require(
+            self.norm_rate > 0, f"norm_rate is {self.norm_rate}; it must be above 0"
+        )
         adapts = self.quantile is None or self.by == "server"
-        require(adapts, "adaptive clipping needs a server that adds the noise: leave out quantile, or by = 'client'")
+        require(
+            adapts,
+            "adaptive clipping needs a server that adds the noise: leave out quantile,"
+            " or by = 'client'",
+        )
 
-    # on the client ----------------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
         others = sorted(kind for kind in update if kind not in COVERED)
-        require(not others, f"noise does not cover what this method's clients also send ({', '.join(others)}); choose "
-                            "a method whose clients send a model and nothing else")  # fmt: skip
+        require(
+            not others,
+            "noise does not cover what this method's clients also send"
+            f" ({', '.join(others)}); choose a method whose clients send a model and"
+            " nothing else",
+        )
         # The bound of this round: fixed, or the one that the server has announced.
         norm = self.norm if self.quantile is None else inbox.scalars[NORM]
         sent = sorted(update)
@@ -103,15 +132,19 @@ class GaussianNoise(Transform):
                 update[kind] = update[kind] + self.multiplier * norm * noise
         return update, state
 
-    # on the server ----------------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     @property
     def steps_alone(self) -> bool:
         return self.by == "server"
 
     def check(self, algorithm: Algorithm) -> None:
-        require(not algorithm.probes, f"{algorithm.about.name}'s clients answer a probe, which noise on updates does "
-                                      "not cover; choose a method without one")  # fmt: skip
+        require(
+            not algorithm.probes,
+            f"{algorithm.about.name}'s clients answer a probe, which noise on updates"
+            " does not cover; choose a method without one",
+        )
 
     def init_server(self, population: Population) -> PyTree:
         if self.by == "client":
@@ -120,8 +153,12 @@ class GaussianNoise(Transform):
         if self.quantile is not None:
             _, count_noise = self._shares(expected)
             least = math.ceil(10 * self.multiplier)
-            require(self.multiplier < 2 * count_noise, f"adaptive clipping with multiplier {self.multiplier:g} needs "
-                    f"more than {least} clients expected in a round, not {expected}; leave out quantile")  # fmt: skip
+            require(
+                self.multiplier < 2 * count_noise,
+                f"adaptive clipping with multiplier {self.multiplier:g} needs more than"
+                f" {least} clients expected in a round, not {expected}; leave out"
+                " quantile",
+            )
         return {"norm": self.norm, "expected": expected}
 
     def announce(self, downlink: Downlink, state: PyTree) -> Downlink:
@@ -129,7 +166,9 @@ class GaussianNoise(Transform):
             return downlink
         return replace(downlink, scalars={**downlink.scalars, NORM: state["norm"]})
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
+    def decode(
+        self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
+    ) -> tuple[Update, PyTree]:
         kind = next((kind for kind in update if kind in MODEL_KINDS), None)
         if self.by == "client" or kind is None:
             return update, state
@@ -138,8 +177,8 @@ class GaussianNoise(Transform):
         rows = update[kind]
         rng = cohort.rng("gaussian noise")
         reporters = int(cohort.reporting.sum())
-        # by = "server": (sum_S change_i + z C N(0, I)) / expected. It is one draw for the sum, which every client's row
-        # gets below, and so their mean gets it once.
+        # by = "server": (sum_S change_i + z C N(0, I)) / expected. It is one draw for
+        # the sum, which every client's row gets below, and so their mean gets it once.
         multiplier, count_noise = self._shares(expected)
         noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
         start = _common_start(kind, downlink)
@@ -147,34 +186,50 @@ class GaussianNoise(Transform):
         # clients may lie, and rounding (`Quantize`) may have lengthened a change
         all_but_clients = tuple(range(1, change.ndim))
         length = jnp.sqrt(jnp.square(change).sum(axis=all_but_clients, keepdims=True))
-        change = change * jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(change.dtype).tiny))
-        # such that the mean over reporters is start + (sum of changes + noise) / expected, whatever their number
-        change = (reporters / expected) * change + (noise / expected).astype(change.dtype)
+        change = change * jnp.minimum(
+            1.0, norm / jnp.maximum(length, jnp.finfo(change.dtype).tiny)
+        )
+        # such that the mean over reporters is start + (sum of changes + noise) /
+        # expected, whatever their number
+        change = (reporters / expected) * change + (noise / expected).astype(
+            change.dtype
+        )
         seen = {other: answer for other, answer in update.items() if other != WITHIN}
         seen[kind] = replace(rows, values=start + change)
         if self.quantile is not None:
-            within = update[WITHIN].host()[cohort.reporting] if WITHIN in update else np.zeros(0)
-            # counted as +1/2 and -1/2, so that one client changes the sum by half as much
+            within = (
+                update[WITHIN].host()[cohort.reporting]
+                if WITHIN in update
+                else np.zeros(0)
+            )
+            # counted as +1/2 and -1/2, so that one client changes the sum by half as
+            # much
             total = float((within - 0.5).sum()) + count_noise * rng.standard_normal()
             # Andrew et al.: C <- C exp( -eta_C (share of clients within - quantile) )
             share = total / expected + 0.5
-            state = {**state, "norm": norm * math.exp(-self.norm_rate * (share - self.quantile))}
+            state = {
+                **state,
+                "norm": norm * math.exp(-self.norm_rate * (share - self.quantile)),
+            }
         return seen, state
 
     def _shares(self, expected: int) -> tuple[float, float]:
-        """How the noise is divided between changes and the count (Andrew et al. 2021, section 3.2 and theorem 1).
+        """How the noise is divided between changes and the count (Andrew et al. 2021,
+        section 3.2 and theorem 1).
 
         Args:
             expected: reporters in a round.
 
         Returns:
-            The multiplier of the noise on changes, and the deviation of the noise on the count of clients within, such
-            that both together cost what `multiplier` says. The first is infinite where the count alone costs as much.
+            The multiplier of the noise on changes, and the deviation of the noise on
+            the count of clients within, such that both together cost what `multiplier`
+            says. The first is infinite where the count alone costs as much.
         """
         z = float(self.multiplier)
         if self.quantile is None:
             return z, 0.0
-        # 1/z^2 = 1/z_changes^2 + 1/(2 count_noise)^2: the noise on the count takes some of the budget.
+        # 1/z^2 = 1/z_changes^2 + 1/(2 count_noise)^2: the noise on the count takes some
+        # of the budget.
         count_noise = expected / 20
         if z >= 2 * count_noise:
             return math.inf, count_noise
@@ -186,19 +241,27 @@ def _common_start(kind: str, downlink: Downlink) -> Any:
     if kind != "model":
         return 0.0
     sent = downlink.streams.get("model")
-    require(sent is not None and len(np.unique(sent.recipients)) == 1 and sent.recipients.min() >= 0,
-            "noise on a sum needs clients that all start from one model")  # fmt: skip
+    require(
+        sent is not None
+        and len(np.unique(sent.recipients)) == 1
+        and sent.recipients.min() >= 0,
+        "noise on a sum needs clients that all start from one model",
+    )
     assert sent is not None
     return jnp.asarray(np.asarray(sent.values)[sent.recipients[0, 0]])
 
 
 def unchanged(downlink: Downlink) -> Update:
-    """What the server is given in a round in which nobody reports: one client that changed nothing.
+    """What the server is given in a round in which nobody reports: one client that
+    changed nothing.
 
     Raises:
         ValueError: no model was sent, so that it is not known what a client would send.
     """
     sent = downlink.streams.get("model")
-    require(sent is not None, "nobody reported in this round, and the method sends no model to add noise to")
+    require(
+        sent is not None,
+        "nobody reported in this round, and the method sends no model to add noise to",
+    )
     assert sent is not None
     return {"model": ClientRows(np.asarray(sent.values)[:1], np.zeros(1, np.int64))}

@@ -38,13 +38,14 @@ LEVELS = 127
 
 @hyperparameters
 class Quantize(Transform):
-    """What a client changed of the model that it received travels as 8-bit integers, rounded at random so that the
-    expectation is the change itself (Alistarh et al. 2017, QSGD, section 3.1, with the largest entry as the norm).
+    """What a client changed of the model that it received travels as 8-bit integers,
+    rounded at random so that the expectation is the change itself (Alistarh et al.
+    2017, QSGD, section 3.1, with the largest entry as the norm).
 
         x_j -> s floor(x_j / s + u_j),    s = max_block |x| / 127,    u_j uniform in [0, 1)
 
-    One byte an entry, and 4 bytes a block: about a quarter of 32 bits. Gradients and controls are rounded themselves.
-    After `TopK` the entries that travel are rounded.
+    One byte an entry, and 4 bytes a block: about a quarter of 32 bits. Gradients and
+    controls are rounded themselves. After `TopK` the entries that travel are rounded.
     """
 
     name: ClassVar[str] = "quantize"
@@ -63,14 +64,19 @@ class Quantize(Transform):
             is_change = places_kind(kind) in update  # made one by `TopK`
             change, start = (value, {}) if is_change else change_of(kind, value, inbox)
             # A key for each kind, so that their roundings are independent.
-            key = jax.random.fold_in(local.key("quantize"), sorted(MODEL_KINDS).index(kind))
+            key = jax.random.fold_in(
+                local.key("quantize"), sorted(MODEL_KINDS).index(kind)
+            )
             integers, scale = rounded(change, self.block, key)
             return {kind: integers, scale_kind(kind): scale, **start}
 
         return replace_vectors(update, as_integers), state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
-        # `TopK` stands before this and undoes its own part after it, the start of its changes included.
+    def decode(
+        self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
+    ) -> tuple[Update, PyTree]:
+        # `TopK` stands before this and undoes its own part after it, the start of its
+        # changes included.
         start_is_ours = not any(places_kind(kind) in update for kind in MODEL_KINDS)
         accompanying = (scale_kind, start_kind) if start_is_ours else (scale_kind,)
 
@@ -83,7 +89,9 @@ class Quantize(Transform):
         return replace_vectors(without(update, *accompanying), as_vectors), state
 
 
-def rounded(x: Float[Array, "*k d"], block: int, key: Array) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
+def rounded(
+    x: Float[Array, "*k d"], block: int, key: Array
+) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
     """A vector as integers; see `Quantize`.
 
     Args:
@@ -94,8 +102,8 @@ def rounded(x: Float[Array, "*k d"], block: int, key: Array) -> tuple[Int8[Array
     Returns:
         The integers, and the scale of each block.
     """
-    # x / s lies in -127..127; floor(x / s + u) is one of the two integers around it, and x / s in expectation. A block
-    # of zeros has scale 0, and divides by 1.
+    # x / s lies in -127..127; floor(x / s + u) is one of the two integers around it,
+    # and x / s in expectation. A block of zeros has scale 0, and divides by 1.
     blocks = _to_blocks(x, block)
     scale = jnp.abs(blocks).max(axis=-1) / LEVELS
     steps = blocks / jnp.where(scale > 0, scale, 1)[..., None]
@@ -113,7 +121,9 @@ def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, 
     return _from_blocks(blocks, integers.shape[-1])
 
 
-def _to_blocks(x: Shaped[Array, "*k d"], block: int) -> Shaped[Array, "*k blocks block"]:
+def _to_blocks(
+    x: Shaped[Array, "*k d"], block: int
+) -> Shaped[Array, "*k blocks block"]:
     """Vectors in blocks, the last one filled up with zeros."""
     size = x.shape[-1]
     count = -(-size // block)
@@ -121,6 +131,8 @@ def _to_blocks(x: Shaped[Array, "*k d"], block: int) -> Shaped[Array, "*k blocks
     return jnp.pad(x, only_at_the_end).reshape(*x.shape[:-1], count, block)
 
 
-def _from_blocks(blocks: Shaped[Array, "*k blocks block"], size: int) -> Shaped[Array, "*k d"]:
+def _from_blocks(
+    blocks: Shaped[Array, "*k blocks block"], size: int
+) -> Shaped[Array, "*k d"]:
     """The vectors of so many entries that blocks hold."""
     return blocks.reshape(*blocks.shape[:-2], -1)[..., :size]

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PyTree
 
-from fedtailor.pipelines.change import change_of, places_kind, received_rows, replace_vectors, start_kind, without
+from fedtailor.pipelines.change import (
+    change_of,
+    places_kind,
+    received_rows,
+    replace_vectors,
+    start_kind,
+    without,
+)
 from fedtailor.protocol import (
     MODEL_KINDS,
     ClientRows,
@@ -27,28 +34,38 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class TopK(Transform):
-    """Of what a client changed of the model that it received, the largest entries travel, with their places.
+    """Of what a client changed of the model that it received, the largest entries
+    travel, with their places.
 
-    What does not travel is kept by the client and added to its next change (error feedback: Stich et al. 2018,
-    Sparsified SGD with Memory, algorithm 1), so that nothing is lost, only late:
+    What does not travel is kept by the client and added to its next change (error
+    feedback: Stich et al. 2018, Sparsified SGD with Memory, algorithm 1), so that
+    nothing is lost, only late:
 
         y = change + kept,    sent = the entries of y that are largest in absolute value,    kept = y - sent
 
-    A value counts 4 bytes, and its place 2, or 4 in models of more than 65,536 parameters. Entries that do not
-    travel are, for the server, those of the model that the client received; of gradients and controls, zero.
+    A value counts 4 bytes, and its place 2, or 4 in models of more than 65,536
+    parameters. Entries that do not travel are, for the server, those of the model that
+    the client received; of gradients and controls, zero.
     """
 
     name: ClassVar[str] = "top-k"
     stage: ClassVar[Stage | None] = "entries"
 
     fraction: Any = 0.01
-    """Share of the entries of each vector that travel, in (0, 1]; at least one entry does."""
+    """Share of the entries of each vector that travel, in (0, 1]; at least one entry
+    does.
+    """
     feedback: bool = True
     """Whether what does not travel is kept for the next round."""
 
     def __post_init__(self) -> None:
-        share = isinstance(self.fraction, int | float) and not isinstance(self.fraction, bool)
-        require(share and 0 < self.fraction <= 1, f"fraction is {self.fraction!r}; it must be a number in (0, 1]")
+        share = isinstance(self.fraction, int | float) and not isinstance(
+            self.fraction, bool
+        )
+        require(
+            share and 0 < self.fraction <= 1,
+            f"fraction is {self.fraction!r}; it must be a number in (0, 1]",
+        )
 
     def init(self, theta: Float[Array, " d"]) -> PyTree:
         return jnp.zeros_like(theta) if self.feedback else ()
@@ -62,12 +79,19 @@ class TopK(Transform):
             nonlocal state
             size = value.shape[-1]
             alike = "model" in inbox.values and size == inbox["model"].shape[-1]
-            require(alike, f"top-k needs a {kind} of the length of the models that clients are sent")
+            require(
+                alike,
+                f"top-k needs a {kind} of the length of the models that clients are"
+                " sent",
+            )
             change, start = change_of(kind, value, inbox)
             if self.feedback:
                 fits = vectors == 1 and value.ndim == 1 and size <= len(state)
-                require(fits, "what top-k did not send of several vectors it cannot keep; set feedback = false for a "
-                              "method whose clients send more than one")  # fmt: skip
+                require(
+                    fits,
+                    "what top-k did not send of several vectors it cannot keep; set"
+                    " feedback = false for a method whose clients send more than one",
+                )
                 # y = change + kept
                 change = change + state[:size]
             values, places = largest(change, max(1, round(self.fraction * size)))
@@ -80,17 +104,28 @@ class TopK(Transform):
 
         return replace_vectors(update, largest_changes), state
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
+    def decode(
+        self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
+    ) -> tuple[Update, PyTree]:
         def as_vectors(kind: str, rows: ClientRows) -> Update:
             size = int(downlink.streams["model"].values.shape[-1])
             places = jnp.asarray(update[places_kind(kind)].values)
             change = scattered(jnp.asarray(rows.values), places, size)
-            return {kind: replace(rows, values=change + received_rows(kind, update, downlink))}
+            return {
+                kind: replace(
+                    rows, values=change + received_rows(kind, update, downlink)
+                )
+            }
 
-        return replace_vectors(without(update, places_kind, start_kind), as_vectors), state
+        return (
+            replace_vectors(without(update, places_kind, start_kind), as_vectors),
+            state,
+        )
 
 
-def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], Integer[Array, "*n k"]]:
+def largest(
+    x: Float[Array, "*n d"], count: int
+) -> tuple[Float[Array, "*n k"], Integer[Array, "*n k"]]:
     """The entries of each vector that are largest in absolute value.
 
     Returns:
@@ -103,7 +138,9 @@ def largest(x: Float[Array, "*n d"], count: int) -> tuple[Float[Array, "*n k"], 
     return values, places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
 
 
-def scattered(values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int) -> Float[Array, "*n d"]:
+def scattered(
+    values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int
+) -> Float[Array, "*n d"]:
     """Vectors [..., size] with values at places, and zeros."""
     count = values.shape[-1]
     flat = values.reshape(-1, count)

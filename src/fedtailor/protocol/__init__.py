@@ -1,10 +1,23 @@
-"""The words of the design: what an algorithm is written in. Imports nothing else of fedtailor."""
+"""The words of the design: what an algorithm is written in. Imports nothing else of
+fedtailor.
+"""
 
 from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
-from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
-from fedtailor.protocol.entry_points import find_registered, import_modules, module_of, named_in_file, offered
+from fedtailor.protocol.diagnostics import (
+    Diagnostic,
+    LineDiagnostic,
+    MatrixDiagnostic,
+    TreeDiagnostic,
+)
+from fedtailor.protocol.entry_points import (
+    find_registered,
+    import_modules,
+    module_of,
+    named_in_file,
+    offered,
+)
 from fedtailor.protocol.errors import Diverged
 from fedtailor.protocol.exchange import (
     Answers,
@@ -27,8 +40,20 @@ from fedtailor.protocol.hyperparameters import (
     is_off,
     require,
 )
-from fedtailor.protocol.keys import client_ids, client_keys, draw_bits, draw_uniform, server_rng
-from fedtailor.protocol.local_trainer import Batch, IntScalar, LocalTrainer, Params, StepGradient
+from fedtailor.protocol.keys import (
+    client_ids,
+    client_keys,
+    draw_bits,
+    draw_uniform,
+    server_rng,
+)
+from fedtailor.protocol.local_trainer import (
+    Batch,
+    IntScalar,
+    LocalTrainer,
+    Params,
+    StepGradient,
+)
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
 from fedtailor.protocol.padding import next_power_of_two
 from fedtailor.protocol.parts import ModelPart, ModelParts

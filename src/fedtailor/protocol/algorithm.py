@@ -16,18 +16,21 @@ from fedtailor.protocol.predictor import Predictor
 from fedtailor.protocol.state import ClientState, ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
-"""init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of all methods."""
+"""init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of
+all methods.
+"""
 
 
 Travels = Literal["nothing", "a part", "one model", "one of several", "several"]
-"""What of the server's models a client receives in a round: none, some entries of the only one, the only one, its own
-(or its group's) of several, or several."""
+"""What of the server's models a client receives in a round: none, some entries of the
+only one, the only one, its own (or its group's) of several, or several."""
 
 Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
 """What the server computes with, of what clients send:
 
 * "sums": weighted sums over clients, with weights that do not depend on what is summed;
-* "sums, numbers": such sums of vectors, and a number or two of each client (its loss, which model it chose);
+* "sums, numbers": such sums of vectors, and a number or two of each client (its loss,
+  which model it chose);
 * "models": each client's model or gradient;
 * "data": examples of clients, or a summary of each client's inputs."""
 
@@ -45,7 +48,8 @@ class About:
         unseen: how a client that never took part is served.
         travels: what of the server's models a client receives in a round.
         sees: what the server computes with; the default promises nothing.
-        validation: what a client decides by its validation data, and by what where it has none; "" = nothing.
+        validation: what a client decides by its validation data, and by what where it
+            has none; "" = nothing.
     """
 
     name: str
@@ -68,19 +72,24 @@ class GlobalModel(ServerState):
 
 
 class Algorithm:
-    """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`, write `client` and `server`.
+    """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`,
+    write `client` and `server`.
 
-    `init_server`, `broadcast`, `server`, `serve` and `aggregate_probe` are host code; `init_client`, `client`,
-    `personal`, `init_unseen` and `probe` are traced and run by each client of the cohort. A server state is a
-    `ServerState` of the method's own, so that it can be written to a checkpoint; its models stand under `model` [s, d].
+    `init_server`, `broadcast`, `server`, `serve` and `aggregate_probe` are host code;
+    `init_client`, `client`, `personal`, `init_unseen` and `probe` are traced and run by
+    each client of the cohort. A server state is a `ServerState` of the method's own, so
+    that it can be written to a checkpoint; its models stand under `model` [s, d].
     """
 
     about: ClassVar[About]
     registry: ClassVar[dict[str, type["Algorithm"]]] = {}
     participants: ClassVar[Literal["reporters", "all"]] = "reporters"
-    """Who takes part in a round: the clients that report, or all clients (Local, pFedMe, L2GD)."""
+    """Who takes part in a round: the clients that report, or all clients (Local,
+    pFedMe, L2GD).
+    """
 
-    # A class that says what it is can be found by its name: methods outside this package need no other registration.
+    # A class that says what it is can be found by its name: methods outside this
+    # package need no other registration.
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "about" in cls.__dict__:
@@ -88,13 +97,18 @@ class Algorithm:
 
     @property
     def probes(self) -> bool:
-        """Whether a probe round precedes training (and the service of an unseen client)."""
+        """Whether a probe round precedes training (and the service of an unseen
+        client).
+        """
         return False
 
-    # on the server ----------------------------------------------------------------------------------------------
+    # on the server
+    # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        """Raise `ValueError` where this method is not defined for this population (before anything is computed)."""
+        """Raise `ValueError` where this method is not defined for this population
+        (before anything is computed).
+        """
 
     def init_server(self, init: Init, population: Population) -> Any:
         """The server's state before the first round (a `ServerState`)."""
@@ -104,13 +118,16 @@ class Algorithm:
         """What travels down in a training round."""
         raise NotImplementedError
 
-    def server(self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort) -> Any:
+    def server(
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
+    ) -> Any:
         """Aggregate what the clients of a round sent.
 
         Args:
             server: the state before the round.
             downlink: what was sent to the clients.
-            answers: what they sent back. What clients sent that do not report (`cohort.reporting`) must not be used.
+            answers: what they sent back. What clients sent that do not report
+                (`cohort.reporting`) must not be used.
             cohort: the clients of the round.
 
         Returns:
@@ -122,17 +139,22 @@ class Algorithm:
         """What a client needs to be served after training."""
         return self.broadcast(server, cohort)
 
-    # on the client ----------------------------------------------------------------------------------------------
+    # on the client
+    # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         """The state that never leaves the client; theta is the common initial model."""
         return ()
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
-        """`init_client` for methods whose state depends on the model's parts (what executors call)."""
+        """`init_client` for methods whose state depends on the model's parts (what
+        executors call).
+        """
         return self.init_client(theta)
 
-    def client(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> tuple[ClientState, ClientUpdate]:
+    def client(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> tuple[ClientState, ClientUpdate]:
         """One client's part of a round.
 
         Args:
@@ -145,7 +167,9 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def personal(self, state: ClientState, inbox: Inbox, local: LocalTrainer) -> Predictor:
+    def personal(
+        self, state: ClientState, inbox: Inbox, local: LocalTrainer
+    ) -> Predictor:
         """What this client would predict with now; may train on train and val.
 
         Args:
@@ -162,10 +186,13 @@ class Algorithm:
         """The state of a client that never took part, from what `serve` sent it."""
         return self.init_client(inbox["model"][0])
 
-    # the optional round before training ---------------------------------------------------------------------------
+    # the optional round before training
+    # ---------------------------------------------------------------------------
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
-        """What travels down in the probe round (default: the common initial model, `server.initial` [d])."""
+        """What travels down in the probe round (default: the common initial model,
+        `server.initial` [d]).
+        """
         return Downlink({"model": Streams.everyone(server.initial, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
@@ -176,13 +203,17 @@ class Algorithm:
         """The server's state after the probe; `cohort` is the whole population."""
         raise NotImplementedError
 
-    # what the method can tell about itself -----------------------------------------------------------------------
+    # what the method can tell about itself
+    # -----------------------------------------------------------------------
 
     def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
-        """What reports draw of the server's state: weights between clients, silhouettes, a tree of splits, ..."""
+        """What reports draw of the server's state: weights between clients,
+        silhouettes, a tree of splits, ...
+        """
         return ()
 
-    # schedules --------------------------------------------------------------------------------------------------
+    # schedules
+    # ----------------------------------------------------------------------------------
 
     def phases(self) -> Sequence[tuple["Algorithm", int | None]]:
         """The methods of a schedule, which run one after another.
@@ -203,5 +234,8 @@ class Algorithm:
         """
         model = getattr(server, "model", None)
         if model is None:
-            raise ValueError(f"{self.about.name} has no global model that another method could start from")
+            raise ValueError(
+                f"{self.about.name} has no global model that another method could start"
+                " from"
+            )
         return model[0]

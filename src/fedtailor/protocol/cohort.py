@@ -1,4 +1,6 @@
-"""Who is there: tables of clients, the population that a run trains, and the cohort of one exchange."""
+"""Who is there: tables of clients, the population that a run trains, and the cohort of
+one exchange.
+"""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,20 +16,25 @@ if TYPE_CHECKING:
 
 
 class Examples(Protocol):
-    """Draws examples from the seen clients' training data, as a server that held them all could (in a simulation).
+    """Draws examples from the seen clients' training data, as a server that held them
+    all could (in a simulation).
 
     It is for methods whose server sends out examples, as DAPPER's does.
     """
 
     def __call__(
-        self, rng: np.random.Generator, count: int, clients: NDArray[np.integer[Any]] | None = None
+        self,
+        rng: np.random.Generator,
+        count: int,
+        clients: NDArray[np.integer[Any]] | None = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Draw with replacement from the union of the clients' training data.
 
         Args:
             rng: the source of randomness.
             count: how many examples, n.
-            clients: positions in the population of those whose data to draw from; None = all.
+            clients: positions in the population of those whose data to draw from; None
+                = all.
 
         Returns:
             Inputs x [n, ...] and targets y [n, ...], as stored.
@@ -37,14 +44,16 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Clients:
-    """A table of clients, sorted by id, so that nothing depends on the order in which they are listed.
+    """A table of clients, sorted by id, so that nothing depends on the order in which
+    they are listed.
 
     Attributes:
         ids: stable 64-bit ids [m], ascending.
         names: their names [m].
         sizes: training samples [m].
         groups: true group of each client [m] where the data have groups, else None.
-        listed: [m] their positions in the list that the user gave, for tables that people read.
+        listed: [m] their positions in the list that the user gave, for tables that
+            people read.
     """
 
     ids: NDArray[np.uint64]
@@ -62,9 +71,11 @@ class Population(Clients):
     """The seen clients, and what a method may know of the run before it begins.
 
     Attributes:
-        reporters_per_round: how many clients report in a round (m under full participation).
+        reporters_per_round: how many clients report in a round (m under full
+            participation).
         seed: the run's seed.
-        examples: the clients' data on the server, where it has them (in a simulation); else None.
+        examples: the clients' data on the server, where it has them (in a simulation);
+            else None.
         model: the parts of the model that is trained.
     """
 
@@ -79,15 +90,19 @@ class Cohort:
     """The clients of one exchange, sorted by id.
 
     Attributes:
-        clients: the table they stand in: of the seen clients, or of those that never took part.
+        clients: the table they stand in: of the seen clients, or of those that never
+            took part.
         rows: [c] their rows in that table, ascending.
         seen: whether they take part in training.
-        reporting: [c] who reports: participation's choice and, in `server`, those who were asked and did answer.
+        reporting: [c] who reports: participation's choice and, in `server`, those who
+            were asked and did answer.
         round: 0, 1, ...; after training, the number of rounds done.
         seed: the run's seed.
-        probes: answers to the probe, for unseen clients of methods that have a probe; else None.
+        probes: answers to the probe, for unseen clients of methods that have a probe;
+            else None.
         examples: as in `Population`.
-        room: rows that programs make room for, where cohorts differ in size: so that not each size compiles anew.
+        room: rows that programs make room for, where cohorts differ in size: so that
+            not each size compiles anew.
     """
 
     clients: Clients
@@ -114,7 +129,10 @@ class Cohort:
             ValueError: the clients never took part, so that they have no such row.
         """
         if not self.seen:
-            raise ValueError("clients that never took part have no position in the population; look at cohort.seen")
+            raise ValueError(
+                "clients that never took part have no position in the population; look"
+                " at cohort.seen"
+            )
         return self.rows
 
     @property

@@ -1,4 +1,6 @@
-"""What a method can tell about itself after training: numbers that reports draw without knowing the method."""
+"""What a method can tell about itself after training: numbers that reports draw without
+knowing the method.
+"""
 
 from dataclasses import dataclass
 
@@ -13,7 +15,8 @@ class MatrixDiagnostic:
     Attributes:
         name: "collaboration", "affinity", ...: what a report asks for.
         title: what stands above the picture.
-        values: [m, m], both axes in the order of client ids; row i is what client i uses.
+        values: [m, m], both axes in the order of client ids; row i is what client i
+            uses.
     """
 
     name: str
@@ -28,7 +31,8 @@ class LineDiagnostic:
     Attributes:
         name: "silhouette", "gain", ...
         title: what stands above the picture.
-        x, y: [n] and [n]; x = client positions (in the order of ids) where `x_label` is "client".
+        x, y: [n] and [n]; x = client positions (in the order of ids) where `x_label` is
+            "client".
         x_label, y_label: what stands at the axes.
         chosen: the x that the method chose, if it chose one.
     """

@@ -1,4 +1,6 @@
-"""What packages' folders and installed packages offer by name (methods, metrics, ...), and files of one's own."""
+"""What packages' folders and installed packages offer by name (methods, metrics, ...),
+and files of one's own.
+"""
 
 import importlib.util
 import sys
@@ -15,9 +17,16 @@ T = TypeVar("T")
 
 
 def find_registered(
-    registry: dict[str, T], name: str, what: str, group: str, *, base: type | None = None, listed_by: str | None = None
+    registry: dict[str, T],
+    name: str,
+    what: str,
+    group: str,
+    *,
+    base: type | None = None,
+    listed_by: str | None = None,
 ) -> T:
-    """What is registered under a name; what an installed package offers under it is registered first.
+    """What is registered under a name; what an installed package offers under it is
+    registered first.
 
     Args:
         registry: name -> what it names.
@@ -59,19 +68,32 @@ def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
     for entry in entry_points(group=group, name=name):
         try:
             loaded = entry.load()
-        except Exception as error:  # whatever a foreign module raises while it is imported
-            raise ValueError(f"the {what} {name!r} of {entry.value} cannot be imported: {error}") from error
+        except (
+            Exception
+        ) as error:  # whatever a foreign module raises while it is imported
+            raise ValueError(
+                f"the {what} {name!r} of {entry.value} cannot be imported: {error}"
+            ) from error
         fits = base is None or (isinstance(loaded, type) and issubclass(loaded, base))
         wanted = "" if base is None else base.__name__
-        require(fits, f"the {what} {name!r} of {entry.value} is {loaded!r}; it must be a subclass of {wanted}")
+        require(
+            fits,
+            f"the {what} {name!r} of {entry.value} is {loaded!r}; it must be a subclass"
+            f" of {wanted}",
+        )
         return loaded
     return None
 
 
 def import_modules(package: str) -> list[ModuleType]:
-    """Every module of a package's folder, imported, so that what they define is registered; in alphabetical order."""
+    """Every module of a package's folder, imported, so that what they define is
+    registered; in alphabetical order.
+    """
     folder = sys.modules[package].__path__
-    return [importlib.import_module(f"{package}.{module.name}") for module in iter_modules(folder)]
+    return [
+        importlib.import_module(f"{package}.{module.name}")
+        for module in iter_modules(folder)
+    ]
 
 
 def named_in_file(name: str) -> tuple[Path, str] | None:
@@ -84,23 +106,38 @@ def module_of(path: Path) -> ModuleType:
     """A Python file as a module, loaded once under the file's own name.
 
     Raises:
-        ValueError: there is no such file, it cannot be loaded, or another module has its name.
+        ValueError: there is no such file, it cannot be loaded, or another module has
+            its name.
     """
-    # Under the file's own name, so that its classes are called the same in every process: checkpoints name them.
+    # Under the file's own name, so that its classes are called the same in every
+    # process: checkpoints name them.
     name = path.stem
     module = sys.modules.get(name)
-    if module is not None and Path(getattr(module, "__file__", None) or "").resolve() == path.resolve():
+    if (
+        module is not None
+        and Path(getattr(module, "__file__", None) or "").resolve() == path.resolve()
+    ):
         return module
-    require(module is None, f"{path}: a module is already called {name}; give the file another name")
+    require(
+        module is None,
+        f"{path}: a module is already called {name}; give the file another name",
+    )
     spec = importlib.util.spec_from_file_location(name, path)
-    require(path.is_file() and spec is not None, f"there is no file {path}; name the file and what stands in it: "
-                                                 "FILE.py:NAME")  # fmt: skip
+    require(
+        path.is_file() and spec is not None,
+        f"there is no file {path}; name the file and what stands in it: FILE.py:NAME",
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script may end the process where it is not run as one
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a script may end the process where it is not run as one
         del sys.modules[name]
-        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     return module

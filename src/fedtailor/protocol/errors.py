@@ -7,10 +7,18 @@ class Diverged(ArithmeticError):
     Attributes:
         client: name of the first client where it happened.
         round: the round (0-based) in which it happened.
-        step: the local step (0-based) where known (the debug executor knows it), else None.
+        step: the local step (0-based) where known (the debug executor knows it), else
+            None.
     """
 
-    def __init__(self, client: str, round: int, *, step: int | None = None, doing: str = "training") -> None:
+    def __init__(
+        self,
+        client: str,
+        round: int,
+        *,
+        step: int | None = None,
+        doing: str = "training",
+    ) -> None:
         self.client, self.round, self.step = client, round, step
         where = f"round {round}" if step is None else f"round {round}, step {step}"
         super().__init__(

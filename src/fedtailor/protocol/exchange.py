@@ -1,7 +1,9 @@
-"""The waist: what the server's side asks of clients, what it is answered, and who answers.
+"""The waist: what the server's side asks of clients, what it is answered, and who
+answers.
 
-A round is a generator of exchanges: it yields an `Exchange` and is handed `Answers`. An `Executor` makes the answers;
-it owns the examples and the clients' states. Neither side knows how the other works.
+A round is a generator of exchanges: it yields an `Exchange` and is handed `Answers`. An
+`Executor` makes the answers; it owns the examples and the clients' states. Neither side
+knows how the other works.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -25,15 +27,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Task = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
-"""Which of an algorithm's client functions to run; "evaluate" = `personal`, then its scores on val and test."""
+"""Which of an algorithm's client functions to run; "evaluate" = `personal`, then its
+scores on val and test.
+"""
 
 
 class BatchMetric(Protocol):
-    """A metric as far as clients need it; `fedtailor.metrics.Metric` is one. Equal ones share compiled programs."""
+    """A metric as far as clients need it; `fedtailor.metrics.Metric` is one. Equal ones
+    share compiled programs.
+    """
 
     name: ClassVar[str]
 
-    def statistic(self, model: Any, outputs: Array, y: Array, weight: Array) -> dict[str, Array]:
+    def statistic(
+        self, model: Any, outputs: Array, y: Array, weight: Array
+    ) -> dict[str, Array]:
         """The sums of one batch."""
         ...
 
@@ -51,9 +59,11 @@ class Exchange:
         algorithm: whose functions they run.
         cohort: the clients.
         downlink: what they are sent.
-        states: states that an earlier answer named (`Answers.states`), for clients whose state the executor does not
-            keep (unseen ones); None = the states that it keeps.
-        uplink: what clients of the task "client" apply to their updates before they send them.
+        states: states that an earlier answer named (`Answers.states`), for clients
+            whose state the executor does not keep (unseen ones); None = the states that
+            it keeps.
+        uplink: what clients of the task "client" apply to their updates before they
+            send them.
         received_through: what the server has applied to the downlink, and clients undo.
         metrics: what clients of the task "evaluate" measure.
     """
@@ -71,10 +81,11 @@ class Exchange:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ClientRows:
-    """One array of every client of a cohort, in the rows in which the executor left them, padding included.
+    """One array of every client of a cohort, in the rows in which the executor left
+    them, padding included.
 
-    `mix` takes it as it is, so that models stay where they were trained. Everything else asks for clients by their
-    position in the cohort.
+    `mix` takes it as it is, so that models stay where they were trained. Everything
+    else asks for clients by their position in the cohort.
 
     Attributes:
         values: [r, ...], r >= c, on the host or sharded over devices.
@@ -98,7 +109,9 @@ class ClientRows:
 
     @property
     def sent(self) -> Any:
-        """What travelled, as the ledger counts it: an array [c, ...], or the form of one."""
+        """What travelled, as the ledger counts it: an array [c, ...], or the form of
+        one.
+        """
         return self
 
     def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
@@ -113,14 +126,20 @@ class ClientRows:
         return cast(Array, self.values[self.row[clients]])
 
     def host(self) -> Shaped[np.ndarray, "c ..."]:
-        """What all clients of the cohort sent, on the host, in the order of the cohort."""
+        """What all clients of the cohort sent, on the host, in the order of the
+        cohort.
+        """
         return np.asarray(self.values)[self.row]
 
     def item(self, number: int) -> "ClientRows":
-        """Of clients that each sent several arrays [r, k, ...]: the one of that number."""
+        """Of clients that each sent several arrays [r, k, ...]: the one of that
+        number.
+        """
         return replace(self, values=self.values[:, number])
 
-    def to_rows(self, values: NDArray[Any], fill: int | float) -> Shaped[np.ndarray, "r ..."]:
+    def to_rows(
+        self, values: NDArray[Any], fill: int | float
+    ) -> Shaped[np.ndarray, "r ..."]:
         """Spread numbers of the cohort's clients over the executor's rows.
 
         Args:
@@ -142,22 +161,32 @@ def on_host(output: Any) -> Any:
     Returns:
         The same tree of NumPy arrays [c, ...], in the order of the cohort.
     """
-    return jax.tree.map(lambda rows: rows.host(), output, is_leaf=lambda leaf: isinstance(leaf, ClientRows))
+    return jax.tree.map(
+        lambda rows: rows.host(),
+        output,
+        is_leaf=lambda leaf: isinstance(leaf, ClientRows),
+    )
 
 
 @dataclass(frozen=True)
 class Answers(Mapping[str, ClientRows]):
     """What the clients of a cohort answered, perhaps still being computed.
 
-    `answers["model"]` is what `mix` takes. Which rows stand where, and what pads them, is the executor's business.
+    `answers["model"]` is what `mix` takes. Which rows stand where, and what pads them,
+    is the executor's business.
 
     Attributes:
-        reporting: [c] who answered: participation's choice, of those who were asked, of those who did.
+        reporting: [c] who answered: participation's choice, of those who were asked, of
+            those who did.
         update: kind -> what the clients sent up.
-        output: what else the task yields: "predictor" of `personal`, "scores" of `evaluate`; each leaf stacked by rows.
-        states: the clients' new states, to be committed or named in a later exchange; only executors look inside.
-        work: waits for the clients: gradients and forward passes of single examples that they computed.
-        beside: bytes down and up that travelled beside the method's messages (keys and shares of secure sums).
+        output: what else the task yields: "predictor" of `personal`, "scores" of
+            `evaluate`; each leaf stacked by rows.
+        states: the clients' new states, to be committed or named in a later exchange;
+            only executors look inside.
+        work: waits for the clients: gradients and forward passes of single examples
+            that they computed.
+        beside: bytes down and up that travelled beside the method's messages (keys and
+            shares of secure sums).
     """
 
     reporting: Bool[np.ndarray, " c"]
@@ -178,20 +207,27 @@ class Answers(Mapping[str, ClientRows]):
 
     @property
     def sent(self) -> dict[str, Any]:
-        """What travelled of each kind, as the ledger counts it: arrays [c, ...], or their forms."""
+        """What travelled of each kind, as the ledger counts it: arrays [c, ...], or
+        their forms.
+        """
         return {kind: rows.sent for kind, rows in self.update.items()}
 
     def host(self, kind: str) -> Shaped[np.ndarray, "c ..."]:
-        """What all clients of the cohort sent of one kind, on the host, in the order of the cohort."""
+        """What all clients of the cohort sent of one kind, on the host, in the order of
+        the cohort.
+        """
         return self.update[kind].host()
 
     def reporters(self, kind: str) -> Shaped[np.ndarray, "r ..."]:
-        """What those that report sent of one kind, on the host, in the order of the cohort."""
+        """What those that report sent of one kind, on the host, in the order of the
+        cohort.
+        """
         return self.host(kind)[self.reporting]
 
     @cached_property
     def work(self) -> tuple[int, int]:
-        """Gradients and forward passes of single examples that the clients computed; waits for them.
+        """Gradients and forward passes of single examples that the clients computed;
+        waits for them.
 
         Raises:
             Diverged: a client's answer is NaN or infinite.
@@ -209,7 +245,9 @@ class Answers(Mapping[str, ClientRows]):
 
 
 Exchanges = Generator[Exchange, Answers, T]
-"""A piece of a run, written as the exchanges that it needs: it yields each, is handed the answers, and returns `T`."""
+"""A piece of a run, written as the exchanges that it needs: it yields each, is handed
+the answers, and returns `T`.
+"""
 
 
 class Executor(Protocol):
@@ -218,7 +256,8 @@ class Executor(Protocol):
     Attributes:
         seen: the clients that take part in training.
         unseen: those that never do.
-        examples: draws from the seen clients' training data, where the executor could let a server see them; else None.
+        examples: draws from the seen clients' training data, where the executor could
+            let a server see them; else None.
         concurrency: how many runs share the clients' time (lock-step); else 1.
     """
 
@@ -231,25 +270,36 @@ class Executor(Protocol):
     @property
     def concurrency(self) -> int: ...
 
-    def begin(self, algorithm: "Algorithm", uplink: "Pipeline", theta: Float[Array, " d"], phase: int) -> None:
-        """Give every seen client the state that `algorithm` starts from at the common model theta [d]; `phase` counts
-        the methods of a schedule."""
+    def begin(
+        self,
+        algorithm: "Algorithm",
+        uplink: "Pipeline",
+        theta: Float[Array, " d"],
+        phase: int,
+    ) -> None:
+        """Give every seen client the state that `algorithm` starts from at the common
+        model theta [d]; `phase` counts the methods of a schedule."""
         ...
 
     def exchange(self, exchange: Exchange) -> Answers:
         """Have the clients of a cohort do a task.
 
         Raises:
-            Diverged: where errors are found at once (debugging); else when the answers are waited for.
+            Diverged: where errors are found at once (debugging); else when the answers
+                are waited for.
         """
         ...
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
-        """The server has taken the answers: their states are now the clients' states."""
+        """The server has taken the answers: their states are now the clients'
+        states.
+        """
         ...
 
     def snapshot(self) -> Any:
-        """What `restore` takes back, for a checkpoint: dicts, lists, numbers and arrays."""
+        """What `restore` takes back, for a checkpoint: dicts, lists, numbers and
+        arrays.
+        """
         ...
 
     def saved(self) -> None:
@@ -257,7 +307,9 @@ class Executor(Protocol):
         ...
 
     def restore(self, snapshot: Any) -> None:
-        """Put the states where they stood at a snapshot; `begin` was called with the phase of that time."""
+        """Put the states where they stood at a snapshot; `begin` was called with the
+        phase of that time.
+        """
         ...
 
 
@@ -271,14 +323,16 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     Returns:
         What the generator returns.
     """
-    # An exchange's answers are sent into the generator, which yields the next exchange, until it returns.
+    # An exchange's answers are sent into the generator, which yields the next exchange,
+    # until it returns.
     try:
         exchange = next(exchanges)
         while True:
             try:
                 answers = executor.exchange(exchange)
             except Exception as error:
-                # raised inside the generator, so that the run that asked can save what it has
+                # raised inside the generator, so that the run that asked can save what
+                # it has
                 exchange = exchanges.throw(error)
             else:
                 exchange = exchanges.send(answers)

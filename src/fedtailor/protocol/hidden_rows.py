@@ -1,4 +1,6 @@
-"""What clients sent where nobody may see a single client's vector: only weighted sums over clients can be had."""
+"""What clients sent where nobody may see a single client's vector: only weighted sums
+over clients can be had.
+"""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,13 +13,17 @@ from numpy.typing import NDArray
 from fedtailor.protocol.exchange import ClientRows
 
 Sums = tuple[Float[np.ndarray, "s n"], Bool[np.ndarray, " s"]]
-"""Weighted sums of vectors of n entries, and which of them there are: of the others all clients with weight left."""
+"""Weighted sums of vectors of n entries, and which of them there are: of the others all
+clients with weight left.
+"""
 
 
 class HiddenRows(ClientRows):
-    """One vector of every client of a cohort, of which the server gets weighted sums and nothing else.
+    """One vector of every client of a cohort, of which the server gets weighted sums
+    and nothing else.
 
-    It stands where `ClientRows` does, and `mix` takes it. Whatever asks for a single client's vector is refused.
+    It stands where `ClientRows` does, and `mix` takes it. Whatever asks for a single
+    client's vector is refused.
     """
 
     def __init__(
@@ -34,12 +40,21 @@ class HiddenRows(ClientRows):
             shape: (c, ...) of what they sent.
             dtype: its type.
             add_up: from weights [s, c] and a number (see `item`) to the sums.
-            travelled: says how many masked vectors each client has sent so far, and of how many numbers each.
-            number: of clients that each sent several arrays: which of them is meant; None = the only one.
+            travelled: says how many masked vectors each client has sent so far, and of
+                how many numbers each.
+            number: of clients that each sent several arrays: which of them is meant;
+                None = the only one.
         """
-        # the base class is a frozen dataclass, and its field `values` is what must not be there
-        for name, value in {"_shape": shape, "_dtype": dtype, "_add_up": add_up, "_travelled": travelled,
-                            "_number": number, "row": np.arange(shape[0])}.items():  # fmt: skip
+        # the base class is a frozen dataclass, and its field `values` is what must not
+        # be there
+        for name, value in {
+            "_shape": shape,
+            "_dtype": dtype,
+            "_add_up": add_up,
+            "_travelled": travelled,
+            "_number": number,
+            "row": np.arange(shape[0]),
+        }.items():
             object.__setattr__(self, name, value)
 
     _shape: tuple[int, ...]
@@ -58,17 +73,27 @@ class HiddenRows(ClientRows):
 
     @property
     def sent(self) -> jax.ShapeDtypeStruct:
-        """What travelled: of every client a masked vector of 32-bit numbers for each sum."""
+        """What travelled: of every client a masked vector of 32-bit numbers for each
+        sum.
+        """
         return jax.ShapeDtypeStruct((self._shape[0], *self._travelled()), np.uint32)
 
     def item(self, number: int) -> "HiddenRows":
-        return HiddenRows((self._shape[0], *self._shape[2:]), self._dtype, self._add_up, self._travelled, number)
+        return HiddenRows(
+            (self._shape[0], *self._shape[2:]),
+            self._dtype,
+            self._add_up,
+            self._travelled,
+            number,
+        )
 
-    def sums(self, weights: Float[np.ndarray, "s c"]) -> tuple[Shaped[np.ndarray, "s ..."], Bool[np.ndarray, " s"]]:
+    def sums(
+        self, weights: Float[np.ndarray, "s c"]
+    ) -> tuple[Shaped[np.ndarray, "s ..."], Bool[np.ndarray, " s"]]:
         """Weighted sums over clients.
 
-        A client that is lost before its vector is added weighs nothing, and the others weigh more, so that each row of
-        weights keeps its sum.
+        A client that is lost before its vector is added weighs nothing, and the others
+        weigh more, so that each row of weights keeps its sum.
 
         Args:
             weights: each row is not all zero; of clients that do not report it is 0.
@@ -80,13 +105,15 @@ class HiddenRows(ClientRows):
         sums, is_known = self._add_up(weights, self._number)
         return sums.reshape(len(weights), *self._shape[1:]), is_known
 
+    # A field that cannot be read.
     @property
-    def values(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride] (a field that cannot be read)
+    def values(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Refused.
 
         Raises:
             ValueError: always.
         """
         raise ValueError(
-            "the method's server asks for single clients' vectors, and secure_aggregation shows it sums only"
+            "the method's server asks for single clients' vectors, and"
+            " secure_aggregation shows it sums only"
         )

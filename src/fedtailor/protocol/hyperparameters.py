@@ -1,9 +1,11 @@
-"""`@hyperparameters`: the settings of a method as a frozen dataclass that is also a JAX pytree.
+"""`@hyperparameters`: the settings of a method as a frozen dataclass that is also a JAX
+pytree.
 
-Numbers that may change from call to call (`float`, and `int` fields annotated `TracedInt`) are leaves, so that another
-learning rate or number of epochs costs no new compilation; everything else (booleans, names, batch sizes, structure)
-is static. A `ZeroIsStatic` is a float whose value 0.0 is structure: momentum 0.0 compiles to a program
-without a buffer.
+Numbers that may change from call to call (`float`, and `int` fields annotated
+`TracedInt`) are leaves, so that another learning rate or number of epochs costs no new
+compilation; everything else (booleans, names, batch sizes, structure) is static. A
+`ZeroIsStatic` is a float whose value 0.0 is structure: momentum 0.0 compiles to a
+program without a buffer.
 """
 
 import dataclasses
@@ -21,43 +23,56 @@ _STRUCTURE = "_fedtailor_structure"
 _ENDLESS = "fedtailor: may be infinite"
 
 TracedInt = Annotated[int, _TRACED]
-"""An integer on which no array shape depends: traced, so that changing it does not recompile."""
+"""An integer on which no array shape depends: traced, so that changing it does not
+recompile.
+"""
 
 ZeroIsStatic = Annotated[float, _SWITCH]
 """A float that switches a term off when it is exactly 0.0 (see `is_off`)."""
 
 MayBeInfinite = Annotated[float, _ENDLESS]
-"""A float for which infinity has a meaning (a threshold that nothing reaches); all others must be finite."""
+"""A float for which infinity has a meaning (a threshold that nothing reaches); all
+others must be finite.
+"""
 
 T = TypeVar("T")
 
 Structure = tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]
-"""The static part of a pytree of hyper-parameters: the names of its leaves, and (name, value) of all other fields."""
+"""The static part of a pytree of hyper-parameters: the names of its leaves, and (name,
+value) of all other fields.
+"""
 
 
 def is_off(value: object) -> TypeGuard[float]:
-    """Whether a `ZeroIsStatic` is off; decided while tracing, so a switched-off term costs nothing."""
+    """Whether a `ZeroIsStatic` is off; decided while tracing, so a switched-off term
+    costs nothing.
+    """
     return isinstance(value, float) and value == 0.0
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ValueError(message)` unless `condition` holds: one line that says what is wrong and what to do."""
+    """Raise `ValueError(message)` unless `condition` holds: one line that says what is
+    wrong and what to do.
+    """
     if not condition:
         raise ValueError(message)
 
 
 @dataclass_transform(frozen_default=True)
 def hyperparameters(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass and a pytree (class decorator; subclasses need it again).
+    """Make a class a frozen dataclass and a pytree (class decorator; subclasses need it
+    again).
 
     Returns:
         `cls` itself; its instances have the leaves that the module's docstring says.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     _accept_integers_as_floats(cls, hints)
-    # Equality is identity: JAX compares the static part of the tree, and leaves may be arrays, which do not compare.
+    # Equality is identity: JAX compares the static part of the tree, and leaves may be
+    # arrays, which do not compare.
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    # What the annotations allow to be traced; whether a field is, depends on its value, too.
+    # What the annotations allow to be traced; whether a field is, depends on its value,
+    # too.
     names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
     floats = {name for name in names if _mentions(hints[name], float)}
     traced_ints = {name for name in names if _mentions(hints[name], _TRACED)}
@@ -75,16 +90,21 @@ def hyperparameters(cls: type[T]) -> type[T]:
             return name in floats
         if is_hyperparameters(value):
             return True
-        return isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+        return isinstance(
+            value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
+        )
 
     def structure_of(value: Any) -> Structure:
-        # Which fields are leaves is decided once: JAX also builds instances whose leaves are placeholders, and those
-        # do not show the type that `is_leaf` looks at.
+        # Which fields are leaves is decided once: JAX also builds instances whose
+        # leaves are placeholders, and those do not show the type that `is_leaf` looks
+        # at.
         decided = vars(value).get(_STRUCTURE)
         if decided is not None:
             return decided
         dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
-        static = tuple((name, getattr(value, name)) for name in names if name not in dynamic)
+        static = tuple(
+            (name, getattr(value, name)) for name in names if name not in dynamic
+        )
         return dynamic, static
 
     def flatten(value: Any) -> tuple[list[Any], Structure]:
@@ -120,7 +140,9 @@ def is_hyperparameters(value: object) -> bool:
 
 
 def _mentions(hint: Any, wanted: Any) -> bool:
-    """Whether an annotation is `wanted`, or names it in a union or as `Annotated` metadata."""
+    """Whether an annotation is `wanted`, or names it in a union or as `Annotated`
+    metadata.
+    """
     if hint is wanted or (isinstance(hint, str) and hint == wanted):
         return True
     # The arguments of a Literal are values, not annotations.
@@ -131,11 +153,16 @@ def _mentions(hint: Any, wanted: Any) -> bool:
 
 
 def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
-    """`SGD(lr=1)` must be the same program as `SGD(lr=1.0)`: integers given for float fields become floats.
+    """`SGD(lr=1)` must be the same program as `SGD(lr=1.0)`: integers given for float
+    fields become floats.
 
     What is no finite number is refused, for nothing can be trained with it.
     """
-    names = [name for name, hint in hints.items() if _mentions(hint, float) and not _mentions(hint, int)]
+    names = [
+        name
+        for name, hint in hints.items()
+        if _mentions(hint, float) and not _mentions(hint, int)
+    ]
     finite = [name for name in names if not _mentions(hints[name], _ENDLESS)]
     validate = getattr(cls, "__post_init__", None)
 

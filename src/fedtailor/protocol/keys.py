@@ -1,7 +1,9 @@
-"""Counter-based randomness: every random number is a function of (seed, purpose, round, client id) alone.
+"""Counter-based randomness: every random number is a function of (seed, purpose, round,
+client id) alone.
 
-So results do not depend on the order in which clients are listed, on which device trains them or on what ran before,
-and methods that are equal on paper draw equal batches.
+So results do not depend on the order in which clients are listed, on which device
+trains them or on what ran before, and methods that are equal on paper draw equal
+batches.
 """
 
 import hashlib
@@ -17,7 +19,8 @@ UINT64_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 def client_ids(names: Sequence[str]) -> NDArray[np.uint64]:
-    """Stable ids of clients: digests of their names, so that they survive reordering and subsets.
+    """Stable ids of clients: digests of their names, so that they survive reordering
+    and subsets.
 
     Args:
         names: the clients' names [m].
@@ -33,25 +36,31 @@ def client_ids(names: Sequence[str]) -> NDArray[np.uint64]:
     if len(np.unique(ids)) != len(ids):
         repeated = [name for name, times in Counter(names).items() if times > 1]
         name = repeated[0] if repeated else names[0]
-        raise ValueError(f"client {name!r} is listed twice; give every client a name of its own")
+        raise ValueError(
+            f"client {name!r} is listed twice; give every client a name of its own"
+        )
     return ids
 
 
-def draw_bits(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def draw_bits(
+    seed: int, purpose: str, round: int, ids: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     """Random bits keyed by (seed, purpose, round, client id).
 
     Returns:
         64 random bits [m] for every client id [m].
     """
-    # A hash of the four numbers, one after another: each is added to the state, which is then mixed. The first three
-    # are the same for all clients.
+    # A hash of the four numbers, one after another: each is added to the state, which
+    # is then mixed. The first three are the same for all clients.
     common = seed & UINT64_MAX
     for word in (zlib.crc32(purpose.encode()), int(round)):
         common = _splitmix64(common + word)
     return _splitmix64(common + np.asarray(ids, np.uint64))
 
 
-def draw_uniform(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -> NDArray[np.float64]:
+def draw_uniform(
+    seed: int, purpose: str, round: int, ids: NDArray[np.uint64]
+) -> NDArray[np.float64]:
     """Uniform random numbers keyed as `draw_bits`.
 
     Returns:
@@ -63,7 +72,8 @@ def draw_uniform(seed: int, purpose: str, round: int, ids: NDArray[np.uint64]) -
 
 
 def client_keys(seed: int, round: int, ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Random keys for what clients [m] draw in a round; the purpose is folded in on the client.
+    """Random keys for what clients [m] draw in a round; the purpose is folded in on the
+    client.
 
     Returns:
         Raw JAX key data [m, 2] (threefry: the high and the low word of 64 bits).
@@ -75,12 +85,17 @@ def client_keys(seed: int, round: int, ids: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def server_rng(seed: int, purpose: str, round: int) -> np.random.Generator:
-    """The server's random generator for one purpose in one round (FedFomo's exploration, ...)."""
-    return np.random.default_rng([seed & UINT64_MAX, zlib.crc32(purpose.encode()), round])
+    """The server's random generator for one purpose in one round (FedFomo's
+    exploration, ...).
+    """
+    return np.random.default_rng(
+        [seed & UINT64_MAX, zlib.crc32(purpose.encode()), round]
+    )
 
 
 def _splitmix64(x: Any) -> Any:
-    """Steele, Lea and Flood's finaliser: a bijection whose output passes BigCrush on counters.
+    """Steele, Lea and Flood's finaliser: a bijection whose output passes BigCrush on
+    counters.
 
     Args:
         x: a whole number, or an array of 64-bit ones; all arithmetic is modulo 2^64.

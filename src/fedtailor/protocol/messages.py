@@ -1,4 +1,6 @@
-"""What travels: a `Downlink` from the server, an `Inbox` as one client sees it, a `ClientUpdate` back."""
+"""What travels: a `Downlink` from the server, an `Inbox` as one client sees it, a
+`ClientUpdate` back.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 
 ClientUpdate = dict[str, Array]
-"""What one client sends: kind -> array. Vectors are models, gradients, controls; shape () counts as a scalar."""
+"""What one client sends: kind -> array. Vectors are models, gradients, controls; shape
+() counts as a scalar.
+"""
 
 
 Scalars = float | NDArray[np.floating] | NDArray[np.integer] | Array
@@ -21,10 +25,12 @@ class Streams:
     """`s` distinct things of one kind, and who receives which.
 
     Attributes:
-        values: the streams, [s, ...]: models [s, d], controls [s, d], examples [s, n, ...].
-        recipients: [c, k] rows of `values` that each client of the cohort receives; -1 = nothing at this position.
-        already_held: whether the clients have these values already, so that the ledger charges nothing (UCFL's first
-            round starts from the model of the probe).
+        values: the streams, [s, ...]: models [s, d], controls [s, d], examples [s, n,
+            ...].
+        recipients: [c, k] rows of `values` that each client of the cohort receives; -1
+            = nothing at this position.
+        already_held: whether the clients have these values already, so that the ledger
+            charges nothing (UCFL's first round starts from the model of the probe).
     """
 
     values: Shaped[Array, "s ..."]
@@ -32,7 +38,9 @@ class Streams:
     already_held: bool = False
 
     @staticmethod
-    def everyone(theta: Float[Array, "*one d"], clients: int, already_held: bool = False) -> "Streams":
+    def everyone(
+        theta: Float[Array, "*one d"], clients: int, already_held: bool = False
+    ) -> "Streams":
         """One stream for all clients of the cohort.
 
         Args:
@@ -49,12 +57,16 @@ class Streams:
 
     @staticmethod
     def one_each(values: Shaped[Array, "c ..."]) -> "Streams":
-        """A stream of its own for each client of the cohort, in the order of the cohort."""
+        """A stream of its own for each client of the cohort, in the order of the
+        cohort.
+        """
         own = np.arange(len(values), dtype=np.int32)
         return Streams(values, own[:, None])
 
     @staticmethod
-    def all_to_all(values: Shaped[Array, "s ..."], clients: int, already_held: bool = False) -> "Streams":
+    def all_to_all(
+        values: Shaped[Array, "s ..."], clients: int, already_held: bool = False
+    ) -> "Streams":
         """Every stream to every client of the cohort (arguments as for `everyone`)."""
         streams = np.arange(len(values), dtype=np.int32)
         return Streams(values, np.tile(streams, (clients, 1)), already_held)
@@ -65,9 +77,12 @@ class Downlink:
     """Everything the server sends in one exchange.
 
     Attributes:
-        streams: kind ("model", "control", "example", ...) -> `Streams`. Kinds "inputs" and "labels" carry examples.
-        scalars: a number for everybody, or one for each client of the cohort [c]; counted apart from bytes.
-        reply: whether clients are asked to answer: one bool or [c]. Who reports is `cohort.reporting & reply`.
+        streams: kind ("model", "control", "example", ...) -> `Streams`. Kinds "inputs"
+            and "labels" carry examples.
+        scalars: a number for everybody, or one for each client of the cohort [c];
+            counted apart from bytes.
+        reply: whether clients are asked to answer: one bool or [c]. Who reports is
+            `cohort.reporting & reply`.
     """
 
     streams: Mapping[str, Streams] = field(default_factory=dict)
@@ -80,7 +95,8 @@ class Downlink:
 class Inbox:
     """One client's view of a `Downlink` (traced).
 
-    `inbox["model"]` is [k, d]: the rows addressed to this client, zeros where nothing was sent.
+    `inbox["model"]` is [k, d]: the rows addressed to this client, zeros where nothing
+    was sent.
 
     Attributes:
         values: kind -> [k, ...].

@@ -1,4 +1,6 @@
-"""How far arrays are filled up, so that those of nearly one size share compiled programs."""
+"""How far arrays are filled up, so that those of nearly one size share compiled
+programs.
+"""
 
 
 def next_power_of_two(n: int) -> int:

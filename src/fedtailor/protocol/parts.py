@@ -1,4 +1,6 @@
-"""Parts of a model, as methods see them: which entries of theta [d] are trained, sent or kept."""
+"""Parts of a model, as methods see them: which entries of theta [d] are trained, sent
+or kept.
+"""
 
 from typing import Any, Protocol, TypeVar
 
@@ -10,7 +12,9 @@ Vector = TypeVar("Vector", Array, NDArray[Any])
 
 
 class ModelPart(Protocol):
-    """Some entries of theta [d], in the order in which they stand there (`fedtailor.models.Part`)."""
+    """Some entries of theta [d], in the order in which they stand there
+    (`fedtailor.models.Part`).
+    """
 
     @property
     def name(self) -> str:
@@ -58,7 +62,9 @@ class ModelPart(Protocol):
 
 
 class ModelParts(Protocol):
-    """What a method may know of the model on the server before a run (`fedtailor.models.Model`)."""
+    """What a method may know of the model on the server before a run
+    (`fedtailor.models.Model`).
+    """
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -85,7 +91,8 @@ class ModelParts(Protocol):
         ...
 
     def part(self, name: str) -> ModelPart:
-        """The part of a name, such as "head", "everything" or "nothing", or of a pattern on parameter paths.
+        """The part of a name, such as "head", "everything" or "nothing", or of a
+        pattern on parameter paths.
 
         Raises:
             ValueError: the model has no such part; the message lists those that it has.

@@ -1,4 +1,6 @@
-"""What stands between a client and the server: transforms of what travels, one after another."""
+"""What stands between a client and the server: transforms of what travels, one after
+another.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,28 +16,35 @@ if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
 
 MODEL_KINDS = frozenset({"model", "gradient", "control"})
-"""Kinds of message that are vectors of the model's size. Everything else (examples, weights of a mixture, ...) counts
-in bytes only, and what is one number for each client as a scalar."""
+"""Kinds of message that are vectors of the model's size. Everything else (examples,
+weights of a mixture, ...) counts in bytes only, and what is one number for each client
+as a scalar."""
 
 PRIVATE_STEPS = "private_steps"
-"""What clients send beside their update where `SGD` is private: how many noisy steps they have taken in the round."""
+"""What clients send beside their update where `SGD` is private: how many noisy steps
+they have taken in the round.
+"""
 
 Update = Mapping[str, ClientRows]
 
 Stage = Literal["bound", "noise", "entries", "numbers"]
-"""What transforms do to an update, in the order in which they may follow each other: noise must come after a bound
-and before compression, and only one transform can say how numbers are written."""
+"""What transforms do to an update, in the order in which they may follow each other:
+noise must come after a bound and before compression, and only one transform can say how
+numbers are written."""
 
 
 class Transform:
-    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, and write what it does in a direction.
+    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, and write
+    what it does in a direction.
 
-    Up, in rounds: `encode` is traced at the end of a client's part; what it returns travels and is what the ledger
-    counts. `decode` is host code that the server calls on all clients' messages before the algorithm sees them.
-    What the server keeps for it (`init_server`) may travel down beside the models (`announce`).
+    Up, in rounds: `encode` is traced at the end of a client's part; what it returns
+    travels and is what the ledger counts. `decode` is host code that the server calls
+    on all clients' messages before the algorithm sees them. What the server keeps for
+    it (`init_server`) may travel down beside the models (`announce`).
 
-    Down, in every exchange: `send` is host code that the server calls on what the algorithm sends; what it returns
-    travels and is counted. `receive` is traced at the start of a client's part.
+    Down, in every exchange: `send` is host code that the server calls on what the
+    algorithm sends; what it returns travels and is counted. `receive` is traced at the
+    start of a client's part.
 
     A subclass that sets `name` registers itself.
     """
@@ -43,8 +52,8 @@ class Transform:
     name: ClassVar[str]
     """Its name in files and on the command line."""
     stage: ClassVar[Stage | None] = None
-    """What it does to an update; of each stage an uplink has one at most, in the order of the stages. None: anything,
-    anywhere."""
+    """What it does to an update; of each stage an uplink has one at most, in the order
+    of the stages. None: anything, anywhere."""
     registry: ClassVar[dict[str, type["Transform"]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -53,7 +62,9 @@ class Transform:
             Transform.registry[cls.name] = cls
 
     def init(self, theta: Float[Array, " d"]) -> PyTree:
-        """What a client keeps for this transform from round to round (error feedback), at the common initial model."""
+        """What a client keeps for this transform from round to round (error feedback),
+        at the common initial model.
+        """
         return ()
 
     def encode(
@@ -74,19 +85,28 @@ class Transform:
 
     @property
     def steps_alone(self) -> bool:
-        """Whether the server takes a step also in a round in which nobody reports (noise that must always be there)."""
+        """Whether the server takes a step also in a round in which nobody reports
+        (noise that must always be there).
+        """
         return False
 
     def init_server(self, population: Population) -> PyTree:
-        """What the server keeps for this transform from round to round, as checkpoints take it."""
+        """What the server keeps for this transform from round to round, as checkpoints
+        take it.
+        """
         return ()
 
     def announce(self, downlink: Downlink, state: PyTree) -> Downlink:
-        """What travels down in a round in place of what the algorithm sends: numbers that `encode` needs."""
+        """What travels down in a round in place of what the algorithm sends: numbers
+        that `encode` needs.
+        """
         return downlink
 
-    def decode(self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree) -> tuple[Update, PyTree]:
-        """What the algorithm's `server` sees of the messages that arrived, and what the server keeps.
+    def decode(
+        self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
+    ) -> tuple[Update, PyTree]:
+        """What the algorithm's `server` sees of the messages that arrived, and what the
+        server keeps.
 
         Args:
             update: kind -> what every client of the cohort sent.
@@ -108,11 +128,15 @@ class Transform:
         return inbox
 
     def check(self, algorithm: "Algorithm") -> None:
-        """Raise `ValueError` where the transform is not defined for what this algorithm sends."""
+        """Raise `ValueError` where the transform is not defined for what this algorithm
+        sends.
+        """
 
 
 Pipeline = tuple[Transform, ...]
-"""Transforms in the order in which a client applies them; the server undoes them in the opposite order."""
+"""Transforms in the order in which a client applies them; the server undoes them in the
+opposite order.
+"""
 
 
 def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[PyTree, ...]:
@@ -121,7 +145,11 @@ def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[PyTree
 
 
 def encode(
-    pipeline: Pipeline, update: ClientUpdate, inbox: Inbox, states: tuple[PyTree, ...], local: LocalTrainer
+    pipeline: Pipeline,
+    update: ClientUpdate,
+    inbox: Inbox,
+    states: tuple[PyTree, ...],
+    local: LocalTrainer,
 ) -> tuple[ClientUpdate, tuple[PyTree, ...]]:
     """Apply every transform's `encode` to what a client sends (traced).
 
@@ -150,20 +178,29 @@ def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
     return inbox
 
 
-def announce(pipeline: Pipeline, downlink: Downlink, states: Sequence[PyTree]) -> Downlink:
-    """What an algorithm sends in a round, and what the transforms of the uplink send beside it."""
+def announce(
+    pipeline: Pipeline, downlink: Downlink, states: Sequence[PyTree]
+) -> Downlink:
+    """What an algorithm sends in a round, and what the transforms of the uplink send
+    beside it.
+    """
     for transform, state in zip(pipeline, states, strict=True):
         downlink = transform.announce(downlink, state)
     return downlink
 
 
 def decode(
-    pipeline: Pipeline, update: Update, downlink: Downlink, cohort: Cohort, states: Sequence[PyTree]
+    pipeline: Pipeline,
+    update: Update,
+    downlink: Downlink,
+    cohort: Cohort,
+    states: Sequence[PyTree],
 ) -> tuple[Update, list[PyTree]]:
     """Undo every transform on what arrived, the last one first (on the host).
 
     Returns:
-        What the algorithm's server sees, and each transform's new state, in the order of the pipeline.
+        What the algorithm's server sees, and each transform's new state, in the order
+        of the pipeline.
     """
     # what was applied last is undone first
     kept = []

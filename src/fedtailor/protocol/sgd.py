@@ -5,7 +5,13 @@ from typing import Any
 from jax.typing import ArrayLike
 from jaxtyping import ScalarLike
 
-from fedtailor.protocol.hyperparameters import TracedInt, ZeroIsStatic, hyperparameters, is_off, require
+from fedtailor.protocol.hyperparameters import (
+    TracedInt,
+    ZeroIsStatic,
+    hyperparameters,
+    is_off,
+    require,
+)
 
 
 @hyperparameters
@@ -22,20 +28,33 @@ class SGD:
     weight_decay: ZeroIsStatic = 0.0
     """L2 coefficient, added to the gradient."""
     epochs: TracedInt = 1
-    """Passes over the client's training samples in one round (used when `steps` is None)."""
+    """Passes over the client's training samples in one round (used when `steps` is
+    None).
+    """
     steps: TracedInt | None = None
-    """Mini-batch updates in one round, instead of epochs; they continue over fresh permutations."""
+    """Mini-batch updates in one round, instead of epochs; they continue over fresh
+    permutations.
+    """
     batch_size: int = 32
-    """Samples in a mini-batch. A client's last partial batch is kept and averaged over its own samples."""
+    """Samples in a mini-batch. A client's last partial batch is kept and averaged over
+    its own samples.
+    """
     drop_last: bool = False
-    """Drop the last partial batch of an epoch (as some public code does); it changes fixed points."""
+    """Drop the last partial batch of an epoch (as some public code does); it changes
+    fixed points.
+    """
     lr_decay: ZeroIsStatic = 0.0
-    """Relative decrease of the rate a round: the rate in round t is lr * (1 - lr_decay)^t (0.01 for CFL's x 0.99)."""
+    """Relative decrease of the rate a round: the rate in round t is lr * (1 -
+    lr_decay)^t (0.01 for CFL's x 0.99).
+    """
     optimizer: Any = None
-    """An `optax.GradientTransformation` instead of momentum SGD; then `lr` and `momentum` are not used."""
+    """An `optax.GradientTransformation` instead of momentum SGD; then `lr` and
+    `momentum` are not used.
+    """
     dp_noise: float | None = None
-    """Differential privacy of single examples (DP-SGD): deviation of the noise on a batch's sum of gradients, over
-    `dp_norm`; None = none. Batches are then drawn anew in every step, each example with equal probability."""
+    """Differential privacy of single examples (DP-SGD): deviation of the noise on a
+    batch's sum of gradients, over `dp_norm`; None = none. Batches are then drawn anew
+    in every step, each example with equal probability."""
     dp_norm: float | None = None
     """What every example's gradient is clipped to, above 0; needed with `dp_noise`."""
     dp_delta: float | None = None
@@ -43,19 +62,46 @@ class SGD:
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
-        require(0 <= self.momentum < 1, f"momentum is {self.momentum}; it must be in [0, 1)")
-        require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; it must be 0 or more")
+        require(
+            0 <= self.momentum < 1, f"momentum is {self.momentum}; it must be in [0, 1)"
+        )
+        require(
+            self.weight_decay >= 0,
+            f"weight_decay is {self.weight_decay}; it must be 0 or more",
+        )
         require(self.epochs >= 0, f"epochs is {self.epochs}; it must be 0 or more")
-        require(self.steps is None or self.steps >= 0, f"steps is {self.steps}; it must be 0 or more")
-        require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be 1 or more")
-        require(self.batch_size < 2**31, f"batch_size is {self.batch_size}; it must be below 2^31")
-        require(0 <= self.lr_decay < 1, f"lr_decay is {self.lr_decay}; it must be in [0, 1)")
+        require(
+            self.steps is None or self.steps >= 0,
+            f"steps is {self.steps}; it must be 0 or more",
+        )
+        require(
+            self.batch_size >= 1,
+            f"batch_size is {self.batch_size}; it must be 1 or more",
+        )
+        require(
+            self.batch_size < 2**31,
+            f"batch_size is {self.batch_size}; it must be below 2^31",
+        )
+        require(
+            0 <= self.lr_decay < 1, f"lr_decay is {self.lr_decay}; it must be in [0, 1)"
+        )
         usable = self.optimizer is None or hasattr(self.optimizer, "update")
-        require(usable, f"optimizer is {self.optimizer!r}; it must be an optax.GradientTransformation, set in Python")
+        require(
+            usable,
+            f"optimizer is {self.optimizer!r}; it must be an"
+            " optax.GradientTransformation, set in Python",
+        )
 
-        # private steps: what they add, what they clip to, and what their epsilon is reported for
-        require(self.dp_noise is None or self.dp_noise > 0, f"dp_noise is {self.dp_noise}; it must be above 0")
-        require(self.dp_norm is None or self.dp_norm > 0, f"dp_norm is {self.dp_norm}; it must be above 0")
+        # private steps: what they add, what they clip to, and what their epsilon is
+        # reported for
+        require(
+            self.dp_noise is None or self.dp_noise > 0,
+            f"dp_noise is {self.dp_noise}; it must be above 0",
+        )
+        require(
+            self.dp_norm is None or self.dp_norm > 0,
+            f"dp_norm is {self.dp_norm}; it must be above 0",
+        )
         delta = self.dp_delta is None or 0 < self.dp_delta < 1
         require(delta, f"dp_delta is {self.dp_delta}; it must be between 0 and 1")
         both = (self.dp_noise is None) == (self.dp_norm is None)
@@ -70,4 +116,6 @@ class SGD:
         Returns:
             lr (1 - lr_decay)^round, a number of numbers.
         """
-        return self.lr if is_off(self.lr_decay) else self.lr * (1 - self.lr_decay) ** round
+        return (
+            self.lr if is_off(self.lr_decay) else self.lr * (1 - self.lr_decay) ** round
+        )

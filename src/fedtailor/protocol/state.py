@@ -1,4 +1,6 @@
-"""`@server_state`: what a method's server keeps from round to round, as a class with typed fields."""
+"""`@server_state`: what a method's server keeps from round to round, as a class with
+typed fields.
+"""
 
 import dataclasses
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
@@ -15,9 +17,10 @@ ClientState = PyTree
 class ServerState:
     """Base of server states: subclass it and decorate with `@server_state`.
 
-    Fields hold arrays, numbers, strings, None, and lists, tuples, dicts or other server states of these, so that they
-    can be written to a checkpoint. By convention the server's models stand under `model`, [s, d], and the common
-    initial model that a probe is made at under `initial`, [d].
+    Fields hold arrays, numbers, strings, None, and lists, tuples, dicts or other server
+    states of these, so that they can be written to a checkpoint. By convention the
+    server's models stand under `model`, [s, d], and the common initial model that a
+    probe is made at under `initial`, [d].
     """
 
     registry: ClassVar[dict[str, type["ServerState"]]] = {}
@@ -29,9 +32,12 @@ class ServerState:
 
 @dataclass_transform(frozen_default=True)
 def server_state(cls: type[T]) -> type[T]:
-    """Make a subclass of `ServerState` a frozen dataclass that checkpoints can write and read (class decorator)."""
+    """Make a subclass of `ServerState` a frozen dataclass that checkpoints can write
+    and read (class decorator).
+    """
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    # Every field is data to JAX, so that the paths of a checkpoint are the names of the fields.
+    # Every field is data to JAX, so that the paths of a checkpoint are the names of the
+    # fields.
     names = [field.name for field in dataclasses.fields(made)]  # pyright: ignore[reportArgumentType]
     jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=[])
     ServerState.registry[state_name(made)] = made  # pyright: ignore[reportArgumentType]

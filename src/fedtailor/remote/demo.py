@@ -1,7 +1,9 @@
-"""`python -m fedtailor.remote.demo [DIR]`: a federation of real processes on this machine, beside its simulation.
+"""`python -m fedtailor.remote.demo [DIR]`: a federation of real processes on this
+machine, beside its simulation.
 
-A coordinator and four clients, each with a file of its own and known by its key, talk over TLS on the loopback
-interface. One client is killed in the middle and comes back. The personal models must be those of the simulation.
+A coordinator and four clients, each with a file of its own and known by its key, talk
+over TLS on the loopback interface. One client is killed in the middle and comes back.
+The personal models must be those of the simulation.
 """
 
 import os
@@ -12,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import polars as pl
@@ -33,31 +36,49 @@ from fedtailor.storage import Unusable, load_models
 from fedtailor.storage.run_files import METRICS, read_frame
 
 NAMES = ("north", "east", "south", "west")
-METHOD = '[method]\nuse = "ucfl"\nstreams = 2\nsgd = { lr = 0.05, momentum = 0.9, epochs = 1, batch_size = 32 }\n'
+METHOD = (
+    '[method]\nuse = "ucfl"\nstreams = 2\nsgd = { lr = 0.05, momentum = 0.9, epochs ='
+    " 1, batch_size = 32 }\n"
+)
 ROUNDS, KILLED, KILLED_AFTER = 6, "east", 2
 WAIT_S = 180.0
 """How long to wait for a round."""
 
-COMMAND = "import sys; from fedtailor.cli import main; raise SystemExit(main(sys.argv[1:]))"
+COMMAND = (
+    "import sys; from fedtailor.cli import main; raise SystemExit(main(sys.argv[1:]))"
+)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demonstration in a directory that is given, or in a temporary one; 0 if both results are equal."""
+    """Run the demonstration in a directory that is given, or in a temporary one; 0 if
+    both results are equal.
+    """
     require_flower()
     save_memory()
     with ExitStack() as stack:
-        directory = Path(arguments[0] if arguments else stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = Path(
+            arguments[0]
+            if arguments
+            else stack.enter_context(tempfile.TemporaryDirectory())
+        )
         federation = directory / "digits"
         files = prepare(federation)
         print(f"Simulating UCFL with two streams, {ROUNDS} rounds", flush=True)
         simulated = simulate(federation, files)
-        print("The same over TLS: a coordinator and four clients, each a process with its own file and key", flush=True)
+        print(
+            "The same over TLS: a coordinator and four clients, each a process with its"
+            " own file and key",
+            flush=True,
+        )
         deploy(federation, files)
         return compare(federation, simulated)
 
 
-def prepare(directory: Path, method: str = METHOD, rounds: int = ROUNDS, privacy: str = "") -> dict[str, Path]:
-    """Make a federation's directory with its keys, and a file for each client; client -> file.
+def prepare(
+    directory: Path, method: str = METHOD, rounds: int = ROUNDS, privacy: str = ""
+) -> dict[str, Path]:
+    """Make a federation's directory with its keys, and a file for each client; client
+    -> file.
 
     Each client sees digits turned by another angle.
 
@@ -68,25 +89,36 @@ def prepare(directory: Path, method: str = METHOD, rounds: int = ROUNDS, privacy
         privacy: that table of the job, if any.
     """
     images = scenarios.find("digits-rotated").build(0, clients=len(NAMES))
-    x = ((images.x - images.shift) * images.scale).reshape(len(images.x), -1).astype(np.float32)
+    x = (
+        ((images.x - images.shift) * images.scale)
+        .reshape(len(images.x), -1)
+        .astype(np.float32)
+    )
     columns = [f"p{number}" for number in range(x.shape[1])]
     directory.parent.mkdir(parents=True, exist_ok=True)
     job = directory.parent / f"{directory.name}-job.toml"
     classes = ", ".join(f'"{digit}"' for digit in range(10))
     job.write_text(
-        f'title = "rotated digits"\n[coordinator]\naddress = "127.0.0.1:{free_port()}"\n'
-        f'[data]\ntarget = "digit"\nclasses = [{classes}]\nvalidation = 0.0\ntest = 0.2\n[data.columns]\n'
+        'title = "rotated digits"\n[coordinator]\naddress ='
+        f' "127.0.0.1:{free_port()}"\n[data]\ntarget = "digit"\nclasses ='
+        f" [{classes}]\nvalidation = 0.0\ntest = 0.2\n[data.columns]\n"
         + "".join(f'{column} = "number"\n' for column in columns)
-        + f'[model]\nuse = "mlp"\nhidden = 32\n{method}'
-        f"[training]\nrounds = {rounds}\nminimum = {len(NAMES)}\ndeadline = {WAIT_S}\n{privacy}"
+        + f'[model]\nuse = "mlp"\nhidden = 32\n{method}[training]\nrounds ='
+        f" {rounds}\nminimum = {len(NAMES)}\ndeadline = {WAIT_S}\n{privacy}"
     )
     make_federation(directory, NAMES, job=job)
     files = {}
     for client, name in enumerate(NAMES):
-        rows = np.concatenate([split[client] for split in (images.train, images.val, images.test)])
+        rows = np.concatenate(
+            [split[client] for split in (images.train, images.val, images.test)]
+        )
         files[name] = directory / f"{name}.csv"
-        frame = pl.DataFrame({column: x[rows, place] for place, column in enumerate(columns)})
-        frame.with_columns(digit=pl.Series(images.y[rows].astype(str))).write_csv(files[name])
+        frame = pl.DataFrame(
+            {column: x[rows, place] for place, column in enumerate(columns)}
+        )
+        frame.with_columns(digit=pl.Series(images.y[rows].astype(str))).write_csv(
+            files[name]
+        )
         (directory / "kits" / name / JOB).write_bytes((directory / JOB).read_bytes())
     return files
 
@@ -96,39 +128,65 @@ def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
     job = read_job(directory / JOB)
     clients, agreed = read_all(job, dict(sorted(files.items())))
     plan = plan_of(job, agreed)
-    print({name: split_sizes(clients)[place].tolist() for place, name in enumerate(clients.names)}, "train, val, test")
+    print(
+        {
+            name: split_sizes(clients)[place].tolist()
+            for place, name in enumerate(clients.names)
+        },
+        "train, val, test",
+    )
     settings = Settings(devices=1, canonical=True)
     return run(
-        plan.algorithm, clients, plan.model, job.rounds, seed=job.seed, participation=job.participation,
+        plan.algorithm,
+        clients,
+        plan.model,
+        job.rounds,
+        seed=job.seed,
+        participation=job.participation,
         settings=settings,
-    )  # fmt: skip
+    )
 
 
-def deploy(directory: Path, files: Mapping[str, Path], killed: str | None = KILLED) -> None:
+def deploy(
+    directory: Path, files: Mapping[str, Path], killed: str | None = KILLED
+) -> None:
     """The job as processes; one client is killed after some rounds, and started again.
 
     Raises:
         RuntimeError: the coordinator failed.
     """
-    with clients_of(directory, files) as clients, (directory / "serve.log").open("wb") as log:
+    with (
+        clients_of(directory, files) as clients,
+        (directory / "serve.log").open("wb") as log,
+    ):
         serving = start(["serve", str(directory), "--listen", "127.0.0.1"], log)
         try:
             if killed is not None:
                 wait_for_round(directory, KILLED_AFTER, serving)
                 clients[killed].kill()
                 clients[killed].wait()
-                print(f"killed {killed} after round {rounds_done(directory)}; starting it again", flush=True)
+                print(
+                    f"killed {killed} after round {rounds_done(directory)}; starting it"
+                    " again",
+                    flush=True,
+                )
                 with (directory / f"{killed}.log").open("ab") as again:
-                    clients[killed] = start(join_command(directory, killed, files), again)
+                    clients[killed] = start(
+                        join_command(directory, killed, files), again
+                    )
             code = serving.wait(WAIT_S * 2)
         finally:
             stop(serving)
     if code:
-        raise RuntimeError(f"the coordinator ended with {code}; see {directory / 'serve.log'}")
+        raise RuntimeError(
+            f"the coordinator ended with {code}; see {directory / 'serve.log'}"
+        )
 
 
 @contextmanager
-def clients_of(directory: Path, files: Mapping[str, Path]) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
+def clients_of(
+    directory: Path, files: Mapping[str, Path]
+) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
     """All clients as processes, by name; what they say is in NAME.log."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
@@ -143,11 +201,20 @@ def clients_of(directory: Path, files: Mapping[str, Path]) -> Iterator[dict[str,
             stop(process)
 
 
-def start(arguments: list[str], log: object) -> "subprocess.Popen[bytes]":
+def start(arguments: list[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
     """A command of `fedtailor federation` as a process."""
     command = [sys.executable, "-c", COMMAND, "federation", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment)  # pyright: ignore
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
 
 
 def rounds_done(directory: Path) -> int:
@@ -158,7 +225,9 @@ def rounds_done(directory: Path) -> int:
         return 0
 
 
-def wait_for_round(directory: Path, round: int, serving: "subprocess.Popen[bytes]") -> None:
+def wait_for_round(
+    directory: Path, round: int, serving: "subprocess.Popen[bytes]"
+) -> None:
     """Wait until a round is done.
 
     Raises:
@@ -167,26 +236,42 @@ def wait_for_round(directory: Path, round: int, serving: "subprocess.Popen[bytes
     end = time.monotonic() + WAIT_S
     while rounds_done(directory) < round:
         if serving.poll() is not None or time.monotonic() > end:
-            raise RuntimeError(f"round {round} was not reached; see {directory / 'serve.log'}")
+            raise RuntimeError(
+                f"round {round} was not reached; see {directory / 'serve.log'}"
+            )
         time.sleep(0.2)
 
 
 def compare(directory: Path, simulated: Run) -> int:
     """Print both results; 0 if all personal models are equal to the bit."""
     frame = read_frame(directory / "run" / METRICS).filter(
-        (pl.col("metric") == "accuracy") & (pl.col("split") == "test") & (pl.col("round") == pl.col("round").max())
+        (pl.col("metric") == "accuracy")
+        & (pl.col("split") == "test")
+        & (pl.col("round") == pl.col("round").max())
     )
     deployed = dict(zip(frame["client"], frame["value"], strict=True))
-    expected = dict(zip(simulated.federation.names, simulated.metrics.values("accuracy"), strict=True))
+    expected = dict(
+        zip(
+            simulated.federation.names,
+            simulated.metrics.values("accuracy"),
+            strict=True,
+        )
+    )
     models = personal_models(directory, list(expected))
-    print(f"\n{'client':<8}  simulated  machines  largest difference between the two models")
+    print(
+        f"\n{'client':<8}  simulated  machines  largest difference between the two"
+        " models"
+    )
     furthest = 0.0
     for name, accuracy in expected.items():
         difference = float(np.abs(models[name] - simulated.personal(name).theta).max())
         furthest = max(furthest, difference)
         print(f"{name:<8}  {accuracy:9.4f}  {deployed[name]:8.4f}  {difference:.1e}")
     if deployed == expected and furthest == 0:
-        print("The machines' personal models and accuracies are equal to the simulation's, to the bit.")
+        print(
+            "The machines' personal models and accuracies are equal to the"
+            " simulation's, to the bit."
+        )
         return 0
     print("The two differ.")
     return 1

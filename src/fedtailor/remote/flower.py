@@ -1,4 +1,6 @@
-"""What both sides of a federation need of Flower: its settings, bodies in its messages, and its errors in one line."""
+"""What both sides of a federation need of Flower: its settings, bodies in its messages,
+and its errors in one line.
+"""
 
 import logging
 import os
@@ -16,7 +18,9 @@ SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""Environment of all of Flower that runs here: it contacts nobody but the addresses given, and installs nothing."""
+"""Environment of all of Flower that runs here: it contacts nobody but the addresses
+given, and installs nothing.
+"""
 
 MESSAGE_TYPE = "query"
 """Flower's type of our messages; what they are for stands inside."""
@@ -31,7 +35,10 @@ def require_flower() -> None:
         ValueError: Flower is not installed.
     """
     if find_spec("flwr") is None or find_spec("cryptography") is None:
-        raise ValueError("a federation of machines needs Flower; run: pip install 'fedtailor[flower]'")
+        raise ValueError(
+            "a federation of machines needs Flower; run: pip install"
+            " 'fedtailor[flower]'"
+        )
     os.environ.update(SETTINGS)
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -52,7 +59,9 @@ def unwrap(message: "Message") -> bytes:
     from flwr.app import ConfigRecord
 
     if not message.has_content():
-        raise ValueError(f"Flower reports: {' '.join(str(message.error.reason).split())}")
+        raise ValueError(
+            f"Flower reports: {' '.join(str(message.error.reason).split())}"
+        )
     record = message.content.get(_RECORD)
     body = record.get(_BODY) if isinstance(record, ConfigRecord) else None
     if not isinstance(body, bytes):

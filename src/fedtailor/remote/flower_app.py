@@ -1,7 +1,9 @@
-"""A federation as a plain Flower app, for those who run Flower already: `flwr run` starts it.
+"""A federation as a plain Flower app, for those who run Flower already: `flwr run`
+starts it.
 
-The app's own module holds two names, `from fedtailor.remote.flower_app import client, server`. Flower then starts a
-process for each message, so a client keeps nothing in memory: every request carries all of its vectors.
+The app's own module holds two names, `from fedtailor.remote.flower_app import client,
+server`. Flower then starts a process for each message, so a client keeps nothing in
+memory: every request carries all of its vectors.
 """
 
 from functools import cache
@@ -38,38 +40,62 @@ if TYPE_CHECKING:
 client, server = ClientApp(), ServerApp()
 
 WAIT_S = 600.0
-"""How long the coordinator waits for the clients; `wait` in the app's configuration changes it."""
+"""How long the coordinator waits for the clients; `wait` in the app's configuration
+changes it.
+"""
 
 
 @client.query()
 def answer(message: Message, context: Context) -> Message:
-    """Answer one message of the coordinator; the node's configuration names `kit` and `data`."""
+    """Answer one message of the coordinator; the node's configuration names `kit` and
+    `data`.
+    """
     settings = context.node_config
     for name in ("kit", "data"):
         require(
-            name in settings, f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name} is missing'
+            name in settings,
+            f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name}'
+            " is missing",
         )
-    return Message(wrap(_responder(str(settings["kit"]), str(settings["data"]))(unwrap(message))), reply_to=message)
+    return Message(
+        wrap(_responder(str(settings["kit"]), str(settings["data"]))(unwrap(message))),
+        reply_to=message,
+    )
 
 
 @cache
 def _responder(kit: str, data: str) -> Responder:
     own = read_kit(Path(kit))
-    work = JobWork(own.job, own.name, Path(data), ClientStore(own.state, own.job.identity))
+    work = JobWork(
+        own.job, own.name, Path(data), ClientStore(own.state, own.job.identity)
+    )
     return Responder(own.job.identity, own.name, work, work.common_vectors)
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Coordinate the federation in the directory that the app's configuration names `federation`."""
+    """Coordinate the federation in the directory that the app's configuration names
+    `federation`.
+    """
     settings: dict[str, Any] = dict(context.run_config)
-    require("federation" in settings, 'name the federation\'s directory: federation = "DIR" in [tool.flwr.app.config]')
+    require(
+        "federation" in settings,
+        'name the federation\'s directory: federation = "DIR" in'
+        " [tool.flwr.app.config]",
+    )
     directory = Path(str(settings["federation"]))
     job, wait = read_job(directory / JOB), float(settings.get("wait", WAIT_S))
-    require(job.sums is None, "secure_aggregation needs clients that last from message to message; a plain Flower app "
-            "starts a process for each: use fedtailor federation serve and join")  # fmt: skip
+    require(
+        job.sums is None,
+        "secure_aggregation needs clients that last from message to message; a plain"
+        " Flower app starts a process for each: use fedtailor federation serve and"
+        " join",
+    )
     check_wait("wait", wait)
-    keys = {name: registered_form(key) for name, key in read_public_keys(directory / COORDINATOR).items()}
+    keys = {
+        name: registered_form(key)
+        for name, key in read_public_keys(directory / COORDINATOR).items()
+    }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
     found = greet(Connection(job, tuple(keys), transport), wait=wait)
@@ -80,4 +106,13 @@ def serve(grid: Grid, context: Context) -> None:
     agreed = agree(job, transport, rows, wait, known)
     if agreed is not None:
         agreed.save(directory / COORDINATOR)
-    coordinate(job, transport, rows, run, resume=resume, agreed=agreed, remember=False, tell=print)
+    coordinate(
+        job,
+        transport,
+        rows,
+        run,
+        resume=resume,
+        agreed=agreed,
+        remember=False,
+        tell=print,
+    )

@@ -1,7 +1,9 @@
-"""A client's end on Flower: it speaks the SuperLink's fleet interface with the client's key, and answers messages.
+"""A client's end on Flower: it speaks the SuperLink's fleet interface with the client's
+key, and answers messages.
 
-Flower's own SuperNode runs the code that the server sends. This one runs none: a message is bytes for `Responder`, and
-the client does what the method named in its own job file does, with the fedtailor installed here.
+Flower's own SuperNode runs the code that the server sends. This one runs none: a
+message is bytes for `Responder`, and the client does what the method named in its own
+job file does, with the fedtailor installed here.
 """
 
 import re
@@ -21,13 +23,17 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
 HEARTBEAT_S = 10.0
-"""The shortest interval that Flower allows: a client that died is held to be there for twice as long."""
+"""The shortest interval that Flower allows: a client that died is held to be there for
+twice as long.
+"""
 
 RETRY_S = 1.0
 """Seconds between attempts to connect."""
 
 REFUSED_S = 3 * HEARTBEAT_S
-"""How long a known key may be refused: its former connection is held for two heartbeats."""
+"""How long a known key may be refused: its former connection is held for two
+heartbeats.
+"""
 
 POLL_S = (0.1, 2.0)
 """Seconds between looks for a message: just after one, and after a long silence."""
@@ -36,11 +42,15 @@ T = TypeVar("T")
 
 
 class Disconnected(RuntimeError):
-    """The coordinator cannot be reached, or does not know this connection (any more)."""
+    """The coordinator cannot be reached, or does not know this connection (any
+    more).
+    """
 
 
 class Refused(Disconnected):
-    """The coordinator can be reached, but does not accept this client's key or connection."""
+    """The coordinator can be reached, but does not accept this client's key or
+    connection.
+    """
 
 
 class FleetConnection:
@@ -48,7 +58,8 @@ class FleetConnection:
 
     Args:
         address: "host:port" of the coordinator.
-        authority: PEM certificate of the federation's authority, the only one that is trusted.
+        authority: PEM certificate of the federation's authority, the only one that is
+            trusted.
         private_key: the client's key, in OpenSSH's form.
     """
 
@@ -61,18 +72,26 @@ class FleetConnection:
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
         key = load_ssh_private_key(private_key, None)
-        require(isinstance(key, EllipticCurvePrivateKey), "the private key is no EC key")
+        require(
+            isinstance(key, EllipticCurvePrivateKey), "the private key is no EC key"
+        )
         assert isinstance(key, EllipticCurvePrivateKey)
         self.address = address
         self.node_id: int | None = None
         self._public = public_key_to_bytes(key.public_key())
         self._client = FleetHttpClient.from_server_address(
-            address, False, authority,
-            [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())],
-        )  # fmt: skip
+            address,
+            False,
+            authority,
+            [
+                RuntimeVersionHttpInterceptor("SuperNode"),
+                NodeAuthHttpInterceptor(key, key.public_key()),
+            ],
+        )
 
     def activate(self, former: int | None = None) -> int:
-        """Come online; `former` is the id of a connection of this client that was cut off. Returns the node id.
+        """Come online; `former` is the id of a connection of this client that was cut
+        off. Returns the node id.
 
         Raises:
             ValueError: the certificate is not trusted.
@@ -81,9 +100,15 @@ class FleetConnection:
         from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 
         if former is not None:
-            with suppress(Disconnected):  # the coordinator has been restarted since, or has noticed
-                self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=former))
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
+            with suppress(
+                Disconnected
+            ):  # the coordinator has been restarted since, or has noticed
+                self._call(
+                    self._client.DeactivateNode, DeactivateNodeRequest(node_id=former)
+                )
+        request = ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=HEARTBEAT_S
+        )
         self.node_id = self._call(self._client.ActivateNode, request).node_id
         return self.node_id
 
@@ -95,14 +120,17 @@ class FleetConnection:
         """
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-        request = SendNodeHeartbeatRequest(node=self._node(), heartbeat_interval=HEARTBEAT_S)
+        request = SendNodeHeartbeatRequest(
+            node=self._node(), heartbeat_interval=HEARTBEAT_S
+        )
         self._call(self._client.SendNodeHeartbeat, request)
 
     def pull(self) -> "Message | None":
         """The next message for this client, or None.
 
         Raises:
-            Disconnected: the coordinator cannot be reached, or the connection is not valid any more.
+            Disconnected: the coordinator cannot be reached, or the connection is not
+                valid any more.
         """
         from flwr.app import Message
         from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -110,21 +138,34 @@ class FleetConnection:
             make_confirm_message_received_fn_protobuf,
             make_pull_object_fn_protobuf,
         )
-        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+        from flwr.supercore.inflatable.inflatable_utils import (
+            pull_and_inflate_object_from_tree,
+        )
 
-        found = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node()))
+        found = self._call(
+            self._client.PullMessages, PullMessagesRequest(node=self._node())
+        )
         if not found.messages_list:
             return None
-        run_id, tree = found.messages_list[0].metadata.run_id, found.message_object_trees[0]
+        run_id, tree = (
+            found.messages_list[0].metadata.run_id,
+            found.message_object_trees[0],
+        )
 
         def fetch() -> "Message":
             message = pull_and_inflate_object_from_tree(
                 tree,
-                make_pull_object_fn_protobuf(self._client.PullObject, self._node(), run_id),
-                make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node(), run_id),
+                make_pull_object_fn_protobuf(
+                    self._client.PullObject, self._node(), run_id
+                ),
+                make_confirm_message_received_fn_protobuf(
+                    self._client.ConfirmMessageReceived, self._node(), run_id
+                ),
                 return_type=Message,
             )
-            message.metadata.__dict__["_message_id"] = tree.object_id  # which Flower leaves out of the content
+            message.metadata.__dict__["_message_id"] = (
+                tree.object_id
+            )  # which Flower leaves out of the content
             return message
 
         return self._guard(fetch)
@@ -144,12 +185,18 @@ class FleetConnection:
             get_object_tree,
             no_object_id_recompute,
         )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_push_object_fn_protobuf,
+        )
         from flwr.supercore.inflatable.inflatable_utils import push_objects
         from flwr.supercore.task_identity import TaskIdentity
 
         run_id = message.metadata.run_id
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run_id, self._node().node_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            0,
+            run_id,
+            self._node().node_id,
+        )
         reply = Message(wrap(body), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
@@ -159,9 +206,15 @@ class FleetConnection:
                 message_object_trees=[get_object_tree(reply)],
             )
             answer = self._call(self._client.PushMessages, request)
-            push = make_push_object_fn_protobuf(self._client.PushObject, self._node(), run_id, answer.session_id)
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject, self._node(), run_id, answer.session_id
+            )
             wanted = set(answer.objects_to_push)
-            self._guard(lambda: push_objects(get_all_nested_objects(reply), push, object_ids_to_push=wanted))
+            self._guard(
+                lambda: push_objects(
+                    get_all_nested_objects(reply), push, object_ids_to_push=wanted
+                )
+            )
 
     def close(self) -> None:
         """Go offline, if the coordinator can be told."""
@@ -169,7 +222,10 @@ class FleetConnection:
 
         if self.node_id is not None:
             with suppress(Disconnected, ValueError):
-                self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self.node_id))
+                self._call(
+                    self._client.DeactivateNode,
+                    DeactivateNodeRequest(node_id=self.node_id),
+                )
         self._client.close()
 
     def _node(self) -> Any:
@@ -183,7 +239,9 @@ class FleetConnection:
         return self._guard(lambda: method(request))
 
     def _guard(self, action: Callable[[], T]) -> T:
-        """Do something over the connection; all that Flower and the network raise becomes `Disconnected`."""
+        """Do something over the connection; all that Flower and the network raise
+        becomes `Disconnected`.
+        """
         import httpx
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
         from google.protobuf.message import DecodeError
@@ -193,14 +251,22 @@ class FleetConnection:
         except httpx.TransportError as error:
             require(
                 not is_untrusted(error),
-                f"the server at {self.address} has no certificate of this federation's authority for that address; "
-                "check the address in job.toml, and that the kit is of this federation",
+                f"the server at {self.address} has no certificate of this federation's"
+                " authority for that address; check the address in job.toml, and that"
+                " the kit is of this federation",
             )
-            raise Disconnected(f"cannot reach the coordinator at {self.address}") from None
+            raise Disconnected(
+                f"cannot reach the coordinator at {self.address}"
+            ) from None
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-                raise Disconnected(f"the coordinator at {self.address} has trouble") from None
-            raise Refused(f"the coordinator at {self.address} does not accept this client's key (yet)") from None
+                raise Disconnected(
+                    f"the coordinator at {self.address} has trouble"
+                ) from None
+            raise Refused(
+                f"the coordinator at {self.address} does not accept this client's key"
+                " (yet)"
+            ) from None
         except (ObjectPullError, DecodeError, RuntimeError) as error:
             raise Disconnected(f"a message was lost on the way: {error}") from None
 
@@ -213,17 +279,21 @@ def answer_messages(
     stop: threading.Event,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Answer the coordinator's messages until `stop` is set, through every loss of the connection.
+    """Answer the coordinator's messages until `stop` is set, through every loss of the
+    connection.
 
     Args:
         connection: to the coordinator.
-        respond: from a message to its answer; a message for which it raises `ValueError` stays without one.
-        memory: file that keeps the node id, so that a client that was killed need not wait to come back.
+        respond: from a message to its answer; a message for which it raises
+            `ValueError` stays without one.
+        memory: file that keeps the node id, so that a client that was killed need not
+            wait to come back.
         stop: set by another thread or a signal handler.
         tell: is given lines for the user.
 
     Raises:
-        ValueError: the coordinator's certificate is not trusted, or it refuses this client's key for good.
+        ValueError: the coordinator's certificate is not trusted, or it refuses this
+            client's key for good.
     """
     refused_since: float | None = None
     told = ""
@@ -240,16 +310,24 @@ def answer_messages(
                 if str(error) != told:
                     told = str(error)
                     tell(f"{told}; trying again")
-                refused_since = _refused_since(connection, refused_since) if isinstance(error, Refused) else None
+                refused_since = (
+                    _refused_since(connection, refused_since)
+                    if isinstance(error, Refused)
+                    else None
+                )
                 stop.wait(RETRY_S)
     finally:
         connection.close()
 
 
 def _former_node(memory: Path) -> int | None:
-    """The node id that a file keeps; None where it keeps none, or is damaged: then the client may have to wait."""
+    """The node id that a file keeps; None where it keeps none, or is damaged: then the
+    client may have to wait.
+    """
     text = memory.read_bytes() if memory.is_file() else b""
-    return int(text) if re.fullmatch(rb"[0-9]{1,20}", text) and int(text) < 2**64 else None
+    return (
+        int(text) if re.fullmatch(rb"[0-9]{1,20}", text) and int(text) < 2**64 else None
+    )
 
 
 def _refused_since(connection: FleetConnection, since: float | None) -> float:
@@ -261,14 +339,18 @@ def _refused_since(connection: FleetConnection, since: float | None) -> float:
     since = time.monotonic() if since is None else since
     require(
         time.monotonic() - since < REFUSED_S,
-        f"the coordinator at {connection.address} refuses this client's key; it must be registered there, no other "
-        "process may use it, and the clocks of both machines must agree to 5 seconds",
+        f"the coordinator at {connection.address} refuses this client's key; it must be"
+        " registered there, no other process may use it, and the clocks of both"
+        " machines must agree to 5 seconds",
     )
     return since
 
 
 def _serve(
-    connection: FleetConnection, respond: Callable[[bytes], bytes], stop: threading.Event, tell: Callable[[str], None]
+    connection: FleetConnection,
+    respond: Callable[[bytes], bytes],
+    stop: threading.Event,
+    tell: Callable[[str], None],
 ) -> None:
     """Answer messages while the connection lasts."""
     lost = threading.Event()
@@ -279,7 +361,9 @@ def _serve(
         while not stop.is_set():
             message = connection.pull()
             if message is None:
-                stop.wait(min(POLL_S[1], max(POLL_S[0], (time.monotonic() - last) / 20)))
+                stop.wait(
+                    min(POLL_S[1], max(POLL_S[0], (time.monotonic() - last) / 20))
+                )
                 continue
             try:
                 body = respond(unwrap(message))
@@ -292,13 +376,18 @@ def _serve(
         lost.set()
 
 
-def _beat(connection: FleetConnection, stop: threading.Event, lost: threading.Event) -> None:
-    """Send heartbeats, several in the time in which one must arrive, until the connection is over."""
+def _beat(
+    connection: FleetConnection, stop: threading.Event, lost: threading.Event
+) -> None:
+    """Send heartbeats, several in the time in which one must arrive, until the
+    connection is over.
+    """
     while not (stop.is_set() or lost.wait(HEARTBEAT_S / 3)):
         try:
             connection.heartbeat()
         except (Disconnected, ValueError):
-            continue  # the thread that pulls messages meets the same error, and connects again
+            # the thread that pulls messages meets the same error, and connects again
+            continue
 
 
 def read_key(path: Path) -> bytes:

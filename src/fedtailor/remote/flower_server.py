@@ -1,7 +1,9 @@
-"""The coordinator's end on Flower: registers the clients' keys, and carries messages over the SuperLink's grid.
+"""The coordinator's end on Flower: registers the clients' keys, and carries messages
+over the SuperLink's grid.
 
-The process that trains does this itself: Flower would start a `ServerApp` of its own for it, and call a strategy that
-can hand out one model only. Here the round loop drives the grid (push and pull), and no code travels with a run.
+The process that trains does this itself: Flower would start a `ServerApp` of its own
+for it, and call a strategy that can hand out one model only. Here the round loop drives
+the grid (push and pull), and no code travels with a run.
 """
 
 import hashlib
@@ -30,7 +32,8 @@ START_S = 30.0
 """How long a run may take to start."""
 
 APP = {
-    "pyproject.toml": b"""[project]
+    "pyproject.toml": (
+        b"""[project]
 name = "fedtailor-federation"
 version = "1.0.0"
 description = "Messages of a fedtailor federation; this app holds no code"
@@ -43,10 +46,15 @@ publisher = "fedtailor"
 [tool.flwr.app.components]
 serverapp = "fedtailor_federation:server"
 clientapp = "fedtailor_federation:client"
-""",
-    "fedtailor_federation.py": b'raise RuntimeError("join this federation with `fedtailor federation join`")\n',
+"""
+    ),
+    "fedtailor_federation.py": (
+        b'raise RuntimeError("join this federation with `fedtailor federation join`")\n'
+    ),
 }
-"""The app that Flower wants with every run. Nobody runs it; a SuperNode that tries is told what to do."""
+"""The app that Flower wants with every run. Nobody runs it; a SuperNode that tries is
+told what to do.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class GridTransport:
 
     Args:
         grid: of a run that has started.
-        keys: public key (PEM, as the SuperLink lists it) by client; nodes with other keys are not seen.
+        keys: public key (PEM, as the SuperLink lists it) by client; nodes with other
+            keys are not seen.
         check: raises `RuntimeError` if the SuperLink has ended.
         tell: is given a line for every message that is not from where it should be.
     """
@@ -80,7 +89,9 @@ class GridTransport:
         self._arriving: list[Arriving] = []
 
     def online(self) -> Mapping[str, str]:
-        """Clients that are there, with the time at which each connected and how many of its messages were lost."""
+        """Clients that are there, with the time at which each connected and how many of
+        its messages were lost.
+        """
         marks: dict[str, str] = {}
         for node in self._patiently(self._grid.get_nodes):
             name = self._names.get(node.public_key)
@@ -101,13 +112,17 @@ class GridTransport:
         message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=LONGEST_S)
         taken = list(self._patiently(lambda: self._grid.push_messages([message])))
         if not taken:
-            raise RuntimeError(f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB")
+            raise RuntimeError(
+                f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB"
+            )
         if taken[0] is None:  # the client has left since it was seen
             self._lost[client] += 1
         else:
             self._sent[taken[0]] = _Sent(client, node_id)
         # What the client was sending is not waited for: it answers again.
-        self._arriving = [answer for answer in self._arriving if answer.client != client]
+        self._arriving = [
+            answer for answer in self._arriving if answer.client != client
+        ]
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
         """Answers that have arrived whole. Who sent one that is lost is asked again."""
@@ -117,7 +132,8 @@ class GridTransport:
             self._take_announced()
             whole = self._take_whole()
         except httpx.HTTPError:
-            # What the SuperLink has handed out it does not hand out again, and nobody knows what that was.
+            # What the SuperLink has handed out it does not hand out again, and nobody
+            # knows what that was.
             for awaited in (*self._sent.values(), *self._arriving):
                 self._lost[awaited.client] += 1
             self._sent.clear()
@@ -127,19 +143,28 @@ class GridTransport:
             if reply.has_error():  # of Flower's own: the client is gone
                 self._lost[answer.client] += 1
             elif reply.metadata.src_node_id != answer.node_id:
-                self._tell(f"a message in the name of client {answer.client} came from another node; it is ignored")
+                self._tell(
+                    f"a message in the name of client {answer.client} came from another"
+                    " node; it is ignored"
+                )
             else:
                 yield answer.client, _body(reply)
 
     def _take_announced(self) -> None:
         """Note which answers are under way."""
-        for asked, message_id, tree in announced(self._grid, list(self._sent)) if self._sent else ():
+        for asked, message_id, tree in (
+            announced(self._grid, list(self._sent)) if self._sent else ()
+        ):
             sent = self._sent.pop(asked, None)
             if sent is not None:
-                self._arriving.append(Arriving(sent.client, sent.node_id, message_id, tree))
+                self._arriving.append(
+                    Arriving(sent.client, sent.node_id, message_id, tree)
+                )
 
     def _take_whole(self) -> list[tuple[Arriving, "Message"]]:
-        """The answers that have arrived since the last look, with what they were announced as."""
+        """The answers that have arrived since the last look, with what they were
+        announced as.
+        """
         whole, under_way = [], []
         for answer in self._arriving:
             try:
@@ -169,20 +194,27 @@ class GridTransport:
             except httpx.HTTPError as error:
                 self._check()
                 if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
-                    raise RuntimeError(f"the SuperLink does not answer as it should: {error}") from None
+                    raise RuntimeError(
+                        f"the SuperLink does not answer as it should: {error}"
+                    ) from None
             time.sleep(0.5)
 
 
 def _body(reply: "Message") -> bytes:
-    """What an answer carries; one that is no message of ours is refused where it is decoded, with the client's name."""
+    """What an answer carries; one that is no message of ours is refused where it is
+    decoded, with the client's name.
+    """
     try:
         return unwrap(reply)
     except ValueError:
         return b""
 
 
-def register(address: str, authority: bytes, public_keys: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Make the SuperLink know the clients' public keys (OpenSSH); returns them as it lists them.
+def register(
+    address: str, authority: bytes, public_keys: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Make the SuperLink know the clients' public keys (OpenSSH); returns them as it
+    lists them.
 
     Raises:
         ValueError: a key is none, or the SuperLink does not take it.
@@ -199,22 +231,31 @@ def register(address: str, authority: bytes, public_keys: Mapping[str, bytes]) -
             except ValueError as error:
                 raise ValueError(f"the public key of client {name}: {error}") from None
             try:
-                control.RegisterNode(RegisterNodeRequest(public_key=registered[name], name=name))
+                control.RegisterNode(
+                    RegisterNodeRequest(public_key=registered[name], name=name)
+                )
             except httpx.HTTPStatusError as error:
                 found = FlowerError.from_json(error.response.text)
-                if found is None or found.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
-                    raise ValueError(f"the SuperLink does not take the key of client {name}") from None
+                if (
+                    found is None
+                    or found.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
+                ):
+                    raise ValueError(
+                        f"the SuperLink does not take the key of client {name}"
+                    ) from None
     return registered
 
 
 @contextmanager
 def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGrid"]:
-    """Start a run at the SuperLink and take it over: the grid over which this process talks to the clients.
+    """Start a run at the SuperLink and take it over: the grid over which this process
+    talks to the clients.
 
     Args:
         address: "host:port" of the SuperLink, on this machine.
         authority: PEM certificate of the federation's authority.
-        secret: the SuperLink's secret for whoever carries out runs; without it, runs that others start never begin.
+        secret: the SuperLink's secret for whoever carries out runs; without it, runs
+            that others start never begin.
 
     Raises:
         TimeoutError: the SuperLink did not start the run.
@@ -241,7 +282,9 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
         yield grid
     finally:
         with suppress(Exception):  # the run is over in any case
-            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+            runtime.PushTaskOutput(
+                PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
+            )
         heartbeat.stop()
         grid.close()
 
@@ -260,20 +303,29 @@ def _start_run(address: str, authority: bytes) -> int:
 
 
 def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
-    """The token of the run's server task; tasks of runs that somebody else started are taken, and left alone."""
+    """The token of the run's server task; tasks of runs that somebody else started are
+    taken, and left alone.
+    """
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+    from flwr.supercore.interceptors import (
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"})
+    signed = SuperExecAuthHttpInterceptor(
+        master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
+    )
     client = RuntimeHttpClient.from_server_address(
         address, False, authority, [RuntimeVersionHttpInterceptor("SuperExec"), signed]
     )
     end = time.monotonic() + START_S
     try:
         while time.monotonic() < end:
-            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            found = client.AcquireTask(
+                AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+            )
             if found.token and found.task.run_id == run_id:
                 return found.token
             if not found.token:
@@ -289,7 +341,9 @@ def _control(address: str, authority: bytes) -> Iterator[Any]:
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-    client = ControlHttpClient.from_server_address(address, False, authority, [RuntimeVersionHttpInterceptor("flwr")])
+    client = ControlHttpClient.from_server_address(
+        address, False, authority, [RuntimeVersionHttpInterceptor("flwr")]
+    )
     try:
         yield client
     finally:

@@ -1,8 +1,10 @@
-"""Vectors that a client holds already are named, by their digests, instead of being sent again.
+"""Vectors that a client holds already are named, by their digests, instead of being
+sent again.
 
-A client holds the initial model, which follows from the job's seed, and of every kind of message what it received last.
-So an evaluation and the round after it send a model once. What the coordinator believes a client to hold is no more
-than that: a client that lacks a vector (it was started again) says so, and is sent all of them.
+A client holds the initial model, which follows from the job's seed, and of every kind
+of message what it received last. So an evaluation and the round after it send a model
+once. What the coordinator believes a client to hold is no more than that: a client that
+lacks a vector (it was started again) says so, and is sent all of them.
 
 stream/KIND and initial    hold the rows that are new, each once
 known/stream/KIND, ...     [n, 16] bytes for each of the n rows: its digest, or zeros for the next of those that are new
@@ -35,7 +37,9 @@ def digest(row: np.ndarray) -> bytes:
     """What names a vector: a fingerprint of its shape, type and bytes."""
     row = np.ascontiguousarray(row)
     form = f"{row.dtype.str}{row.shape}".encode()
-    return hashlib.blake2b(row.tobytes(), digest_size=DIGEST_BYTES, key=form[:64]).digest()
+    return hashlib.blake2b(
+        row.tobytes(), digest_size=DIGEST_BYTES, key=form[:64]
+    ).digest()
 
 
 class Holdings:
@@ -49,7 +53,9 @@ class Holdings:
         self._common = frozenset(digest(row) for row in common)
         self._held: dict[str, dict[str, frozenset[bytes]]] = {}
 
-    def shorten(self, request: Request, digests: Mapping[str, Sequence[bytes]]) -> Request:
+    def shorten(
+        self, request: Request, digests: Mapping[str, Sequence[bytes]]
+    ) -> Request:
         """The request without the vectors that its client holds.
 
         Args:
@@ -65,21 +71,30 @@ class Holdings:
                     new.append(place)
                     sent.add(found)
             if len(new) < len(rows):
-                named = np.frombuffer(b"".join(_NEW if row in new else rows[row] for row in range(len(rows))), np.uint8)
+                named = np.frombuffer(
+                    b"".join(
+                        _NEW if row in new else rows[row] for row in range(len(rows))
+                    ),
+                    np.uint8,
+                )
                 arrays[KNOWN + name] = named.reshape(len(rows), DIGEST_BYTES)
                 arrays[name] = _as_rows(name, arrays[name])[new]
         return replace(request, arrays=arrays)
 
     def received(self, client: str, digests: Mapping[str, Sequence[bytes]]) -> None:
         """A client has answered a request with these vectors, so it holds them."""
-        self._held.setdefault(client, {}).update({name: frozenset(rows) for name, rows in digests.items()})
+        self._held.setdefault(client, {}).update(
+            {name: frozenset(rows) for name, rows in digests.items()}
+        )
 
 
 class HeldVectors:
-    """What a client holds: the vectors that it can make by itself, and of every kind those that it received last.
+    """What a client holds: the vectors that it can make by itself, and of every kind
+    those that it received last.
 
     Args:
-        own: makes the former; called once, when the first request that names a vector arrives.
+        own: makes the former; called once, when the first request that names a vector
+            arrives.
     """
 
     def __init__(self, own: Callable[[], Iterable[np.ndarray]] = tuple) -> None:
@@ -93,13 +108,28 @@ class HeldVectors:
             Lacks: one of them is not here.
             ValueError: the request is not well formed.
         """
-        arrays = {name: array for name, array in request.arrays.items() if not name.startswith(KNOWN)}
+        arrays = {
+            name: array
+            for name, array in request.arrays.items()
+            if not name.startswith(KNOWN)
+        }
         names = [name for name in arrays if is_vectors(name)]
-        named = {name: request.arrays[KNOWN + name] for name in names if KNOWN + name in request.arrays}
-        fits = len(arrays) + len(named) == len(request.arrays) and all(map(_is_digests, named.values()))
+        named = {
+            name: request.arrays[KNOWN + name]
+            for name in names
+            if KNOWN + name in request.arrays
+        }
+        fits = len(arrays) + len(named) == len(request.arrays) and all(
+            map(_is_digests, named.values())
+        )
         require(fits, "the digests of a request do not fit its vectors")
-        require(all(arrays[name].ndim for name in names), "a request holds a number where vectors belong")
-        whole = {name: _as_rows(name, arrays[name]) for name in names if name not in named}
+        require(
+            all(arrays[name].ndim for name in names),
+            "a request holds a number where vectors belong",
+        )
+        whole = {
+            name: _as_rows(name, arrays[name]) for name in names if name not in named
+        }
         here = {digest(row): row for name in named for row in arrays[name]}
         here |= {digest(row): row for rows in whole.values() for row in rows}
         for name, digests in named.items():
@@ -109,14 +139,20 @@ class HeldVectors:
             arrays[name] = rows[0] if name == INITIAL else rows
         return replace(request, arrays=arrays)
 
-    def _joined(self, new: np.ndarray, digests: np.ndarray, here: Mapping[bytes, np.ndarray]) -> np.ndarray:
-        """All rows of an array: the new ones in their order, the others by their digests."""
+    def _joined(
+        self, new: np.ndarray, digests: np.ndarray, here: Mapping[bytes, np.ndarray]
+    ) -> np.ndarray:
+        """All rows of an array: the new ones in their order, the others by their
+        digests.
+        """
         order, found = iter(new), []
         for name in map(bytes, digests):
             row = next(order, None) if name == _NEW else self._find(name, here)
             require(row is not None, "a request names more new vectors than it holds")
             found.append(row)
-        require(next(order, None) is None, "a request holds more new vectors than it names")
+        require(
+            next(order, None) is None, "a request holds more new vectors than it names"
+        )
         return np.stack(found)
 
     def _find(self, name: bytes, here: Mapping[bytes, np.ndarray]) -> np.ndarray:
@@ -138,4 +174,9 @@ def _as_rows(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _is_digests(array: np.ndarray) -> bool:
-    return array.dtype == np.uint8 and array.ndim == 2 and array.shape[0] > 0 and array.shape[1] == DIGEST_BYTES
+    return (
+        array.dtype == np.uint8
+        and array.ndim == 2
+        and array.shape[0] > 0
+        and array.shape[1] == DIGEST_BYTES
+    )

@@ -1,4 +1,6 @@
-"""What clients hold after training where the coordinator sees sums only, in the place of what they would have sent."""
+"""What clients hold after training where the coordinator sees sums only, in the place
+of what they would have sent.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,10 +16,12 @@ from fedtailor.remote.sum_server import MASKED, Arrays, SecureSum, Stage
 
 
 class HiddenUpdates:
-    """What the clients of one exchange have trained and hold, until the server asks for sums of it.
+    """What the clients of one exchange have trained and hold, until the server asks for
+    sums of it.
 
     Attributes:
-        beside: [2] bytes down and up so far beside the masked vectors: keys, shares, weights.
+        beside: [2] bytes down and up so far beside the masked vectors: keys, shares,
+            weights.
     """
 
     def __init__(
@@ -36,12 +40,20 @@ class HiddenUpdates:
             settings: of the job.
             cohort: the clients.
             reporting: [c] who holds an update.
-            ask: carries the stages of a sum, with what names the vectors that are added.
+            ask: carries the stages of a sum, with what names the vectors that are
+                added.
             minimum, tell: as for `SecureSum`.
         """
-        self._settings, self._ask, self._minimum, self._tell = settings, ask, minimum, tell
+        self._settings, self._ask, self._minimum, self._tell = (
+            settings,
+            ask,
+            minimum,
+            tell,
+        )
         self._clients, self._places = len(cohort), np.flatnonzero(reporting)
-        self._names = [cohort.clients.names[cohort.rows[place]] for place in self._places]
+        self._names = [
+            cohort.clients.names[cohort.rows[place]] for place in self._places
+        ]
         self.beside = np.zeros(2, np.int64)
 
     def rows(self, kind: str, form: Any) -> HiddenRows:
@@ -56,7 +68,9 @@ class HiddenUpdates:
         def ask(stage: Stage, asked: Mapping[str, Any]) -> Mapping[str, Arrays]:
             found = self._ask(stage, asked)
             self._count(stage, found)
-            masked = next((answer[MASKED] for answer in found.values() if MASKED in answer), None)
+            masked = next(
+                (answer[MASKED] for answer in found.values() if MASKED in answer), None
+            )
             if masked is not None:
                 sent[:] = sent[0] + masked.shape[0], masked.shape[1]
             return found
@@ -66,14 +80,33 @@ class HiddenUpdates:
             require(not others.any(), "the method weighs clients that do not report")
             size = math.prod(form.shape if number is None else form.shape[1:])
             asking = partial(ask, asked={"kind": kind, "number": number})
-            one = SecureSum(asking, self._names, size, self._settings, minimum=self._minimum, tell=self._tell)
+            one = SecureSum(
+                asking,
+                self._names,
+                size,
+                self._settings,
+                minimum=self._minimum,
+                tell=self._tell,
+            )
             return one.run(weights[:, self._places])
 
-        return HiddenRows((self._clients, *form.shape), np.dtype(form.dtype), add_up, lambda: (sent[0], sent[1]))
+        return HiddenRows(
+            (self._clients, *form.shape),
+            np.dtype(form.dtype),
+            add_up,
+            lambda: (sent[0], sent[1]),
+        )
 
     def _count(self, stage: Stage, found: Mapping[str, Arrays]) -> None:
-        """Count all but what is masked, which is charged as the method's own message."""
-        self.beside[0] += sum(array.nbytes for sent in stage.arrays.values() for array in sent.values())
+        """Count all but what is masked, which is charged as the method's own
+        message.
+        """
+        self.beside[0] += sum(
+            array.nbytes for sent in stage.arrays.values() for array in sent.values()
+        )
         self.beside[1] += sum(
-            array.nbytes for answer in found.values() for name, array in answer.items() if name != MASKED
+            array.nbytes
+            for answer in found.values()
+            for name, array in answer.items()
+            if name != MASKED
         )

@@ -44,5 +44,8 @@ secure_aggregation = false        # true: the coordinator sees sums over clients
 def template(title: str, address: str, clients: int, method: str = "ucfl") -> str:
     """The job file that `init` writes, to be edited."""
     return TEMPLATE.format(
-        title=title.replace("\\", "/").replace('"', "'"), address=address, method=method, minimum=max(1, clients // 2)
+        title=title.replace("\\", "/").replace('"', "'"),
+        address=address,
+        method=method,
+        minimum=max(1, clients // 2),
     )

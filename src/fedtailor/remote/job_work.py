@@ -1,4 +1,6 @@
-"""All that a client of a job is asked, from the first greeting: who it is, what its table holds, then the rounds."""
+"""All that a client of a job is asked, from the first greeting: who it is, what its
+table holds, then the rounds.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,22 +14,34 @@ from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import plan_of
-from fedtailor.remote.statistics import OwnTable, Statistics, as_array, from_arrays, read_table
+from fedtailor.remote.statistics import (
+    OwnTable,
+    Statistics,
+    as_array,
+    from_arrays,
+    read_table,
+)
 from fedtailor.remote.table import Rows, read_rows
 from fedtailor.remote.transport import Work
 from fedtailor.remote.work import ClientWork
 
 HELLO = "hello"
-"""The task that asks a client whether it is ready: it answers how many rows it trains, validates and tests on."""
+"""The task that asks a client whether it is ready: it answers how many rows it trains,
+validates and tests on.
+"""
 
 STATISTICS = "statistics"
 """The task that asks for counts and sums of the client's training rows."""
 
 INPUTS = "inputs"
-"""The task that tells what the columns hold together, and asks for sums of products of the inputs that follow."""
+"""The task that tells what the columns hold together, and asks for sums of products of
+the inputs that follow.
+"""
 
 AGREED = "agreed"
-"""The task that tells the sum over all clients, from which the client's table becomes examples."""
+"""The task that tells the sum over all clients, from which the client's table becomes
+examples.
+"""
 
 
 class JobWork:
@@ -38,8 +52,8 @@ class JobWork:
         name: of this client.
         data: its file.
         store: what it keeps between rounds.
-        make_work: from its own examples and its store to what answers the requests of rounds; by default what the
-            job's method does.
+        make_work: from its own examples and its store to what answers the requests of
+            rounds; by default what the job's method does.
 
     Raises:
         ValueError: the file does not fit the job.
@@ -56,7 +70,12 @@ class JobWork:
         store: ClientStore,
         make_work: Callable[[Federation, ClientStore], Work] | None = None,
     ) -> None:
-        self._job, self._name, self._store, self._make_work = job, name, store, make_work
+        self._job, self._name, self._store, self._make_work = (
+            job,
+            name,
+            store,
+            make_work,
+        )
         self._table: OwnTable | None = None
         self._agreed: Statistics | None = None
         self._rounds: Work | None = None
@@ -88,14 +107,23 @@ class JobWork:
                 return {STATISTICS: as_array(self._table.statistics(train))}
             agreed = from_arrays(request.arrays, self._job.schema)
             if request.task == INPUTS:
-                require(self._job.schema.decorrelate, "this job does not ask for products of inputs")
+                require(
+                    self._job.schema.decorrelate,
+                    "this job does not ask for products of inputs",
+                )
                 return {STATISTICS: as_array(self._table.with_inputs(train, agreed))}
-            require(not agreed.lacks_inputs(self._job.schema), "the job asks for sums of products, and there are none")
+            require(
+                not agreed.lacks_inputs(self._job.schema),
+                "the job asks for sums of products, and there are none",
+            )
             if agreed != self._agreed:
                 self._agree(agreed)
                 agreed.save(self._store.directory)
             return {}
-        require(self._rounds is not None, "it has not been told what the clients' tables hold together")
+        require(
+            self._rounds is not None,
+            "it has not been told what the clients' tables hold together",
+        )
         assert self._rounds is not None
         return self._rounds(request)
 
@@ -114,4 +142,6 @@ class JobWork:
         if self._make_work is not None:
             self._rounds = self._make_work(own, self._store)
         else:
-            self._rounds = ClientWork(plan_of(self._job, self._agreed), own, self._store)
+            self._rounds = ClientWork(
+                plan_of(self._job, self._agreed), own, self._store
+            )

@@ -1,8 +1,10 @@
-"""Keys and certificates of a federation, in the forms that Flower's SuperLink and SuperNode read.
+"""Keys and certificates of a federation, in the forms that Flower's SuperLink and
+SuperNode read.
 
-The coordinator proves who it is by a TLS certificate, signed by an authority that only this federation trusts; a client
-proves who it is by an EC key whose public half the coordinator registers under the client's name. Needs the extra
-`flower` (package `cryptography`).
+The coordinator proves who it is by a TLS certificate, signed by an authority that only
+this federation trusts; a client proves who it is by an EC key whose public half the
+coordinator registers under the client's name. Needs the extra `flower` (package
+`cryptography`).
 """
 
 import datetime
@@ -16,50 +18,72 @@ from typing import TYPE_CHECKING
 from fedtailor.protocol import require
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
     from cryptography.x509 import Certificate, CertificateBuilder, GeneralName, Name
 
 VALID_DAYS = 3 * 365
-"""How long certificates hold. Longer than a study, shorter than people remember who keeps the authority's key."""
+"""How long certificates hold. Longer than a study, shorter than people remember who
+keeps the authority's key.
+"""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate covers: the coordinator's own process reaches the SuperLink by them."""
+"""Names that every server certificate covers: the coordinator's own process reaches the
+SuperLink by them.
+"""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A private key and its public half, or a private key and its certificate, as the bytes of two files."""
+    """A private key and its public half, or a private key and its certificate, as the
+    bytes of two files.
+    """
 
     private: bytes
     public: bytes
 
 
 def make_authority(name: str) -> Pair:
-    """A certificate authority of its own for one federation: (PEM private key, PEM certificate)."""
+    """A certificate authority of its own for one federation: (PEM private key, PEM
+    certificate).
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _named(f"fedtailor authority of {name}")
     usage = x509.KeyUsage(
-        digital_signature=False, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         _certificate(subject, subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
     )
     return Pair(_private_pem(key), _signed(builder, key))
 
 
 def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
-    """The coordinator's TLS key and certificate: (PEM private key, PEM certificate signed by the authority).
+    """The coordinator's TLS key and certificate: (PEM private key, PEM certificate
+    signed by the authority).
 
     Args:
         authority: from `make_authority`.
-        addresses: host names and IP addresses under which clients reach the coordinator; loopback is added.
+        addresses: host names and IP addresses under which clients reach the
+            coordinator; loopback is added.
 
     Raises:
         ValueError: an address is no host name or IP address.
@@ -75,36 +99,55 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
     alternatives = [_alternative(name) for name in names]
     key = ec.generate_private_key(ec.SECP384R1())
     usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=False, crl_sign=False, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=False,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         _certificate(_named(names[0]), authority_certificate.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]),
+            critical=False,
+        )
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
         .add_extension(_issuer_identifier(authority_certificate), critical=False)
     )
     return Pair(_private_pem(key), _signed(builder, authority_key))
 
 
 def make_client_key() -> Pair:
-    """A client's key pair on the curve P-384, both halves in OpenSSH's form, as SuperNodes and `flwr` read them."""
+    """A client's key pair on the curve P-384, both halves in OpenSSH's form, as
+    SuperNodes and `flwr` read them.
+    """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return Pair(private, public + b"\n")
 
 
 def registered_form(public: bytes) -> bytes:
-    """A client's public key (OpenSSH) in the form in which the SuperLink registers and lists it (PEM).
+    """A client's public key (OpenSSH) in the form in which the SuperLink registers and
+    lists it (PEM).
 
     Raises:
         ValueError: it is no EC public key on a curve that Flower accepts.
@@ -116,22 +159,32 @@ def registered_form(public: bytes) -> bytes:
     try:
         key = serialization.load_ssh_public_key(public)
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError("it is no public key in OpenSSH's form; make it with `fedtailor federation init`") from None
+        raise ValueError(
+            "it is no public key in OpenSSH's form; make it with `fedtailor federation"
+            " init`"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("it is no EC key; make it with `fedtailor federation init`")
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file that must not exist; a secret one can be read by its owner only, from the first moment on.
+    """Write a file that must not exist; a secret one can be read by its owner only,
+    from the first moment on.
 
     Raises:
         ValueError: there is such a file already, or it cannot be written.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644
+        )
     except FileExistsError:
-        raise ValueError(f"{path} is there already, and nothing is overwritten; move it away first") from None
+        raise ValueError(
+            f"{path} is there already, and nothing is overwritten; move it away first"
+        ) from None
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "wb") as file:
@@ -148,7 +201,11 @@ def check_secret(path: Path) -> None:
     """
     require(path.is_file(), f"there is no private key {path}; copy the whole kit")
     mode = path.stat().st_mode & 0o777
-    require(mode & 0o077 == 0, f"others can read the private key {path} (mode {mode:o}); run: chmod 600 {path}")
+    require(
+        mode & 0o077 == 0,
+        f"others can read the private key {path} (mode {mode:o}); run: chmod 600"
+        f" {path}",
+    )
 
 
 def _named(name: str) -> "Name":
@@ -158,7 +215,9 @@ def _named(name: str) -> "Name":
 
 
 def _alternative(address: str) -> "GeneralName":
-    """An entry of a certificate's list of names: an IP address where it is one, else a host name."""
+    """An entry of a certificate's list of names: an IP address where it is one, else a
+    host name.
+    """
     from cryptography import x509
 
     try:
@@ -166,12 +225,21 @@ def _alternative(address: str) -> "GeneralName":
     except ValueError:
         pass
     labels = address.rstrip(".").split(".")
-    plain = all(label and label.replace("-", "").isalnum() and label.isascii() for label in labels)
-    require(plain, f"{address!r} is no host name or IP address; write it without https:// and without the port")
+    plain = all(
+        label and label.replace("-", "").isalnum() and label.isascii()
+        for label in labels
+    )
+    require(
+        plain,
+        f"{address!r} is no host name or IP address; write it without https:// and"
+        " without the port",
+    )
     return x509.DNSName(address)
 
 
-def _certificate(subject: "Name", issuer: "Name", public: "EllipticCurvePublicKey") -> "CertificateBuilder":
+def _certificate(
+    subject: "Name", issuer: "Name", public: "EllipticCurvePublicKey"
+) -> "CertificateBuilder":
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
@@ -181,15 +249,20 @@ def _certificate(subject: "Name", issuer: "Name", public: "EllipticCurvePublicKe
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of machines differ
+        .not_valid_before(
+            now - datetime.timedelta(hours=1)
+        )  # clocks of machines differ
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 
 
-def _issuer_identifier(certificate: "Certificate"):  # noqa: ANN202  (x509 is not imported here)
+# No type of the result: x509 is not imported here.
+def _issuer_identifier(certificate: "Certificate"):  # noqa: ANN202
     from cryptography import x509
 
-    identifier = certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    identifier = certificate.extensions.get_extension_for_class(
+        x509.SubjectKeyIdentifier
+    ).value
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
@@ -203,5 +276,7 @@ def _private_pem(key: "EllipticCurvePrivateKey") -> bytes:
     from cryptography.hazmat.primitives import serialization
 
     return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )

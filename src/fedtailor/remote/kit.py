@@ -1,4 +1,5 @@
-"""The directory of a federation: the coordinator's files, and for each client a kit to be copied to its machine.
+"""The directory of a federation: the coordinator's files, and for each client a kit to
+be copied to its machine.
 
 DIR/job.toml                  what is trained; a copy goes into every kit
 DIR/coordinator/              ca.crt, ca.key, server.crt, server.key, clients/NAME.pub
@@ -54,32 +55,45 @@ class Kit:
 
 
 def make_federation(
-    directory: Path, clients: Sequence[str], *, address: str | None = None, job: Path | None = None
+    directory: Path,
+    clients: Sequence[str],
+    *,
+    address: str | None = None,
+    job: Path | None = None,
 ) -> tuple[str, ...]:
-    """Make a federation's directory, or add clients to one that is there. Nothing is overwritten.
+    """Make a federation's directory, or add clients to one that is there. Nothing is
+    overwritten.
 
     Args:
         directory: of the federation.
         clients: names of the (new) clients.
-        address: "host:port" where clients reach the coordinator; for a new federation only.
-        job: file to copy as job.toml; for a new federation only. Without it, a template is written.
+        address: "host:port" where clients reach the coordinator; for a new federation
+            only.
+        job: file to copy as job.toml; for a new federation only. Without it, a template
+            is written.
 
     Returns:
         The names of the clients for which kits were made.
 
     Raises:
-        ValueError: a name or the address is not valid, a client is there already, or a file cannot be written.
+        ValueError: a name or the address is not valid, a client is there already, or a
+            file cannot be written.
     """
     _check_names(clients)
     coordinator = directory / COORDINATOR
     if not (coordinator / "server.crt").exists():
         _make_coordinator(directory, len(clients), address, job)
     else:
-        wrong = f"{directory} holds a federation already; give only --clients, to add some"
+        wrong = (
+            f"{directory} holds a federation already; give only --clients, to add some"
+        )
         require(address is None and job is None, wrong)
     for name in clients:
         there = (coordinator / "clients" / f"{name}.pub", directory / "kits" / name)
-        require(not any(path.exists() for path in there), f"there is a client {name} already; choose another name")
+        require(
+            not any(path.exists() for path in there),
+            f"there is a client {name} already; choose another name",
+        )
     for name in clients:
         _make_kit(directory, name)
     return tuple(clients)
@@ -93,16 +107,31 @@ def read_kit(directory: Path) -> Kit:
     """
     require(directory.is_dir(), f"there is no kit {directory}")
     for name in ("client.toml", "ca.crt"):
-        require((directory / name).is_file(), f"{name} is missing in {directory}; copy the whole kit")
-    require((directory / JOB).is_file(), f"copy the coordinator's {JOB} into {directory} first")
+        require(
+            (directory / name).is_file(),
+            f"{name} is missing in {directory}; copy the whole kit",
+        )
+    require(
+        (directory / JOB).is_file(),
+        f"copy the coordinator's {JOB} into {directory} first",
+    )
     check_secret(directory / "client.key")
     try:
-        name = tomllib.loads((directory / "client.toml").read_text(encoding="utf-8"))["name"]
+        name = tomllib.loads((directory / "client.toml").read_text(encoding="utf-8"))[
+            "name"
+        ]
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError):
-        raise ValueError(f"{directory / 'client.toml'} does not say the client's name; copy the whole kit") from None
+        raise ValueError(
+            f"{directory / 'client.toml'} does not say the client's name; copy the"
+            " whole kit"
+        ) from None
     _check_names([name])
     return Kit(
-        directory, name, read_job(directory / JOB), (directory / "ca.crt").read_bytes(), directory / "client.key"
+        directory,
+        name,
+        read_job(directory / JOB),
+        (directory / "ca.crt").read_bytes(),
+        directory / "client.key",
     )
 
 
@@ -112,29 +141,52 @@ def read_public_keys(coordinator: Path) -> dict[str, bytes]:
     Raises:
         ValueError: there is none.
     """
-    found = {path.stem: path.read_bytes() for path in sorted((coordinator / "clients").glob("*.pub"))}
-    require(bool(found), f"{coordinator} knows no clients; make kits with `fedtailor federation init`")
+    found = {
+        path.stem: path.read_bytes()
+        for path in sorted((coordinator / "clients").glob("*.pub"))
+    }
+    require(
+        bool(found),
+        f"{coordinator} knows no clients; make kits with `fedtailor federation init`",
+    )
     return found
 
 
 def _check_names(clients: Sequence[str]) -> None:
     require(len(clients) > 0, "there are no clients; name some: --clients a,b,c")
     for name in clients:
-        fits = isinstance(name, str) and _NAME.fullmatch(name) is not None and ".." not in name
-        require(fits, f"{name!r} is no name for a client; use letters, digits, dots, dashes and underscores")
+        fits = (
+            isinstance(name, str)
+            and _NAME.fullmatch(name) is not None
+            and ".." not in name
+        )
+        require(
+            fits,
+            f"{name!r} is no name for a client; use letters, digits, dots, dashes and"
+            " underscores",
+        )
     twice = sorted({name for name in clients if clients.count(name) > 1})
     require(not twice, f"the client {', '.join(twice)} is named twice")
 
 
-def _make_coordinator(directory: Path, clients: int, address: str | None, job: Path | None) -> None:
-    """The job, the authority and the coordinator's certificate; the last file written is what marks them complete."""
+def _make_coordinator(
+    directory: Path, clients: int, address: str | None, job: Path | None
+) -> None:
+    """The job, the authority and the coordinator's certificate; the last file written
+    is what marks them complete.
+    """
     coordinator, job_file = directory / COORDINATOR, directory / JOB
     if job is not None:
-        require(address is None, "the address stands in the job file; leave out --address")
+        require(
+            address is None, "the address stands in the job file; leave out --address"
+        )
         host = read_job(job).host
         content = job.read_bytes()
     else:
-        require(address is not None, "say where clients reach the coordinator: --address HOST:PORT")
+        require(
+            address is not None,
+            "say where clients reach the coordinator: --address HOST:PORT",
+        )
         assert address is not None
         host, _ = split_address(address)
         content = template(directory.resolve().name, address, clients).encode()
@@ -155,7 +207,9 @@ def _make_coordinator(directory: Path, clients: int, address: str | None, job: P
 
 
 def _authority(coordinator: Path, name: str) -> Pair:
-    """The authority, new, or from an earlier attempt that was cut off after it was made."""
+    """The authority, new, or from an earlier attempt that was cut off after it was
+    made.
+    """
     key, certificate = coordinator / "ca.key", coordinator / "ca.crt"
     if certificate.exists():
         return Pair(key.read_bytes(), certificate.read_bytes())
@@ -167,7 +221,9 @@ def _authority(coordinator: Path, name: str) -> Pair:
 
 
 def _make_kit(directory: Path, name: str) -> None:
-    """A client's kit, put in its place as a whole; then the coordinator knows the client."""
+    """A client's kit, put in its place as a whole; then the coordinator knows the
+    client.
+    """
     pair, coordinator = make_client_key(), directory / COORDINATOR
     unfinished = directory / "kits" / f".{name}.part"
     shutil.rmtree(unfinished, ignore_errors=True)

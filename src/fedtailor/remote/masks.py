@@ -1,8 +1,10 @@
-"""What secure sums are made of: keys that two clients agree on, masks, sealed shares of secrets, and fixed point.
+"""What secure sums are made of: keys that two clients agree on, masks, sealed shares of
+secrets, and fixed point.
 
-X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's shares those of PyCryptodome, on
-which Flower's own secure aggregation stands, too (both come with the extra `flower`). Flower's generator of masks is
-not used: it folds a key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
+X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's
+shares those of PyCryptodome, on which Flower's own secure aggregation stands, too (both
+come with the extra `flower`). Flower's generator of masks is not used: it folds a key
+to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
 """
 
 import hashlib
@@ -17,14 +19,17 @@ from numpy.typing import NDArray
 from fedtailor.protocol import require
 
 SECRET_BYTES = 16
-"""Length of a secret from which a key or a mask follows; Shamir's shares are as long."""
+"""Length of a secret from which a key or a mask follows; Shamir's shares are as long.
+"""
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 SEALED_BYTES = NONCE_BYTES + 2 * SECRET_BYTES + TAG_BYTES
 """Length of two sealed shares."""
 
 _HEADROOM = 2.0**20
-"""Whole steps that are left for what rounding adds to a sum: half a step for each client."""
+"""Whole steps that are left for what rounding adds to a sum: half a step for each
+client.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class KeyPair:
             raise ValueError("a public key for secure sums is none") from None
         return _derived(shared, purpose)
 
-    def _private(self):  # noqa: ANN202  (`cryptography` is not imported before it is needed)
+    # No type of the result: `cryptography` is not imported before it is needed.
+    def _private(self):  # noqa: ANN202
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         return X25519PrivateKey.from_private_bytes(_derived(self.secret, "key pair"))
@@ -63,17 +69,22 @@ def _derived(secret: bytes, purpose: str) -> bytes:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     info = f"fedtailor secure sums: {purpose}".encode()
-    return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
+    return HKDF(
+        algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info
+    ).derive(secret)
 
 
 def mask_of(secret: bytes, size: int) -> UInt32[np.ndarray, " size"]:
-    """Numbers that look uniformly random to whoever does not know the secret: a key stream of ChaCha20.
+    """Numbers that look uniformly random to whoever does not know the secret: a key
+    stream of ChaCha20.
 
     A secret makes one mask: the nonce is always the same.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    stream = Cipher(algorithms.ChaCha20(_derived(secret, "mask"), bytes(16)), mode=None).encryptor()
+    stream = Cipher(
+        algorithms.ChaCha20(_derived(secret, "mask"), bytes(16)), mode=None
+    ).encryptor()
     return np.frombuffer(stream.update(bytes(4 * size)), "<u4").astype(np.uint32)
 
 
@@ -95,35 +106,48 @@ def unseal(key: bytes, sealed: bytes, label: str) -> bytes:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     try:
-        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], label.encode())
+        return ChaCha20Poly1305(key).decrypt(
+            sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], label.encode()
+        )
     except InvalidTag:
         raise ValueError("it was changed on the way") from None
 
 
 def commitment(secret: bytes) -> bytes:
-    """What shows later that a secret is the one that was shared, and does not tell it."""
+    """What shows later that a secret is the one that was shared, and does not tell
+    it.
+    """
     return hashlib.sha256(b"fedtailor secure sums" + secret).digest()
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret, of which `threshold` give it and fewer say nothing (Shamir 1979, over GF(2^128))."""
+    """Shares of a secret, of which `threshold` give it and fewer say nothing (Shamir
+    1979, over GF(2^128)).
+    """
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return [share for _, share in sorted(Shamir.split(threshold, count, secret, ssss=False))]
+    return [
+        share for _, share in sorted(Shamir.split(threshold, count, secret, ssss=False))
+    ]
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of as many shares as it takes, by their places (from 0); of wrong ones something else."""
+    """The secret of as many shares as it takes, by their places (from 0); of wrong ones
+    something else.
+    """
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False)
+    return Shamir.combine(
+        [(place + 1, share) for place, share in shares.items()], ssss=False
+    )
 
 
 @dataclass(frozen=True)
 class FixedPoint:
     """Numbers of at most `range` as whole steps modulo 2^32, which add up exactly.
 
-    A rounded number is off by at most half a step, so a sum over n clients by at most n / 2 steps.
+    A rounded number is off by at most half a step, so a sum over n clients by at most n
+    / 2 steps.
     """
 
     range: float
@@ -140,12 +164,19 @@ class FixedPoint:
             ValueError: a number is out of range, or not finite.
         """
         largest = float(np.abs(vector).max(initial=0.0))
-        require(largest <= self.range, f"it would send a number of size {largest:g}, and sums hold numbers up to "
-                f"{self.range:g}; raise sum_range of the job's [privacy]")  # fmt: skip
+        require(
+            largest <= self.range,
+            f"it would send a number of size {largest:g}, and sums hold numbers up to "
+            f"{self.range:g}; raise sum_range of the job's [privacy]",
+        )
 
     def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
         """Numbers within the range as steps."""
-        return np.rint(values.astype(np.float64) / self.step).astype(np.int64).astype(np.uint32)
+        return (
+            np.rint(values.astype(np.float64) / self.step)
+            .astype(np.int64)
+            .astype(np.uint32)
+        )
 
     def decode(self, steps: UInt32[np.ndarray, "..."]) -> NDArray[np.float64]:
         """The opposite of `encode`, also of sums."""

@@ -1,8 +1,10 @@
-"""One exchange between the coordinator and one client, as bytes, and back with nothing taken on trust.
+"""One exchange between the coordinator and one client, as bytes, and back with nothing
+taken on trust.
 
-A message is a safetensors file: arrays as raw little-endian bytes behind a header of names, types and shapes. The
-rest (who, which round, which method) is JSON in the file's metadata. Nothing in a message can run code, and whatever is
-wrong with one ends in a `ValueError` of one line.
+A message is a safetensors file: arrays as raw little-endian bytes behind a header of
+names, types and shapes. The rest (who, which round, which method) is JSON in the file's
+metadata. Nothing in a message can run code, and whatever is wrong with one ends in a
+`ValueError` of one line.
 """
 
 import json
@@ -21,10 +23,19 @@ FORMAT = 1
 """Version of this wire format; other versions are refused."""
 
 DTYPES = {
-    "BOOL": np.dtype(bool), "U8": np.dtype("u1"), "I8": np.dtype("i1"), "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"), "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8"),
-}  # fmt: skip
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
 """Types that may cross the wire, by their names in safetensors."""
 
 MAX_TEXT = 2**22
@@ -41,7 +52,8 @@ class ArraySpec:
     """What an array in a message must be.
 
     Attributes:
-        shape: its exact shape; (None,) for an array of one dimension, of at most `MAX_TEXT` entries.
+        shape: its exact shape; (None,) for an array of one dimension, of at most
+            `MAX_TEXT` entries.
         dtype: its exact type, such as "float32".
         optional: whether it may be missing.
         finite: whether NaN and infinity are refused.
@@ -60,15 +72,18 @@ class Request:
     Attributes:
         experiment: identity of the job (`Job.identity`); both sides must have the same.
         round: number of the round, from 0.
-        exchange: number of this exchange within the round, from 0 (a round may probe, train and evaluate).
+        exchange: number of this exchange within the round, from 0 (a round may probe,
+            train and evaluate).
         task: what to do: "client", "probe", ...
         client: whom this is for.
-        state_round: round after which the client's state is what the coordinator last accepted from it, -1 for none:
-            what it does now starts there.
-        durable_state_round: the same, as the coordinator has it on its disk; older states of the client may go.
+        state_round: round after which the client's state is what the coordinator last
+            accepted from it, -1 for none: what it does now starts there.
+        durable_state_round: the same, as the coordinator has it on its disk; older
+            states of the client may go.
         deadline: seconds since the epoch after which an answer is of no use.
         reply: whether the client is asked to report what it trained.
-        nonce: a secret between the coordinator and this client, which the answer repeats: nobody else can answer.
+        nonce: a secret between the coordinator and this client, which the answer
+            repeats: nobody else can answer.
         algorithm: the method's name and hyper-parameters, as plain values.
         arrays: what the method sends, by name.
     """
@@ -94,8 +109,10 @@ class Reply:
     Attributes:
         experiment, round, exchange, task, client, nonce: of the request.
         arrays: what the method reports, by name.
-        problem: in one line, why the client could not do what it was asked; empty if it could.
-        lacks: whether the client must be asked again with all vectors, as it does not hold one that was only named.
+        problem: in one line, why the client could not do what it was asked; empty if it
+            could.
+        lacks: whether the client must be asked again with all vectors, as it does not
+            hold one that was only named.
     """
 
     experiment: str
@@ -117,11 +134,20 @@ class Reply:
         *,
         lacks: bool = False,
     ) -> "Reply":
-        """The answer to a request; what goes wrong is said in one line of at most 300 characters."""
+        """The answer to a request; what goes wrong is said in one line of at most 300
+        characters.
+        """
         return cls(
-            request.experiment, request.round, request.exchange, request.task, request.client, request.nonce,
-            arrays or {}, " ".join(problem.split())[:300], lacks,
-        )  # fmt: skip
+            request.experiment,
+            request.round,
+            request.exchange,
+            request.task,
+            request.client,
+            request.nonce,
+            arrays or {},
+            " ".join(problem.split())[:300],
+            lacks,
+        )
 
 
 class _Envelope(BaseModel):
@@ -164,7 +190,9 @@ def encode_request(request: Request) -> bytes:
     return _pack(envelope, request.arrays)
 
 
-def decode_request(data: bytes, expected: Mapping[str, ArraySpec] | None = None) -> Request:
+def decode_request(
+    data: bytes, expected: Mapping[str, ArraySpec] | None = None
+) -> Request:
     """A request from bytes.
 
     Args:
@@ -179,42 +207,77 @@ def decode_request(data: bytes, expected: Mapping[str, ArraySpec] | None = None)
         check_arrays(arrays, expected)
     deadline = float("inf") if envelope.deadline is None else envelope.deadline
     return Request(
-        envelope.experiment, envelope.round, envelope.exchange, envelope.task, envelope.client,
-        envelope.state_round, envelope.durable_state_round, deadline, envelope.reply, envelope.nonce,
-        envelope.algorithm, arrays,
-    )  # fmt: skip
+        envelope.experiment,
+        envelope.round,
+        envelope.exchange,
+        envelope.task,
+        envelope.client,
+        envelope.state_round,
+        envelope.durable_state_round,
+        deadline,
+        envelope.reply,
+        envelope.nonce,
+        envelope.algorithm,
+        arrays,
+    )
 
 
 def encode_reply(reply: Reply) -> bytes:
     """A reply as bytes."""
-    return _pack(_common(reply) | {"kind": "reply", "problem": reply.problem, "lacks": reply.lacks}, reply.arrays)
+    return _pack(
+        _common(reply)
+        | {
+            "kind": "reply",
+            "problem": reply.problem,
+            "lacks": reply.lacks,
+        },
+        reply.arrays,
+    )
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply from bytes; whether it answers what was asked is for `check_identity` and `check_content` to say.
+    """A reply from bytes; whether it answers what was asked is for `check_identity` and
+    `check_content` to say.
 
     Raises:
         ValueError: it is no reply.
     """
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
-        envelope.experiment, envelope.round, envelope.exchange, envelope.task, envelope.client, envelope.nonce,
-        arrays, envelope.problem, envelope.lacks,
-    )  # fmt: skip
+        envelope.experiment,
+        envelope.round,
+        envelope.exchange,
+        envelope.task,
+        envelope.client,
+        envelope.nonce,
+        arrays,
+        envelope.problem,
+        envelope.lacks,
+    )
 
 
 def check_identity(reply: Reply, request: Request) -> None:
     """Refuse a reply to another request.
 
     Raises:
-        ValueError: it is of another experiment, client, round, exchange, request or task.
+        ValueError: it is of another experiment, client, round, exchange, request or
+            task.
     """
-    require(reply.experiment == request.experiment, "it answers another experiment; its kit's job.toml differs")
+    require(
+        reply.experiment == request.experiment,
+        "it answers another experiment; its kit's job.toml differs",
+    )
     require(reply.client == request.client, f"it claims to be {reply.client!r}")
     asked, answered = (request.round, request.exchange), (reply.round, reply.exchange)
-    require(answered == asked, f"it answers exchange {answered} (round, number) while {asked} is under way")
+    require(
+        answered == asked,
+        f"it answers exchange {answered} (round, number) while {asked} is under way",
+    )
     require(reply.nonce == request.nonce, "it answers a request that is no longer open")
-    require(reply.task == request.task, f"it answers the task {reply.task!r} instead of {request.task!r}")
+    require(
+        reply.task == request.task,
+        f"it answers the task {reply.task!r} instead of {request.task!r}",
+    )
 
 
 def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
@@ -227,24 +290,39 @@ def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
     check_arrays(reply.arrays, expected)
 
 
-def check_arrays(arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArraySpec]) -> None:
-    """Refuse arrays of other names, shapes or types, and (where the specification says so) NaN and infinity.
+def check_arrays(
+    arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArraySpec]
+) -> None:
+    """Refuse arrays of other names, shapes or types, and (where the specification says
+    so) NaN and infinity.
 
     Raises:
         ValueError: what is wrong with the first such array.
     """
     extra = sorted(set(arrays) - set(expected))
-    require(not extra, f"it has an array {extra[0]!r} that nobody asked for" if extra else "")
+    require(
+        not extra,
+        f"it has an array {extra[0]!r} that nobody asked for" if extra else "",
+    )
     for name, spec in expected.items():
         if name not in arrays:
             require(spec.optional, f"the array {name!r} is missing")
             continue
         array = arrays[name]
-        require(array.dtype == np.dtype(spec.dtype), f"array {name!r} is {array.dtype}; it must be {spec.dtype}")
-        fits = array.shape == spec.shape or (spec.shape == (None,) and array.ndim == 1 and array.size <= MAX_TEXT)
-        require(fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}")
+        require(
+            array.dtype == np.dtype(spec.dtype),
+            f"array {name!r} is {array.dtype}; it must be {spec.dtype}",
+        )
+        fits = array.shape == spec.shape or (
+            spec.shape == (None,) and array.ndim == 1 and array.size <= MAX_TEXT
+        )
+        require(
+            fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}"
+        )
         if spec.finite and array.dtype.kind == "f":
-            require(bool(np.isfinite(array).all()), f"array {name!r} holds NaN or infinity")
+            require(
+                bool(np.isfinite(array).all()), f"array {name!r} holds NaN or infinity"
+            )
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:
@@ -264,34 +342,62 @@ def _pack(envelope: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> byte
     for name, array in zip(arrays, tensors.values(), strict=True):
         # `ascontiguousarray` makes vectors of scalars
         tensors[name] = array.reshape(np.shape(arrays[name]))
-        wire = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
-        require(wire in DTYPES.values(), f"array {name!r} is {array.dtype}, a type that cannot cross the wire")
-    return save(tensors, {_ENVELOPE: json.dumps(envelope, separators=(",", ":"), allow_nan=False)})
+        wire = (
+            array.dtype.newbyteorder("<")
+            if array.dtype.byteorder == ">"
+            else array.dtype
+        )
+        require(
+            wire in DTYPES.values(),
+            f"array {name!r} is {array.dtype}, a type that cannot cross the wire",
+        )
+    return save(
+        tensors,
+        {_ENVELOPE: json.dumps(envelope, separators=(",", ":"), allow_nan=False)},
+    )
 
 
 def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
     try:
         entries = deserialize(data)
-        # safetensors checked the header; its metadata have to be read by hand, as it gives them for files only
+        # safetensors checked the header; its metadata have to be read by hand, as it
+        # gives them for files only
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
         text = metadata[_ENVELOPE]
-    except (SafetensorError, ValueError, RecursionError, KeyError, AttributeError, TypeError, OverflowError):
-        raise ValueError("it is no message of a fedtailor federation, or it is damaged") from None
+    except (
+        SafetensorError,
+        ValueError,
+        RecursionError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        OverflowError,
+    ):
+        raise ValueError(
+            "it is no message of a fedtailor federation, or it is damaged"
+        ) from None
     try:
         envelope = kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "message"
         raise ValueError(
-            f"its {where} is not valid ({first['msg'].lower()}); both sides need the same release"
+            f"its {where} is not valid ({first['msg'].lower()}); both sides need the"
+            " same release"
         ) from None
     return envelope, {name: _array(name, entry) for name, entry in entries}
 
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
-    require(entry["dtype"] in DTYPES, f"array {name!r} is of the type {entry['dtype']}, which no message may hold")
+    require(
+        entry["dtype"] in DTYPES,
+        f"array {name!r} is of the type {entry['dtype']}, which no message may hold",
+    )
     array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]])
     if array.dtype == np.dtype(bool):
-        require(bool((array.view(np.uint8) <= 1).all()), f"array {name!r} holds bytes that are no booleans")
+        require(
+            bool((array.view(np.uint8) <= 1).all()),
+            f"array {name!r} holds bytes that are no booleans",
+        )
     return array.reshape(entry["shape"])

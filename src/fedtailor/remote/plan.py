@@ -1,4 +1,6 @@
-"""What the machines of a federation have agreed to do: the same on both sides, taken from the job."""
+"""What the machines of a federation have agreed to do: the same on both sides, taken
+from the job.
+"""
 
 import json
 from dataclasses import dataclass
@@ -33,8 +35,10 @@ class Plan:
         uplink: what clients apply to their updates before they send them.
         downlink: what the server applies to what it sends.
         evaluate: whether clients send sums of losses and of correct predictions.
-        inputs: fingerprint of the preprocessing that the clients agreed on; empty where tables are taken as they stand.
-        sums: how clients' vectors are added where the server sees sums only; None where it sees each.
+        inputs: fingerprint of the preprocessing that the clients agreed on; empty where
+            tables are taken as they stand.
+        sums: how clients' vectors are added where the server sees sums only; None where
+            it sees each.
     """
 
     experiment: str
@@ -54,14 +58,24 @@ class Plan:
 
     @property
     def clients_need_secrets(self) -> bool:
-        """Whether the promise rests on random numbers of a client that the coordinator must not know."""
-        by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in self.uplink)
-        return by_client or any(private_settings(phase) for phase, _ in self.algorithm.phases())
+        """Whether the promise rests on random numbers of a client that the coordinator
+        must not know.
+        """
+        by_client = any(
+            isinstance(it, GaussianNoise) and it.by == "client" for it in self.uplink
+        )
+        return by_client or any(
+            private_settings(phase) for phase, _ in self.algorithm.phases()
+        )
 
     @property
     def coordinator_needs_secret(self) -> bool:
-        """Whether the promise rests on random numbers of the coordinator that the clients must not know."""
-        return any(isinstance(it, GaussianNoise) and it.by == "server" for it in self.uplink)
+        """Whether the promise rests on random numbers of the coordinator that the
+        clients must not know.
+        """
+        return any(
+            isinstance(it, GaussianNoise) and it.by == "server" for it in self.uplink
+        )
 
     def phase(self, number: int) -> Algorithm:
         """The method of a phase of the schedule.
@@ -71,23 +85,35 @@ class Plan:
         """
         phases = self.algorithm.phases()
         require(
-            0 <= number < len(phases), f"the job's schedule has {len(phases)} methods, and number {number} is asked for"
+            0 <= number < len(phases),
+            f"the job's schedule has {len(phases)} methods, and number {number} is"
+            " asked for",
         )
         return phases[number][0]
 
     def initial(self) -> np.ndarray:
         """The model [d] that everybody starts from, which follows from the seed."""
-        return np.asarray(self.model.init(jax.random.fold_in(jax.random.key(self.seed), 0)))
+        return np.asarray(
+            self.model.init(jax.random.fold_in(jax.random.key(self.seed), 0))
+        )
 
     def common_vectors(self) -> list[np.ndarray]:
-        """Vectors that all machines can make, as they are and as they would travel: nobody need send them."""
+        """Vectors that all machines can make, as they are and as they would travel:
+        nobody need send them.
+        """
         theta = self.initial()
-        sent = send(self.downlink, Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)}))
+        sent = send(
+            self.downlink, Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)})
+        )
         return [theta, np.asarray(sent.streams["model"].values)[0]]
 
     def describe(self, phase: int) -> dict[str, Any]:
         """A phase as the plain values of a message: both sides must give the same."""
-        described = {"phase": phase, "seed": self.seed, "method": settings(self.phase(phase))}
+        described = {
+            "phase": phase,
+            "seed": self.seed,
+            "method": settings(self.phase(phase)),
+        }
         if self.inputs:
             described["inputs"] = self.inputs
         for name, pipeline in (("uplink", self.uplink), ("downlink", self.downlink)):
@@ -100,23 +126,39 @@ def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
     """The plan that a job file describes.
 
     Args:
-        agreed: what the clients' tables hold together, where the job asks for federated preprocessing.
+        agreed: what the clients' tables hold together, where the job asks for federated
+            preprocessing.
 
     Raises:
         ValueError: the job asks for what this version cannot do.
     """
     model = bind(job.model, template_of(job, agreed))
     inputs = "" if agreed is None else agreed.fingerprint
-    plan = Plan(job.identity, job.algorithm, model, job.seed, job.uplink, evaluate=job.evaluate, inputs=inputs,
-                sums=job.sums)  # fmt: skip
-    by_client = any(isinstance(it, GaussianNoise) and it.by == "client" for it in job.uplink)
-    require(not (by_client and job.evaluate), "the clients' noise does not cover the sums that they send with "
-            "evaluate = true; set evaluate = false")  # fmt: skip
+    plan = Plan(
+        job.identity,
+        job.algorithm,
+        model,
+        job.seed,
+        job.uplink,
+        evaluate=job.evaluate,
+        inputs=inputs,
+        sums=job.sums,
+    )
+    by_client = any(
+        isinstance(it, GaussianNoise) and it.by == "client" for it in job.uplink
+    )
+    require(
+        not (by_client and job.evaluate),
+        "the clients' noise does not cover the sums that they send with "
+        "evaluate = true; set evaluate = false",
+    )
     return plan
 
 
 def _finite(value: Any) -> Any:
-    """Plain values without NaN and infinity, which JSON cannot say: these become texts."""
+    """Plain values without NaN and infinity, which JSON cannot say: these become
+    texts.
+    """
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list):

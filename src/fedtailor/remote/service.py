@@ -1,4 +1,6 @@
-"""The two sides of a federation as they run: a coordinator's connection to its clients, and a client that answers."""
+"""The two sides of a federation as they run: a coordinator's connection to its clients,
+and a client that answers.
+"""
 
 import signal
 import threading
@@ -42,8 +44,11 @@ class Connection:
 
 
 @contextmanager
-def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], None] = print) -> Iterator[Connection]:
-    """Start a federation's coordinator: a SuperLink that knows the clients' keys, and a grid over it.
+def connected(
+    directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], None] = print
+) -> Iterator[Connection]:
+    """Start a federation's coordinator: a SuperLink that knows the clients' keys, and a
+    grid over it.
 
     Args:
         directory: of the federation (`make_federation`).
@@ -63,29 +68,50 @@ def connected(directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], N
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            yield Connection(job, tuple(keys), GridTransport(grid, keys, link.check, tell))
+            yield Connection(
+                job, tuple(keys), GridTransport(grid, keys, link.check, tell)
+            )
 
 
 def check_crowd(job: Job, clients: int) -> None:
-    """Refuse a job that no round of this federation could fulfil, before anybody waits for it.
+    """Refuse a job that no round of this federation could fulfil, before anybody waits
+    for it.
 
     Raises:
         ValueError: it wants more clients than have a kit.
     """
-    for name, wanted in (("minimum", job.minimum), ("participation", job.participation.count or 0)):
-        said = f"{JOB}: {name} is {wanted}, and {clients} clients have a kit; lower it, or add clients"
+    for name, wanted in (
+        ("minimum", job.minimum),
+        ("participation", job.participation.count or 0),
+    ):
+        said = (
+            f"{JOB}: {name} is {wanted}, and {clients} clients have a kit; lower it, or"
+            " add clients"
+        )
         require(wanted <= clients, said)
 
 
-def greet(connection: Connection, *, wait: float, tell: Callable[[str], None] = print) -> Collected:
-    """Ask all clients whether they are ready, and wait for them for `wait` seconds; each answers its numbers of rows.
+def greet(
+    connection: Connection, *, wait: float, tell: Callable[[str], None] = print
+) -> Collected:
+    """Ask all clients whether they are ready, and wait for them for `wait` seconds;
+    each answers its numbers of rows.
 
     Raises:
         TooFewClients: fewer are there than the job's minimum.
     """
     deadline, identity = time.time() + wait, connection.job.identity
-    requests = {name: Request(identity, 0, 0, HELLO, name, deadline=deadline) for name in connection.clients}
-    return exchange(connection.transport, requests, HELLO_ANSWER, minimum=connection.job.minimum, tell=tell)
+    requests = {
+        name: Request(identity, 0, 0, HELLO, name, deadline=deadline)
+        for name in connection.clients
+    }
+    return exchange(
+        connection.transport,
+        requests,
+        HELLO_ANSWER,
+        minimum=connection.job.minimum,
+        tell=tell,
+    )
 
 
 def agree(
@@ -96,33 +122,53 @@ def agree(
     known: Statistics | None = None,
     tell: Callable[[str], None] = print,
 ) -> Statistics | None:
-    """Have clients agree on the preprocessing of their tables; None where the job takes tables as they stand.
+    """Have clients agree on the preprocessing of their tables; None where the job takes
+    tables as they stand.
 
     Args:
         names: of the clients that are there.
         wait: seconds that each of the messages may take.
-        known: what was agreed before, to be told again; else all clients' statistics are asked for.
+        known: what was agreed before, to be told again; else all clients' statistics
+            are asked for.
 
     Raises:
         TooFewClients: a client did not answer: its rows would be missing.
-        ValueError: a column holds nothing to learn from, or what a client sent is not valid.
+        ValueError: a column holds nothing to learn from, or what a client sent is not
+            valid.
     """
     if not job.schema.federated:
         return None
     order = sorted(names)
 
-    def ask(task: str, expected: Mapping[str, ArraySpec], **arrays: np.ndarray) -> Collected:
+    def ask(
+        task: str, expected: Mapping[str, ArraySpec], **arrays: np.ndarray
+    ) -> Collected:
         requests = {
-            name: Request(job.identity, 0, 0, task, name, deadline=time.time() + wait, arrays=arrays) for name in order
+            name: Request(
+                job.identity,
+                0,
+                0,
+                task,
+                name,
+                deadline=time.time() + wait,
+                arrays=arrays,
+            )
+            for name in order
         }
         return exchange(transport, requests, expected, minimum=len(order), tell=tell)
 
     def hear(task: str, **arrays: np.ndarray) -> list[Statistics]:
-        found, parts = ask(task, {STATISTICS: ArraySpec((None,), "uint8")}, **arrays).replies, []
+        found, parts = (
+            ask(task, {STATISTICS: ArraySpec((None,), "uint8")}, **arrays).replies,
+            [],
+        )
         for name in order:
             try:
                 told = from_arrays(found[name].arrays, job.schema)
-                require(task != INPUTS or told.inputs is not None, "the message holds no sums of products")
+                require(
+                    task != INPUTS or told.inputs is not None,
+                    "the message holds no sums of products",
+                )
                 parts.append(told)
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
@@ -130,7 +176,9 @@ def agree(
 
     if known is None:
         known = together(hear(STATISTICS))
-        known.preprocessing(job.schema)  # what cannot be used is said before anybody is told
+        known.preprocessing(
+            job.schema
+        )  # what cannot be used is said before anybody is told
         if known.lacks_inputs(job.schema):
             known = known.with_inputs(hear(INPUTS, statistics=as_array(known)))
     ask(AGREED, {}, statistics=as_array(known))
@@ -149,24 +197,40 @@ def join(
     Args:
         kit: of this client.
         data: its file.
-        make_work: from the kit, its own examples and its store to what answers requests other than "hello"; by default
-            what the job's method does.
+        make_work: from the kit, its own examples and its store to what answers requests
+            other than "hello"; by default what the job's method does.
         tell: is given lines for the user.
 
     Raises:
-        ValueError: Flower is missing, the file does not fit the job, another process takes part with this kit, or the
-            coordinator is not the kit's or refuses the key.
+        ValueError: Flower is missing, the file does not fit the job, another process
+            takes part with this kit, or the coordinator is not the kit's or refuses the
+            key.
     """
     require_flower()
-    from fedtailor.remote.flower_client import FleetConnection, answer_messages, read_key
+    from fedtailor.remote.flower_client import (
+        FleetConnection,
+        answer_messages,
+        read_key,
+    )
 
     stop = threading.Event()
     with ClientStore(kit.state, kit.job.identity) as store, _stopping(stop):
-        work = JobWork(kit.job, kit.name, data, store, None if make_work is None else partial(make_work, kit))
-        tell(f"{kit.name}: {work.sizes.sum()} rows of {data.name} fit the job {kit.job.title!r}")
+        work = JobWork(
+            kit.job,
+            kit.name,
+            data,
+            store,
+            None if make_work is None else partial(make_work, kit),
+        )
+        tell(
+            f"{kit.name}: {work.sizes.sum()} rows of {data.name} fit the job"
+            f" {kit.job.title!r}"
+        )
         respond = Responder(kit.job.identity, kit.name, work, work.common_vectors)
         connection = FleetConnection(kit.job.address, kit.authority, read_key(kit.key))
-        answer_messages(connection, respond, memory=store.directory / "node", stop=stop, tell=tell)
+        answer_messages(
+            connection, respond, memory=store.directory / "node", stop=stop, tell=tell
+        )
 
 
 @contextmanager
@@ -178,7 +242,10 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt("stopped")
         stop.set()
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {
+        number: signal.signal(number, handle)
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:

@@ -1,9 +1,12 @@
-"""Federated preprocessing: clients' tables as they come, made alike by counts and sums over all of them.
+"""Federated preprocessing: clients' tables as they come, made alike by counts and sums
+over all of them.
 
-Before the first round each client tells counts, means and sums of squares of its training rows; everybody derives the
-same preprocessing from their sum. The rows themselves, and categories of fewer than five rows, are never told.
+Before the first round each client tells counts, means and sums of squares of its
+training rows; everybody derives the same preprocessing from their sum. The rows
+themselves, and categories of fewer than five rows, are never told.
 
-Where the job has the inputs of a regression decorrelated, each client then tells sums of products of its inputs, too.
+Where the job has the inputs of a regression decorrelated, each client then tells sums
+of products of its inputs, too.
 """
 
 import hashlib
@@ -39,12 +42,14 @@ FILE = "statistics.json"
 
 
 class Statistics(BaseModel):
-    """What the training rows of one client, or of all together, say about the columns of a job.
+    """What the training rows of one client, or of all together, say about the columns
+    of a job.
 
     Attributes:
         columns: of the inputs.
         target: of the numbers to predict; None where the job predicts classes.
-        inputs: of what the columns become, where the job has inputs decorrelated; asked for once the columns are known.
+        inputs: of what the columns become, where the job has inputs decorrelated; asked
+            for once the columns are known.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -55,8 +60,14 @@ class Statistics(BaseModel):
     inputs: InputSums | None = None
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        columns = {name: sums + other.columns[name] for name, sums in self.columns.items()}
-        target = None if self.target is None or other.target is None else self.target + other.target
+        columns = {
+            name: sums + other.columns[name] for name, sums in self.columns.items()
+        }
+        target = (
+            None
+            if self.target is None or other.target is None
+            else self.target + other.target
+        )
         return Statistics(columns=columns, target=target)
 
     @property
@@ -80,11 +91,17 @@ class Statistics(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"these are no statistics of columns ({where}: {first['msg'].lower()})") from None
-        same = list(found.columns) == list(schema.columns) and (found.target is None) == (schema.classes is not None)
+            raise ValueError(
+                f"these are no statistics of columns ({where}: {first['msg'].lower()})"
+            ) from None
+        same = list(found.columns) == list(schema.columns) and (
+            found.target is None
+        ) == (schema.classes is not None)
         require(same, "these statistics are of other columns than the job's")
         if found.inputs is not None:
-            asked = schema.decorrelate and found.inputs.fits(len(found.columns_only.preprocessing(schema).inputs))
+            asked = schema.decorrelate and found.inputs.fits(
+                len(found.columns_only.preprocessing(schema).inputs)
+            )
             require(asked, "these sums of products are not of the job's inputs")
         return found
 
@@ -96,7 +113,9 @@ class Statistics(BaseModel):
     def save(self, directory: Path) -> None:
         """Keep them in a directory, whole or not at all."""
         with replacing(directory / FILE) as temporary:
-            temporary.write_text(json.dumps(sealed(json.loads(self.to_json()))) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps(sealed(json.loads(self.to_json()))) + "\n", encoding="utf-8"
+            )
 
     @staticmethod
     def load(directory: Path, schema: Schema) -> "Statistics | None":
@@ -110,7 +129,10 @@ class Statistics(BaseModel):
             if not path.is_file():
                 return None
             content = json.loads(path.read_bytes())
-            require(isinstance(content, dict) and SEAL in content and is_sealed(content), "it is not what was written")
+            require(
+                isinstance(content, dict) and SEAL in content and is_sealed(content),
+                "it is not what was written",
+            )
             del content[SEAL]
             return Statistics.from_json(json.dumps(content), schema)
         except (OSError, ValueError, RecursionError) as error:
@@ -123,22 +145,38 @@ class Statistics(BaseModel):
             ValueError: a column holds nothing to learn from.
         """
         columns = tuple(
-            sums.encoding(name, schema.kinds[name], schema.columns[name]) for name, sums in self.columns.items()
+            sums.encoding(name, schema.kinds[name], schema.columns[name])
+            for name, sums in self.columns.items()
         )
         if self.target is None:
-            target = TargetEncoding(schema.target, "classification", schema.classes or ())
+            target = TargetEncoding(
+                schema.target, "classification", schema.classes or ()
+            )
         else:
-            require(self.target.count > 0, f"the target {schema.target!r} is missing in all rows")
-            target = TargetEncoding(schema.target, "regression", (), self.target.mean, self.target.deviation)
+            require(
+                self.target.count > 0,
+                f"the target {schema.target!r} is missing in all rows",
+            )
+            target = TargetEncoding(
+                schema.target, "regression", (), self.target.mean, self.target.deviation
+            )
         decorrelation = None if self.inputs is None else self.inputs.decorrelation()
         return Preprocessing(columns, target, "client", {}, decorrelation=decorrelation)
 
     def lacks_inputs(self, schema: Schema) -> bool:
-        """Whether the sums of the inputs, which the job asks for, are still to be told."""
-        return schema.decorrelate and self.inputs is None and can_decorrelate(len(self.preprocessing(schema).inputs))
+        """Whether the sums of the inputs, which the job asks for, are still to be
+        told.
+        """
+        return (
+            schema.decorrelate
+            and self.inputs is None
+            and can_decorrelate(len(self.preprocessing(schema).inputs))
+        )
 
     def with_inputs(self, parts: Iterable["Statistics"]) -> "Statistics":
-        """These, and the sums of the inputs of all clients, which each tells with what was agreed of the columns."""
+        """These, and the sums of the inputs of all clients, which each tells with what
+        was agreed of the columns.
+        """
         sums = [part.inputs for part in parts if part.inputs is not None]
         return self.model_copy(update={"inputs": reduce(add, sums)})
 
@@ -151,7 +189,8 @@ class OwnTable:
         schema: of the job.
         path: of the file.
         frame: the cleaned columns of the inputs.
-        y: numbers of classes, or targets in their own unit; zeros where they were not read.
+        y: numbers of classes, or targets in their own unit; zeros where they were not
+            read.
     """
 
     schema: Schema
@@ -162,14 +201,21 @@ class OwnTable:
     def statistics(self, train: Int[NDArray, " n"]) -> Statistics:
         """What the rows that train say about the columns."""
         columns = {
-            name: ColumnSums.of(self._parsed(name)[train], self.schema.kinds[name], agreed)
+            name: ColumnSums.of(
+                self._parsed(name)[train], self.schema.kinds[name], agreed
+            )
             for name, agreed in self.schema.columns.items()
         }
-        target = None if self.schema.classes is not None else ColumnSums.of(pl.Series(self.y)[train], "number")
+        target = (
+            None
+            if self.schema.classes is not None
+            else ColumnSums.of(pl.Series(self.y)[train], "number")
+        )
         return Statistics(columns=columns, target=target)
 
     def with_inputs(self, train: Int[NDArray, " n"], agreed: Statistics) -> Statistics:
-        """What is agreed of the columns, and what the rows that train say about the inputs that they become.
+        """What is agreed of the columns, and what the rows that train say about the
+        inputs that they become.
 
         Raises:
             ValueError: they are too few for that.
@@ -183,33 +229,51 @@ class OwnTable:
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
         if self.schema.classes is not None:
             return Rows(x, self.y)
-        y = (self.y.astype(np.float64) - preprocessing.target_shift) / preprocessing.target_scale
+        y = (
+            self.y.astype(np.float64) - preprocessing.target_shift
+        ) / preprocessing.target_scale
         return Rows(x, y.astype(np.float32))
 
     def _parsed(self, name: str) -> pl.Series:
         values, bad = parse_as(self.frame[name], self.schema.kinds[name], None)
         if bad.any():
             row = int(bad.arg_max() or 0)
-            said = f"{name!r} is {self.frame[name][row]!r}, which is no {self.schema.kinds[name]}"
-            raise ValueError(f"{self.path.name}, row {row + 1}: {said}; mend it, or leave the cell empty")
+            said = (
+                f"{name!r} is {self.frame[name][row]!r}, which is no"
+                f" {self.schema.kinds[name]}"
+            )
+            raise ValueError(
+                f"{self.path.name}, row {row + 1}: {said}; mend it, or leave the cell"
+                " empty"
+            )
         return values
 
 
 def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
-    """Read a client's table for federated preprocessing; without `target`, that column is not read.
+    """Read a client's table for federated preprocessing; without `target`, that column
+    is not read.
 
     Raises:
-        ValueError: it cannot be read, lacks a column, or holds a cell that does not fit; with the row.
+        ValueError: it cannot be read, lacks a column, or holds a cell that does not
+            fit; with the row.
     """
     frame = read(path, TableOptions()).frame
     for name in (*schema.columns, *([schema.target] if target else [])):
         require(
-            name in frame.columns, f"{path.name} has no column {name!r}; its columns are {', '.join(frame.columns)}"
+            name in frame.columns,
+            f"{path.name} has no column {name!r}; its columns are"
+            f" {', '.join(frame.columns)}",
         )
-    y: NDArray[np.generic] = np.zeros(frame.height, np.float64 if schema.classes is None else np.int32)
+    y: NDArray[np.generic] = np.zeros(
+        frame.height, np.float64 if schema.classes is None else np.int32
+    )
     if target:
         column = frame[schema.target]
-        y = numbers(column, path).astype(np.float64) if schema.classes is None else codes(column, schema.classes, path)
+        y = (
+            numbers(column, path).astype(np.float64)
+            if schema.classes is None
+            else codes(column, schema.classes, path)
+        )
     table = OwnTable(schema, path, frame.select(list(schema.columns)), y)
     for name, agreed in schema.columns.items():
         values = table._parsed(name)
@@ -217,7 +281,10 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
             strange = values.is_not_null() & ~values.is_in(list(agreed)).fill_null(True)
             if strange.any():
                 row = int(strange.arg_max() or 0)
-                said = f"{path.name}, row {row + 1}: {name!r} is {values[row]!r}; the job knows {', '.join(agreed)}"
+                said = (
+                    f"{path.name}, row {row + 1}: {name!r} is {values[row]!r}; the job"
+                    f" knows {', '.join(agreed)}"
+                )
                 raise ValueError(said)
     return table
 
@@ -228,17 +295,23 @@ def together(parts: Iterable[Statistics]) -> Statistics:
 
 
 def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
-    """A line on whether the inputs of a regression are decorrelated, as `fedtailor compare` does; None for classes."""
+    """A line on whether the inputs of a regression are decorrelated, as `fedtailor
+    compare` does; None for classes.
+    """
     if schema.classes is not None:
         return None
     if agreed is not None and agreed.inputs is not None:
         told = 1 + len(agreed.inputs.mean) + len(agreed.inputs.products)
-        return f"The inputs are decorrelated; for this each client told {told:,} sums and products of its inputs."
+        return (
+            f"The inputs are decorrelated; for this each client told {told:,} sums and"
+            " products of its inputs."
+        )
     if schema.decorrelate:
         return f"The inputs stay correlated: there is one, or more than {MOST_INPUTS}."
     return (
-        "The inputs stay correlated: linear models need more rounds, at smaller rates, than with `compare`, which "
-        "decorrelates them; decorrelate = true in [data] does so here, by sums of products that each client tells."
+        "The inputs stay correlated: linear models need more rounds, at smaller rates,"
+        " than with `compare`, which decorrelates them; decorrelate = true in [data]"
+        " does so here, by sums of products that each client tells."
     )
 
 
@@ -247,13 +320,18 @@ def as_array(statistics: Statistics) -> NDArray[np.uint8]:
     return np.frombuffer(statistics.to_json().encode(), np.uint8)
 
 
-def from_arrays(arrays: Mapping[str, NDArray[np.generic]], schema: Schema) -> Statistics:
+def from_arrays(
+    arrays: Mapping[str, NDArray[np.generic]], schema: Schema
+) -> Statistics:
     """Statistics that have travelled.
 
     Raises:
         ValueError: the arrays hold none.
     """
     text = arrays.get("statistics")
-    require(text is not None and text.dtype == np.uint8 and text.ndim == 1, "the message holds no statistics")
+    require(
+        text is not None and text.dtype == np.uint8 and text.ndim == 1,
+        "the message holds no statistics",
+    )
     assert text is not None
     return Statistics.from_json(text.tobytes(), schema)

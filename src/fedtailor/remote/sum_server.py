@@ -1,4 +1,6 @@
-"""The coordinator's part in secure sums: it relays keys and sealed shares, adds masked vectors, and unmasks the sum."""
+"""The coordinator's part in secure sums: it relays keys and sealed shares, adds masked
+vectors, and unmasks the sum.
+"""
 
 import random
 import secrets
@@ -66,7 +68,9 @@ class Stage:
 
     def told(self, client: str) -> dict[str, Any]:
         """What stands beside the arrays in the message to a client."""
-        return {"name": self.session} | ({"among": list(self.among[client])} if self.among else {})
+        return {"name": self.session} | (
+            {"among": list(self.among[client])} if self.among else {}
+        )
 
 
 Ask = Callable[[Stage], Mapping[str, Arrays]]
@@ -97,8 +101,17 @@ class SecureSum:
         tell: Callable[[str], None] = lambda line: None,
         neighbours: int = NEIGHBOURS,
     ) -> None:
-        self._ask, self._names, self._size, self._settings = ask, tuple(names), size, settings
-        self._minimum, self._tell, self._neighbours = max(minimum, FEWEST), tell, neighbours
+        self._ask, self._names, self._size, self._settings = (
+            ask,
+            tuple(names),
+            size,
+            settings,
+        )
+        self._minimum, self._tell, self._neighbours = (
+            max(minimum, FEWEST),
+            tell,
+            neighbours,
+        )
         self._session = secrets.token_hex(8)
         self._among: dict[str, tuple[str, ...]] = {}
         self._masking: dict[str, bytes] = {}
@@ -107,23 +120,29 @@ class SecureSum:
     def run(self, weights: Float[np.ndarray, "s c"]) -> Sums:
         """The sums [s, n] over the clients, and which of them there are.
 
-        Each row of weights keeps its sum of sizes: where a client is lost, the others weigh more. Off the exact sum by
-        at most half a step (`FixedPoint`) for each client, times that sum over the part of it that is left. A sum that
-        would not hide one client's vector is left out, and said.
+        Each row of weights keeps its sum of sizes: where a client is lost, the others
+        weigh more. Off the exact sum by at most half a step (`FixedPoint`) for each
+        client, times that sum over the part of it that is left. A sum that would not
+        hide one client's vector is left out, and said.
 
         Raises:
-            TooFewClients: too many are lost for a sum to be had, or to hide anything; nothing has been unmasked.
+            TooFewClients: too many are lost for a sum to be had, or to hide anything;
+                nothing has been unmasked.
             ValueError: no sum would hide a single client's vector.
         """
         shared = self._share(self._exchange_keys())
         there = self._are_in(shared)
         alone = lonely(weights, there, self._names)
         require(
-            len(alone) < len(weights), "; ".join(alone.values()) + "; use fewer streams, or weights that differ less"
+            len(alone) < len(weights),
+            "; ".join(alone.values())
+            + "; use fewer streams, or weights that differ less",
         )
         for line in alone.values():
             self._tell(f"{line}; it is left out of this round")
-        kept = np.array([number for number in range(len(weights)) if number not in alone])
+        kept = np.array(
+            [number for number in range(len(weights)) if number not in alone]
+        )
         scaled = rescaled(weights[kept], there)
         masked = self._collect(shared, scaled)
         arrived = self._are_in(masked)
@@ -139,12 +158,15 @@ class SecureSum:
         sums[kept], found[kept] = total * scale[:, None], left > 0
         return sums, found
 
-    # stages -----------------------------------------------------------------------------------------------------------
+    # stages
+    # ----------------------------------------------------------------------------------
 
     def _exchange_keys(self) -> Mapping[str, Arrays]:
         key = ArraySpec((KEY_BYTES,), "uint8")
         specs = {name: {"masking": key, "sealing": key} for name in self._names}
-        found = self._ask(Stage(KEYS, self._session, {name: {} for name in self._names}, specs))
+        found = self._ask(
+            Stage(KEYS, self._session, {name: {} for name in self._names}, specs)
+        )
         self._require(found)
         return found
 
@@ -152,7 +174,10 @@ class SecureSum:
         self._among = neighbourhoods(tuple(keys), self._neighbours)
         self._masking = {name: own["masking"].tobytes() for name, own in keys.items()}
         arrays = {
-            name: {kind: np.stack([keys[other][kind] for other in among]) for kind in ("masking", "sealing")}
+            name: {
+                kind: np.stack([keys[other][kind] for other in among])
+                for kind in ("masking", "sealing")
+            }
             for name, among in self._among.items()
         }
         specs = {
@@ -164,16 +189,24 @@ class SecureSum:
         }
         found = self._ask(Stage(SHARES, self._session, arrays, specs, self._among))
         self._require(found)
-        self._commitments = {name: own["commitment"].tobytes() for name, own in found.items()}
+        self._commitments = {
+            name: own["commitment"].tobytes() for name, own in found.items()
+        }
         return found
 
-    def _collect(self, shared: Mapping[str, Arrays], weights: Float[np.ndarray, "s c"]) -> Mapping[str, Arrays]:
+    def _collect(
+        self, shared: Mapping[str, Arrays], weights: Float[np.ndarray, "s c"]
+    ) -> Mapping[str, Arrays]:
         nothing = np.zeros(SEALED_BYTES, np.uint8)
         arrays, specs = {}, {}
         for name in shared:
             among = self._among[name]
             sealed = [
-                shared[other]["shares"][self._among[other].index(name)] if other in shared else nothing
+                (
+                    shared[other]["shares"][self._among[other].index(name)]
+                    if other in shared
+                    else nothing
+                )
                 for other in among
             ]
             arrays[name] = {
@@ -184,26 +217,52 @@ class SecureSum:
             specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
         return self._ask(Stage(VECTORS, self._session, arrays, specs))
 
-    def _unmask(self, masked: Mapping[str, Arrays], shared: Mapping[str, Arrays]) -> UInt32[np.ndarray, "s n"]:
+    def _unmask(
+        self, masked: Mapping[str, Arrays], shared: Mapping[str, Arrays]
+    ) -> UInt32[np.ndarray, "s n"]:
         """The sum of the masked vectors, without the masks."""
-        arrays = {name: {"arrived": np.array([other in masked for other in self._among[name]])} for name in masked}
-        specs = {name: {"shares": ArraySpec((len(self._among[name]), SECRET_BYTES), "uint8")} for name in masked}
+        arrays = {
+            name: {
+                "arrived": np.array([other in masked for other in self._among[name]])
+            }
+            for name in masked
+        }
+        specs = {
+            name: {"shares": ArraySpec((len(self._among[name]), SECRET_BYTES), "uint8")}
+            for name in masked
+        }
         opened = self._ask(Stage(UNMASK, self._session, arrays, specs))
-        total = sum((own[MASKED] for own in masked.values()), start=np.zeros((), np.uint32))
+        total = sum(
+            (own[MASKED] for own in masked.values()), start=np.zeros((), np.uint32)
+        )
         for name in shared:
             others = [other for other in self._among[name] if other in masked]
             if name in masked:
-                total -= mask_of(self._recover(name, opened, arrived=True), total.size).reshape(total.shape)
+                total -= mask_of(
+                    self._recover(name, opened, arrived=True), total.size
+                ).reshape(total.shape)
             elif others:
                 keys = KeyPair(self._recover(name, opened, arrived=False))
                 for other in others:
-                    add_pair_mask(total, keys, self._masking[other], self._session, other, name, off=True)
+                    add_pair_mask(
+                        total,
+                        keys,
+                        self._masking[other],
+                        self._session,
+                        other,
+                        name,
+                        off=True,
+                    )
         return total
 
-    # secrets ----------------------------------------------------------------------------------------------------------
+    # secrets
+    # ----------------------------------------------------------------------------------
 
-    def _recover(self, owner: str, opened: Mapping[str, Arrays], *, arrived: bool) -> bytes:
-        """The secret of a client's own mask, or of its key, from its neighbours' shares.
+    def _recover(
+        self, owner: str, opened: Mapping[str, Arrays], *, arrived: bool
+    ) -> bytes:
+        """The secret of a client's own mask, or of its key, from its neighbours'
+        shares.
 
         Raises:
             TooFewClients: these are too few, or wrong.
@@ -219,12 +278,16 @@ class SecureSum:
             self._refuse(len(shares), len(among), threshold)
 
         def secret_of(places: Sequence[int]) -> bytes | None:
-            """What follows from the shares at some places, if it is what the owner has shared."""
+            """What follows from the shares at some places, if it is what the owner has
+            shared.
+            """
             secret = _joined(shares, places)
             if secret is None:
                 return None
             if arrived:
-                return secret if commitment(secret) == self._commitments[owner] else None
+                return (
+                    secret if commitment(secret) == self._commitments[owner] else None
+                )
             return secret if KeyPair(secret).public == self._masking[owner] else None
 
         for good in _choices(tuple(shares), threshold):
@@ -232,19 +295,24 @@ class SecureSum:
             if secret is not None:
                 break
         else:
-            raise TooFewClients(f"the shares that clients opened do not unmask the sum with client {owner}: some are "
-                                "wrong; the round does not count")  # fmt: skip
-        # fewer than `threshold` are left: where the secret follows from all of them, none need be looked at alone
+            raise TooFewClients(
+                "the shares that clients opened do not unmask the sum with client"
+                f" {owner}: some are wrong; the round does not count"
+            )
+        # fewer than `threshold` are left: where the secret follows from all of them,
+        # none need be looked at alone
         others = tuple(place for place in shares if place not in good)
         if others and secret_of((*others, *good)[:threshold]) is None:
             for place in others:
                 if secret_of((*good[1:], place)) is None:
                     self._tell(
-                        f"client {among[place]}: its share of a secret of client {owner} is wrong; it is not used"
+                        f"client {among[place]}: its share of a secret of client"
+                        f" {owner} is wrong; it is not used"
                     )
         return secret
 
-    # who is there -----------------------------------------------------------------------------------------------------
+    # who is there
+    # ----------------------------------------------------------------------------------
 
     def _are_in(self, found: Mapping[str, Arrays]) -> NDArray[np.bool_]:
         return np.array([name in found for name in self._names], bool)
@@ -255,13 +323,18 @@ class SecureSum:
             self._refuse(len(found), len(self._names), self._minimum)
         for name in found:
             among = self._among.get(name, ())
-            left, needed = sum(other in found for other in among), self._settings.needed(len(among))
+            left, needed = (
+                sum(other in found for other in among),
+                self._settings.needed(len(among)),
+            )
             if among and left < needed:
                 self._refuse(left, len(among), needed)
 
     def _refuse(self, left: int, of: int, needed: int) -> None:
-        raise TooFewClients(f"{left} of {of} clients are left for a secure sum, and it needs {needed}; the round does "
-                            "not count")  # fmt: skip
+        raise TooFewClients(
+            f"{left} of {of} clients are left for a secure sum, and it needs {needed};"
+            " the round does not count"
+        )
 
 
 def commitment_bytes() -> int:
@@ -270,7 +343,9 @@ def commitment_bytes() -> int:
 
 
 def _choices(places: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Choices of `count` places: some, then some without each of them (one of which is wrong, say), then any."""
+    """Choices of `count` places: some, then some without each of them (one of which is
+    wrong, say), then any.
+    """
     yield tuple(places[:count])
     for wrong in places if len(places) > count else ():
         yield tuple(random.sample([place for place in places if place != wrong], count))

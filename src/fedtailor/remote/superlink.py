@@ -1,8 +1,10 @@
-"""`python -m fedtailor.remote.superlink`: Flower's SuperLink, of which other machines reach the clients' path only.
+"""`python -m fedtailor.remote.superlink`: Flower's SuperLink, of which other machines
+reach the clients' path only.
 
-Flower serves three interfaces on one port: fleet (clients, each known by its key), control (start runs, register keys)
-and runtime (carry out runs). The last two take orders from whoever reaches them, so here only this machine does. Takes
-the options of `flower-superlink`, and ends when the process that started it ends.
+Flower serves three interfaces on one port: fleet (clients, each known by its key),
+control (start runs, register keys) and runtime (carry out runs). The last two take
+orders from whoever reaches them, so here only this machine does. Takes the options of
+`flower-superlink`, and ends when the process that started it ends.
 """
 
 import ipaddress
@@ -19,19 +21,38 @@ App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
 class LoopbackOnly:
-    """ASGI middleware: refuses requests from other machines, unless they are for clients."""
+    """ASGI middleware: refuses requests from other machines, unless they are for
+    clients.
+    """
 
     def __init__(self, app: App) -> None:
         """Stand before `app`."""
         self._app = app
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+    async def __call__(
+        self, scope: Mapping[str, Any], receive: Any, send: Send
+    ) -> None:
         """Hand a request on, or answer 403."""
-        if scope["type"] == "lifespan" or scope["path"].startswith(PUBLIC) or _is_local(scope.get("client")):
+        if (
+            scope["type"] == "lifespan"
+            or scope["path"].startswith(PUBLIC)
+            or _is_local(scope.get("client"))
+        ):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"only the coordinator's own machine may ask this\n"})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 403,
+                    "headers": [(b"content-type", b"text/plain")],
+                }
+            )
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"only the coordinator's own machine may ask this\n",
+                }
+            )
         else:
             await send({"type": "websocket.close", "code": 1008})
 

@@ -1,4 +1,6 @@
-"""A client's file as arrays, by the schema of the job; nothing in it is guessed from the data."""
+"""A client's file as arrays, by the schema of the job; nothing in it is guessed from
+the data.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,8 @@ class Rows:
     """The examples of one client.
 
     Attributes:
-        x: inputs in the schema's order, categories as indicators; numbers as they stand in the file.
+        x: inputs in the schema's order, categories as indicators; numbers as they stand
+            in the file.
         y: numbers of the classes, or targets of a regression.
     """
 
@@ -37,57 +40,89 @@ class Rows:
 
 
 def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
-    """Read a client's file; without `target`, that column is not read, and all targets are 0.
+    """Read a client's file; without `target`, that column is not read, and all targets
+    are 0.
 
     Raises:
-        ValueError: it cannot be read, lacks a column, has a gap, or a value that the schema does not know; with the row
-            (from 1, without the header).
+        ValueError: it cannot be read, lacks a column, has a gap, or a value that the
+            schema does not know; with the row (from 1, without the header).
     """
     require(path.is_file(), f"there is no file {path}")
     suffix = path.suffix.lower()
-    require(suffix in READERS, f"{path.name} is of no known kind; it must end in {', '.join(READERS)}")
+    require(
+        suffix in READERS,
+        f"{path.name} is of no known kind; it must end in {', '.join(READERS)}",
+    )
     try:
         frame = READERS[suffix](path)
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(
+            f"cannot read {path}: {' '.join(str(error).split())[:200]}"
+        ) from None
     for name in (*schema.columns, *([schema.target] if target else [])):
         twice = f"{name}{_SECOND}" in frame.columns
-        require(not twice, f"{path.name} has the column {name!r} more than once; rename all but one")
         require(
-            name in frame.columns, f"{path.name} has no column {name!r}; its columns are {', '.join(frame.columns)}"
+            not twice,
+            f"{path.name} has the column {name!r} more than once; rename all but one",
+        )
+        require(
+            name in frame.columns,
+            f"{path.name} has no column {name!r}; its columns are"
+            f" {', '.join(frame.columns)}",
         )
     require(frame.height > 0, f"{path.name} has no rows")
     parts = [
-        numbers(frame[name], path)[:, None]
-        if categories is None
-        else np.eye(len(categories), dtype=np.float32)[codes(frame[name], categories, path)]
+        (
+            numbers(frame[name], path)[:, None]
+            if categories is None
+            else np.eye(len(categories), dtype=np.float32)[
+                codes(frame[name], categories, path)
+            ]
+        )
         for name, categories in schema.columns.items()
     ]
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     if not target:
-        return Rows(x, np.zeros(len(x), np.float32 if schema.classes is None else np.int32))
+        return Rows(
+            x, np.zeros(len(x), np.float32 if schema.classes is None else np.int32)
+        )
     column = frame[schema.target]
     return Rows(
-        x, numbers(column, path).astype(np.float32) if schema.classes is None else codes(column, schema.classes, path)
+        x,
+        (
+            numbers(column, path).astype(np.float32)
+            if schema.classes is None
+            else codes(column, schema.classes, path)
+        ),
     )
 
 
 def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
     """A column of numbers, without gaps."""
-    require(column.dtype.is_numeric(), f"the column {column.name!r} of {path.name} holds {column.dtype}, not numbers")
+    require(
+        column.dtype.is_numeric(),
+        f"the column {column.name!r} of {path.name} holds {column.dtype}, not numbers",
+    )
     values = column.cast(pl.Float64).to_numpy()
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
-        raise ValueError(f"{path.name}, row {wrong[0] + 1}: {column.name!r} is empty or not finite")
+        raise ValueError(
+            f"{path.name}, row {wrong[0] + 1}: {column.name!r} is empty or not finite"
+        )
     return values
 
 
-def codes(column: pl.Series, categories: tuple[str, ...], path: Path) -> Shaped[np.ndarray, " rows"]:
+def codes(
+    column: pl.Series, categories: tuple[str, ...], path: Path
+) -> Shaped[np.ndarray, " rows"]:
     """A column of categories, as positions in the schema's list."""
     texts = category_text(column).to_list()
     position = {name: code for code, name in enumerate(categories)}
     for row, text in enumerate(texts, 1):
         if text not in position:
             said = "is empty" if text is None else f"is {text!r}"
-            raise ValueError(f"{path.name}, row {row}: {column.name!r} {said}; the job knows {', '.join(categories)}")
+            raise ValueError(
+                f"{path.name}, row {row}: {column.name!r} {said}; the job knows"
+                f" {', '.join(categories)}"
+            )
     return np.array([position[text] for text in texts], np.int32)

@@ -1,4 +1,6 @@
-"""What a method's models cost: traffic, and time to what FedAvg, whatever its row is called, reaches at best."""
+"""What a method's models cost: traffic, and time to what FedAvg, whatever its row is
+called, reaches at best.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,57 +13,91 @@ REFERENCE = "fedavg"
 """The method whose best accuracy is the target."""
 
 TIME_HEADERS = [
-    f"time\nrho={system.rho:g}" + (",\nrandom" if system.mean_delay else "") for system in WIRELESS_PRESETS.values()
+    f"time\nrho={system.rho:g}" + (",\nrandom" if system.mean_delay else "")
+    for system in WIRELESS_PRESETS.values()
 ]
 """One column for each of the `WIRELESS_PRESETS`."""
 
 TIME_NOTE = (
-    "Times are in units of one model's downlink. rho: how much longer a model's uplink takes; random: computing takes "
-    "every client 1 unit and a random delay of 1 on average, elsewhere 1 unit."
+    "Times are in units of one model's downlink. rho: how much longer a model's uplink"
+    " takes; random: computing takes every client 1 unit and a random delay of 1 on"
+    " average, elsewhere 1 unit."
 )
 """What must stand by these columns."""
 
 
 def reference(methods: Mapping[str, Sequence[StoredRun]]) -> str | None:
-    """The first row that is FedAvg and has a run with a test result; None if there is none."""
-    tested = {label: [run for run in runs if run.is_tested] for label, runs in methods.items()}
-    return next((label for label, runs in tested.items() if runs and runs[0].method == REFERENCE), None)
+    """The first row that is FedAvg and has a run with a test result; None if there is
+    none.
+    """
+    tested = {
+        label: [run for run in runs if run.is_tested] for label, runs in methods.items()
+    }
+    return next(
+        (
+            label
+            for label, runs in tested.items()
+            if runs and runs[0].method == REFERENCE
+        ),
+        None,
+    )
 
 
 def time_title(label: str, runs: Sequence[StoredRun]) -> str:
-    """What a table with these columns says in its title, where `label` is the reference's row."""
+    """What a table with these columns says in its title, where `label` is the
+    reference's row.
+    """
     return f"time to {label}'s best {runs[0].metric}"
 
 
 def models(runs: Sequence[StoredRun]) -> list[Cell]:
     """Models down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
-    return [average([total.models_down for total in totals]), average([total.models_up for total in totals])]
+    return [
+        average([total.models_down for total in totals]),
+        average([total.models_up for total in totals]),
+    ]
 
 
 def megabytes(runs: Sequence[StoredRun]) -> list[Cell]:
     """Megabytes down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
-    return [average([count / 1e6 for count in counts], digits=1) for counts in
-            ([total.bytes_down for total in totals], [total.bytes_up for total in totals])]  # fmt: skip
+    return [
+        average([count / 1e6 for count in counts], digits=1)
+        for counts in (
+            [total.bytes_down for total in totals],
+            [total.bytes_up for total in totals],
+        )
+    ]
 
 
 def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
-    """Time to the best test mean of the reference's run with the same seed, in each of the `WIRELESS_PRESETS`; means
-    over runs, "-" where a run does not get there or has no reference."""
+    """Time to the best test mean of the reference's run with the same seed, in each of
+    the `WIRELESS_PRESETS`; means over runs, "-" where a run does not get there or has
+    no reference."""
     targets = {run.seed: best_on_test(run) for run in references}
     return [_time(runs, targets, name) for name in WIRELESS_PRESETS]
 
 
 def ends(references: Sequence[StoredRun]) -> dict[int, list[float]]:
-    """When the last round of each run is over, in each of the `WIRELESS_PRESETS`, by seed."""
-    return {run.seed: [max(run.by_time(system), default=0.0) for system in WIRELESS_PRESETS.values()]
-            for run in references}  # fmt: skip
+    """When the last round of each run is over, in each of the `WIRELESS_PRESETS`, by
+    seed.
+    """
+    return {
+        run.seed: [
+            max(run.by_time(system), default=0.0)
+            for system in WIRELESS_PRESETS.values()
+        ]
+        for run in references
+    }
 
 
-def reached_by(ends: Mapping[int, Sequence[float]], runs: Sequence[StoredRun]) -> list[Cell]:
-    """The test mean that is reached at a time (`ends`), in each of the `WIRELESS_PRESETS`; means over runs, "-" where
-    a run has nothing measured by then, or its seed no time."""
+def reached_by(
+    ends: Mapping[int, Sequence[float]], runs: Sequence[StoredRun]
+) -> list[Cell]:
+    """The test mean that is reached at a time (`ends`), in each of the
+    `WIRELESS_PRESETS`; means over runs, "-" where a run has nothing measured by then,
+    or its seed no time."""
     return [
         _at_times(runs, {seed: times[place] for seed, times in ends.items()}, system)
         for place, system in enumerate(WIRELESS_PRESETS.values())
@@ -73,17 +109,25 @@ def average(values: Sequence[float], digits: int = 0) -> Number:
     return mean_of(values, digits, deviation=False)
 
 
-def _at_times(runs: Sequence[StoredRun], times: Mapping[int, float], system: Wireless) -> Cell:
+def _at_times(
+    runs: Sequence[StoredRun], times: Mapping[int, float], system: Wireless
+) -> Cell:
     reached = []
     for run in runs:
-        values = [value for time, value in run.by_time(system).items() if time <= times.get(run.seed, 0.0)]
+        values = [
+            value
+            for time, value in run.by_time(system).items()
+            if time <= times.get(run.seed, 0.0)
+        ]
         if not values:
             return "-"
         reached.append(values[-1])
     return runs[0].unit.number(reached)
 
 
-def _time(runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str) -> Cell:
+def _time(
+    runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str
+) -> Cell:
     reached = [_reached(run, targets.get(run.seed), system) for run in runs]
     reached_at = [time for time in reached if time is not None]
     return average(reached_at) if len(reached_at) == len(reached) else "-"
@@ -94,4 +138,10 @@ def _reached(run: StoredRun, target: float | None, system: str) -> float | None:
         return None
     sign = 1 if run.unit.higher_is_better else -1
     curve = {done: sign * value for done, value in run.curve().items()}
-    return time_to_reach(sign * target, curve, run.ledger.frame(), WIRELESS_PRESETS[system], samples=run.mean_samples)
+    return time_to_reach(
+        sign * target,
+        curve,
+        run.ledger.frame(),
+        WIRELESS_PRESETS[system],
+        samples=run.mean_samples,
+    )

@@ -1,4 +1,6 @@
-"""What a comparison decides: who gains from sharing, which method is best, and what to know before believing it."""
+"""What a comparison decides: who gains from sharing, which method is best, and what to
+know before believing it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +30,8 @@ from fedtailor.storage.run_files import SUMMARY
 ALONE = "local"
 """The method that trains every client alone."""
 NO_TEST = (
-    "There are no test data by which {} could be told, so nothing is said of which method is best or who gains; keep "
-    "some rows for testing."
+    "There are no test data by which {} could be told, so nothing is said of which"
+    " method is best or who gains; keep some rows for testing."
 )
 MOST_LINES = 60
 """Tables of gains with more lines (a client and a method each) stand in files only."""
@@ -42,15 +44,19 @@ class Decision:
     Attributes:
         scenario: its label.
         metric: what runs are judged by.
-        winner: of the paired test over clients and seeds; None where there is only one method. Methods that halving has
-            left out take part as they were then (see `best_method`).
+        winner: of the paired test over clients and seeds; None where there is only one
+            method. Methods that halving has left out take part as they were then (see
+            `best_method`).
         choice: a method for each client by its validation data; None without such data.
-        base: the row of the method that trains every client alone; None where there is none.
+        base: the row of the method that trains every client alone; None where there is
+            none.
         gain_metric: what gains are measured in.
         gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
         why_no_gains: what is missing then.
-        left_out: methods that halving has left out by their validation data -> after how many rounds.
-        not_tested: those of them whose runs are not there (or go on for another comparison); no winner is named then.
+        left_out: methods that halving has left out by their validation data -> after
+            how many rounds.
+        not_tested: those of them whose runs are not there (or go on for another
+            comparison); no winner is named then.
         rounds: of a whole run.
         warnings: what to know before believing all this.
     """
@@ -78,62 +84,107 @@ class Decision:
             sentences += self._sharing(self.winner)
             sentences += self._about_left_out()
         if self.choice is not None:
-            each, one = (unit.text([value]) for value in (self.choice.value, self.choice.single_value))
+            each, one = (
+                unit.text([value])
+                for value in (self.choice.value, self.choice.single_value)
+            )
             said = self.choice.sentence().removesuffix(".")
             sentences.append(f"{said} (test {unit.label}: {each} against {one}).")
         if self.gains is None:
             return [*sentences, self.why_no_gains]
         if self.gain_metric != self.metric:
-            sentences.append(f"Gains in {unit.label} do not follow from single test rows: those below are in "
-                         f"{unit_of(self.gain_metric).label}.")  # fmt: skip
+            sentences.append(
+                f"Gains in {unit.label} do not follow from single test rows: those"
+                f" below are in {unit_of(self.gain_metric).label}."
+            )
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
-            counts = {verdict: int((part["verdict"] == verdict).sum()) for verdict in ("helps", "hurts")}
+            counts = {
+                verdict: int((part["verdict"] == verdict).sum())
+                for verdict in ("helps", "hurts")
+            }
             unclear = len(part) - sum(counts.values())
-            sentences.append(f"{method}, beside training alone: helps {counts['helps']} of {len(part)} clients, hurts "
-                         f"{counts['hurts']}, cannot tell for {unclear}; {self._mean_gain(str(method))}.")  # fmt: skip
+            sentences.append(
+                f"{method}, beside training alone: helps {counts['helps']} of"
+                f" {len(part)} clients, hurts {counts['hurts']}, cannot tell for"
+                f" {unclear}; {self._mean_gain(str(method))}."
+            )
         return sentences
 
     def _sharing(self, winner: Winner) -> list[str]:
-        """Whether methods that share are better than training alone on average, by the tests that name the winner."""
+        """Whether methods that share are better than training alone on average, by the
+        tests that name the winner.
+        """
         if self.base is None:
             return []
-        verdicts = {method: winner.verdict(method, self.base) for method in winner.means if method != self.base}
+        verdicts = {
+            method: winner.verdict(method, self.base)
+            for method in winner.means
+            if method != self.base
+        }
         better = [method for method, word in verdicts.items() if word == "better"]
         worse = [method for method, word in verdicts.items() if word == "worse"]
         if better:
             said = f"Sharing is shown to help on average by {', '.join(better)}"
         elif worse:
-            said = f"Sharing is not shown to help on average, and shown to hurt by {', '.join(worse)}"
+            said = (
+                "Sharing is not shown to help on average, and shown to hurt by"
+                f" {', '.join(worse)}"
+            )
         else:
             said = "Sharing is not shown to help on average, nor to hurt"
-        return [f"{said} (tested over all pairs of methods at once; each interval below stands for itself)."]
+        return [
+            f"{said} (tested over all pairs of methods at once; each interval below"
+            " stands for itself)."
+        ]
 
     def _about_left_out(self) -> list[str]:
-        """Which methods took part in the paired test as they were when halving left them out."""
-        tested = {name: rounds for name, rounds in self.left_out.items() if name not in self.not_tested}
+        """Which methods took part in the paired test as they were when halving left
+        them out.
+        """
+        tested = {
+            name: rounds
+            for name, rounds in self.left_out.items()
+            if name not in self.not_tested
+        }
         parts = [
-            f"{', '.join(name for name, rounds in tested.items() if rounds == after)} after {after}"
+            f"{', '.join(name for name, rounds in tested.items() if rounds == after)}"
+            f" after {after}"
             for after in sorted(set(tested.values()), reverse=True)
         ]
         sentences = []
         if parts:
-            sentences.append("Left out by validation data on the first seed, and tested there against the others as "
-                             f"all were then: {' and '.join(parts)} of {self.rounds} rounds.")  # fmt: skip
+            sentences.append(
+                "Left out by validation data on the first seed, and tested there"
+                f" against the others as all were then: {' and '.join(parts)} of"
+                f" {self.rounds} rounds."
+            )
         if self.not_tested:
-            sentences.append(f"Nothing is said of {', '.join(self.not_tested)}: left out by validation data, and the "
-                             "run is not there; the same command makes it again.")  # fmt: skip
+            sentences.append(
+                f"Nothing is said of {', '.join(self.not_tested)}: left out by"
+                " validation data, and the run is not there; the same command makes it"
+                " again."
+            )
         return sentences
 
     def _mean_gain(self, method: str) -> str:
-        """The mean gain over clients like these, with its interval, in the metric that runs are judged by."""
+        """The mean gain over clients like these, with its interval, in the metric that
+        runs are judged by.
+        """
         assert self.winner is not None  # there are two methods at least
         unit, pairs = unit_of(self.metric), self.winner.pairs
         for first, second, sign in ((method, self.base, 1), (self.base, method, -1)):
-            for line in pairs.filter((pl.col("method") == first) & (pl.col("other") == second)).iter_rows(named=True):
-                ends = sorted(sign * unit.scale * line[name] for name in ("low", "high"))
+            for line in pairs.filter(
+                (pl.col("method") == first) & (pl.col("other") == second)
+            ).iter_rows(named=True):
+                ends = sorted(
+                    sign * unit.scale * line[name] for name in ("low", "high")
+                )
                 low, high = map(unit.signed, ends)
                 gain = sign * unit.scale * line["difference"]
-                return f"mean gain in {unit.label}: {unit.signed(gain)} (95 % interval {low} to {high})"
+                return (
+                    f"mean gain in {unit.label}: {unit.signed(gain)} (95 % interval"
+                    f" {low} to {high})"
+                )
         return "no mean gain"
 
     @property
@@ -142,9 +193,22 @@ class Decision:
         if self.gains is None:
             return None
         unit = unit_of(self.gain_metric)
-        columns = ["client", "method", "test\nrows", "alone", unit.label, "gain", "from", "to", "sharing"]
+        columns = [
+            "client",
+            "method",
+            "test\nrows",
+            "alone",
+            unit.label,
+            "gain",
+            "from",
+            "to",
+            "sharing",
+        ]
         rows = [_gain_row(line, unit) for line in self.gains.iter_rows(named=True)]
-        title = f"{self.scenario}: gain of each client over training alone, test {unit.label}, 95 % interval"
+        title = (
+            f"{self.scenario}: gain of each client over training alone, test"
+            f" {unit.label}, 95 % interval"
+        )
         return Table(title, columns, rows, text=2, note=_GAIN_NOTE)
 
     def as_dict(self) -> dict[str, Any]:
@@ -166,8 +230,9 @@ class Decision:
 
 
 _GAIN_NOTE = (
-    "Positive gains are better. helps, hurts: the interval excludes 0, for this client and method alone; where sharing "
-    "changes nothing, one line in twenty says either by chance."
+    "Positive gains are better. helps, hurts: the interval excludes 0, for this client"
+    " and method alone; where sharing changes nothing, one line in twenty says either"
+    " by chance."
 )
 
 
@@ -180,34 +245,56 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     higher, metric = first.unit.higher_is_better, first.metric
     warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
     if experiment.index.budget is not None:
-        warnings += warn_few_validation_rows(int(first.clients.filter(~pl.col("unseen"))["val"].sum()))
+        warnings += warn_few_validation_rows(
+            int(first.clients.filter(~pl.col("unseen"))["val"].sum())
+        )
     test, val = _values(runs, "test"), _values(runs, "val")
     if test.is_empty():
-        return Decision(scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings)
+        return Decision(
+            scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings
+        )
     several = len(runs) > 1
-    base = next((label for label, seeds in runs.items() if seeds[0].method == ALONE), None)
+    base = next(
+        (label for label, seeds in runs.items() if seeds[0].method == ALONE), None
+    )
     gain_metric, gains, missing = _gains(runs, metric, base)
     left_out = left_out_methods(experiment, scenario)
-    not_tested = [label for label, it in left_out.items() if not (experiment.results / it.run / SUMMARY).is_file()]
+    not_tested = [
+        label
+        for label, it in left_out.items()
+        if not (experiment.results / it.run / SUMMARY).is_file()
+    ]
     whole = experiment.index.scenarios[scenario].rounds
     winner = None
     if several:
-        stopped = {label: candidate for label, candidate in left_out.items() if label not in not_tested}
+        stopped = {
+            label: candidate
+            for label, candidate in left_out.items()
+            if label not in not_tested
+        }
         parts = [test.with_columns(round=pl.lit(whole, pl.Int32))]
         parts += tests_when_left_out(experiment, runs, stopped, whole)
-        winner = best_method(pl.concat(parts), higher_is_better=higher, left_out=list(stopped))
+        winner = best_method(
+            pl.concat(parts), higher_is_better=higher, left_out=list(stopped)
+        )
         if not_tested:
             winner = replace(winner, winner=None)
     return Decision(
         scenario,
         metric,
         winner=winner,
-        choice=choose_by_validation(val, test, higher_is_better=higher) if several and _overlap(val, test) else None,
+        choice=(
+            choose_by_validation(val, test, higher_is_better=higher)
+            if several and _overlap(val, test)
+            else None
+        ),
         base=base,
         gain_metric=gain_metric,
         gains=gains,
         why_no_gains=missing,
-        left_out={label: candidate.rounds or whole for label, candidate in left_out.items()},
+        left_out={
+            label: candidate.rounds or whole for label, candidate in left_out.items()
+        },
         not_tested=not_tested,
         rounds=whole,
         warnings=warnings,
@@ -216,14 +303,26 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
 
 def decisions(experiment: Experiment) -> list[Decision]:
     """One for each scenario with a finished run."""
-    of_scenarios = (decide(experiment, scenario) for scenario in experiment.index.scenarios)
+    of_scenarios = (
+        decide(experiment, scenario) for scenario in experiment.index.scenarios
+    )
     return [decision for decision in of_scenarios if decision is not None]
 
 
 def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
-    """method, seed, client, value: the metric of seen clients on a split after the last evaluation."""
-    parts = [run.last(split).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), "client", "value")
-             for label, seeds in runs.items() for run in seeds]  # fmt: skip
+    """method, seed, client, value: the metric of seen clients on a split after the last
+    evaluation.
+    """
+    parts = [
+        run.last(split).select(
+            pl.lit(label).alias("method"),
+            pl.lit(run.seed).alias("seed"),
+            "client",
+            "value",
+        )
+        for label, seeds in runs.items()
+        for run in seeds
+    ]
     return pl.concat(parts)
 
 
@@ -236,52 +335,110 @@ def _gains(
 ) -> tuple[str, pl.DataFrame | None, str]:
     """What gains are measured in, the gains, and why there are none."""
     if base is None:
-        return metric, None, f"Gains over training alone need the method {ALONE}; add it to the comparison."
+        return (
+            metric,
+            None,
+            (
+                f"Gains over training alone need the method {ALONE}; add it to the"
+                " comparison."
+            ),
+        )
     if len(runs) < 2:
-        return metric, None, "Gains over training alone need another method; add one to the comparison."
+        return (
+            metric,
+            None,
+            "Gains over training alone need another method; add one to the comparison.",
+        )
     parts = [
-        run.rows.join(run.clients.filter(~pl.col("unseen")).select("client"), on="client", how="semi")
-        .with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
-        for label, seeds in runs.items() for run in seeds if run.rows is not None
-    ]  # fmt: skip
+        run.rows.join(
+            run.clients.filter(~pl.col("unseen")).select("client"),
+            on="client",
+            how="semi",
+        ).with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
+        for label, seeds in runs.items()
+        for run in seeds
+        if run.rows is not None
+    ]
     kept = {part["method"][0] for part in parts if len(part)}
     if base not in kept or len(kept) < 2:
-        return metric, None, "Gains over training alone need the test rows, which these runs did not keep; repeat them."
-    rows = pl.concat(parts, how="diagonal")  # of other versions, some may have columns more
+        return (
+            metric,
+            None,
+            (
+                "Gains over training alone need the test rows, which these runs did not"
+                " keep; repeat them."
+            ),
+        )
+    rows = pl.concat(
+        parts, how="diagonal"
+    )  # of other versions, some may have columns more
     if metric not in SCORES:
-        metric = next((name for name in SCORES if SCORES[name].column in rows.columns and name != "loss"), "loss")
+        metric = next(
+            (
+                name
+                for name in SCORES
+                if SCORES[name].column in rows.columns and name != "loss"
+            ),
+            "loss",
+        )
     return metric, client_gains(rows, base, metric), ""
 
 
-def _training_warnings(experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    """Curves that still fall, by the first seed, and settings chosen from the edge of their grid."""
+def _training_warnings(
+    experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
+) -> list[str]:
+    """Curves that still fall, by the first seed, and settings chosen from the edge of
+    their grid.
+    """
     curves = {}
     for label, seeds in runs.items():
         if losses := seeds[0].curve("val", "loss"):
             curves[label] = (list(losses), list(losses.values()))
     warnings, edges = warn_still_falling(curves), dict[str, list[str]]()
     for label in runs:
-        tried = [it for it in experiment.index.candidates if (it.scenario, it.algorithm) == (scenario, label)]
+        tried = [
+            it
+            for it in experiment.index.candidates
+            if (it.scenario, it.algorithm) == (scenario, label)
+        ]
         chosen = next((it.parameters for it in tried if it.chosen), {})
-        grid = {name: [it.parameters[name] for it in tried if name in it.parameters] for name in chosen}
+        grid = {
+            name: [it.parameters[name] for it in tried if name in it.parameters]
+            for name in chosen
+        }
         for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
             edges.setdefault(warning, []).append(label)
     # methods often choose alike: one line for all of them
-    return warnings + [f"{named(labels)}: {warning}" for warning, labels in edges.items()]
+    return warnings + [
+        f"{named(labels)}: {warning}" for warning, labels in edges.items()
+    ]
 
 
 def _gain_row(line: Mapping[str, Any], unit: Unit) -> list[Cell]:
-    numbers = (line["base_value"], line["value"], line["gain"], line["low"], line["high"])
+    numbers = (
+        line["base_value"],
+        line["value"],
+        line["gain"],
+        line["low"],
+        line["high"],
+    )
     alone, value, gain, low, high = (unit.scale * number for number in numbers)
     shown = [Number(number, f"{number:.{unit.digits}f}") for number in (alone, value)]
     signed = [Number(number, unit.signed(number)) for number in (gain, low, high)]
-    return [line["client"], line["method"], Number(line["test_rows"], str(line["test_rows"])), *shown, *signed,
-            line["verdict"]]  # fmt: skip
+    return [
+        line["client"],
+        line["method"],
+        Number(line["test_rows"], str(line["test_rows"])),
+        *shown,
+        *signed,
+        line["verdict"],
+    ]
 
 
 def _finite(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Lines for JSON, which knows neither NaN nor infinity."""
     floats = [name for name, kind in frame.schema.items() if kind.is_float()]
     return frame.with_columns(
-        pl.when(pl.col(name).is_finite()).then(pl.col(name)).otherwise(None).alias(name) for name in floats
+        pl.when(pl.col(name).is_finite()).then(pl.col(name)).otherwise(None).alias(name)
+        for name in floats
     ).to_dicts()

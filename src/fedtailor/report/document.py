@@ -32,7 +32,9 @@ def show(experiment: Experiment, form: Format) -> None:
     elif form == "markdown":
         print(markdown(experiment, shown, decided))
     elif form == "json":
-        print(json.dumps(as_dict(experiment, shown, decided), indent=2, allow_nan=False))
+        print(
+            json.dumps(as_dict(experiment, shown, decided), indent=2, allow_nan=False)
+        )
     elif form == "csv":
         every = [*shown.values(), *_gain_tables(decided).values()]
         print("\n".join(f"# {table.title}\n{table.csv()}" for table in every))
@@ -41,7 +43,8 @@ def show(experiment: Experiment, form: Format) -> None:
 
 
 def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
-    """Write report.md, tables/*.csv and *.tex, and figures/*.png and *.svg; returns the path of report.md.
+    """Write report.md, tables/*.csv and *.tex, and figures/*.png and *.svg; returns the
+    path of report.md.
 
     Raises:
         ValueError: the directory cannot be written.
@@ -50,13 +53,27 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
     try:
         (directory / "tables").mkdir(parents=True, exist_ok=True)
         for name, table in {**shown, **_gain_tables(decided)}.items():
-            (directory / "tables" / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
-            (directory / "tables" / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
-        written, left_out = drawing.draw(experiment, directory / "figures") if figures else ([], [])
-        drawn = [f"![{path.stem}](figures/{path.name})" for path in written if path.suffix == ".png"]
-        (directory / REPORT).write_text(markdown(experiment, shown, decided, [*drawn, *left_out]), encoding="utf-8")
+            (directory / "tables" / f"{name}.csv").write_text(
+                table.csv(), encoding="utf-8"
+            )
+            (directory / "tables" / f"{name}.tex").write_text(
+                table.latex(), encoding="utf-8"
+            )
+        written, left_out = (
+            drawing.draw(experiment, directory / "figures") if figures else ([], [])
+        )
+        drawn = [
+            f"![{path.stem}](figures/{path.name})"
+            for path in written
+            if path.suffix == ".png"
+        ]
+        (directory / REPORT).write_text(
+            markdown(experiment, shown, decided, [*drawn, *left_out]), encoding="utf-8"
+        )
     except OSError as error:
-        raise ValueError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
+        raise ValueError(
+            f"cannot write to {directory}: {error.strerror}; name another directory"
+        ) from None
     return directory / REPORT
 
 
@@ -68,15 +85,27 @@ def markdown(
 ) -> str:
     """What was run, the tables, what they decide, and further paragraphs (figures)."""
     facts = "\n".join(f"- {fact}" for fact in overview.facts(experiment))
-    parts = [f"# {overview.title(experiment)}", facts, *(table.markdown().rstrip() for table in shown.values())]
+    parts = [
+        f"# {overview.title(experiment)}",
+        facts,
+        *(table.markdown().rstrip() for table in shown.values()),
+    ]
     for decision in decided:
-        said = [*decision.sentences, *(f"Warning: {warning}" for warning in decision.warnings)]
-        parts += [f"## Decision: {decision.scenario}", "\n".join(f"- {sentence}" for sentence in said)]
+        said = [
+            *decision.sentences,
+            *(f"Warning: {warning}" for warning in decision.warnings),
+        ]
+        parts += [
+            f"## Decision: {decision.scenario}",
+            "\n".join(f"- {sentence}" for sentence in said),
+        ]
         parts += [table.markdown().rstrip() for table in _short_tables(decision)]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
 
 
-def as_dict(experiment: Experiment, shown: Mapping[str, Table], decided: Sequence[Decision]) -> dict[str, Any]:
+def as_dict(
+    experiment: Experiment, shown: Mapping[str, Table], decided: Sequence[Decision]
+) -> dict[str, Any]:
     """What was run, all tables and what they decide, for JSON."""
     return {
         "experiment": experiment.index.name,
@@ -91,7 +120,9 @@ def as_dict(experiment: Experiment, shown: Mapping[str, Table], decided: Sequenc
 
 def _gain_tables(decided: Sequence[Decision]) -> dict[str, Table]:
     """The tables of all clients' gains, by the name of their file."""
-    tables = {f"{slug(decision.scenario)}-gains": decision.table for decision in decided}
+    tables = {
+        f"{slug(decision.scenario)}-gains": decision.table for decision in decided
+    }
     return {name: table for name, table in tables.items() if table is not None}
 
 
@@ -109,8 +140,19 @@ def _show_decisions(decided: Sequence[Decision]) -> None:
             print()
             table.show()
         print(f"\nDecision: {decision.scenario}")
-        for line in (*decision.sentences, *(f"Warning: {warning}" for warning in decision.warnings)):
-            print(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
+        for line in (
+            *decision.sentences,
+            *(f"Warning: {warning}" for warning in decision.warnings),
+        ):
+            print(
+                textwrap.fill(
+                    line,
+                    width,
+                    initial_indent="  ",
+                    subsequent_indent="    ",
+                    break_on_hyphens=False,
+                )
+            )
 
 
 def _show_facts(experiment: Experiment) -> None:
@@ -118,4 +160,11 @@ def _show_facts(experiment: Experiment) -> None:
     title = overview.title(experiment)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     for line in (title, *overview.facts(experiment)):
-        print(textwrap.fill(line, width, subsequent_indent="" if line is title else "  ", break_on_hyphens=False))
+        print(
+            textwrap.fill(
+                line,
+                width,
+                subsequent_indent="" if line is title else "  ",
+                break_on_hyphens=False,
+            )
+        )

@@ -1,4 +1,6 @@
-"""The figures of an experiment, and of any runs: what is drawn. How it is drawn is in `figures`."""
+"""The figures of an experiment, and of any runs: what is drawn. How it is drawn is in
+`figures`.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +21,26 @@ from fedtailor.report.units import Unit
 
 def by_round(runs: Runs, path: Path) -> list[Path]:
     """Accuracy (or loss) on test, mean over clients, by round."""
-    return _lines({name: (methods, StoredRun.curve) for name, methods in runs.items()}, runs, "round", path)
+    return _lines(
+        {name: (methods, StoredRun.curve) for name, methods in runs.items()},
+        runs,
+        "round",
+        path,
+    )
 
 
 def by_bytes(runs: Runs, path: Path) -> list[Path]:
     """The same by traffic. Methods that send nothing are left out."""
-    panels = {name: (_talking(methods), _by_megabytes) for name, methods in runs.items()}
+    panels = {
+        name: (_talking(methods), _by_megabytes) for name, methods in runs.items()
+    }
     return _lines(panels, runs, "MB down (multicast) and up", path, x_scale="log")
 
 
 def by_time(runs: Runs, path: Path) -> list[Path]:
-    """The same by time over each of the `WIRELESS_PRESETS`, a row of panels for each scenario."""
+    """The same by time over each of the `WIRELESS_PRESETS`, a row of panels for each
+    scenario.
+    """
     panels = {
         f"{name}\n{system}: rho={network.rho:g}": (
             _talking(methods),
@@ -39,27 +50,44 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
         for system, network in WIRELESS_PRESETS.items()
     }
     x_label = "time (in units of one model's downlink)"
-    return _lines(panels, runs, x_label, path, columns=len(WIRELESS_PRESETS), x_scale="log")
+    return _lines(
+        panels, runs, x_label, path, columns=len(WIRELESS_PRESETS), x_scale="log"
+    )
 
 
 def histogram(runs: Runs, path: Path) -> list[Path]:
-    """The clients' own accuracies (or losses) on test after the last round, of all seeds together."""
+    """The clients' own accuracies (or losses) on test after the last round, of all
+    seeds together.
+    """
     panels = {
-        name: {label: np.concatenate([_values(run) for run in seeds]) for label, seeds in _tested(methods).items()}
+        name: {
+            label: np.concatenate([_values(run) for run in seeds])
+            for label, seeds in _tested(methods).items()
+        }
         for name, methods in runs.items()
         if _tested(methods)
     }
-    x_labels = [f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels]
-    return figures.histograms(panels, x_labels, path, labels=_by_look(runs)) if panels else []
+    x_labels = [
+        f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels
+    ]
+    return (
+        figures.histograms(panels, x_labels, path, labels=_by_look(runs))
+        if panels
+        else []
+    )
 
 
 def collaboration(runs: Runs, path: Path) -> list[Path]:
-    """Who learns from whom, for the first seed of the first row whose method says it."""
+    """Who learns from whom, for the first seed of the first row whose method says
+    it.
+    """
     return diagnostics(runs, path, only="collaboration")
 
 
 def silhouette(runs: Runs, path: Path) -> list[Path]:
-    """How well clients fall into k streams, for the first row whose method chooses k by itself."""
+    """How well clients fall into k streams, for the first row whose method chooses k by
+    itself.
+    """
     return diagnostics(runs, path, only="silhouette")
 
 
@@ -69,18 +97,30 @@ def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path
     Args:
         runs: of all rows.
         path: of the figure, without suffix.
-        only: the diagnostic of that name, of the first row of each scenario that has it; by default those of all rows
-            that no figure of their own shows.
+        only: the diagnostic of that name, of the first row of each scenario that has
+            it; by default those of all rows that no figure of their own shows.
     """
     panels: dict[str, figures.Panel] = {}
     for scenario, methods in runs.items():
         for label, seeds in _drawn(methods).items():
             for name, first in seeds[0].diagnostics.items():
-                if name != only if only is not None else name in ("collaboration", "silhouette"):
+                if (
+                    name != only
+                    if only is not None
+                    else name in ("collaboration", "silhouette")
+                ):
                     continue
-                title = scenario if only is not None else f"{scenario}, {label}\n{first.title}"
+                title = (
+                    scenario
+                    if only is not None
+                    else f"{scenario}, {label}\n{first.title}"
+                )
                 if (only is None or title not in panels) and not _is_empty(first):
-                    every = [run.diagnostics[name] for run in seeds if name in run.diagnostics]
+                    every = [
+                        run.diagnostics[name]
+                        for run in seeds
+                        if name in run.diagnostics
+                    ]
                     panels[title] = figures.Panel(first, every, seeds[0].groups())
     return figures.diagnostics(panels, path) if panels else []
 
@@ -97,24 +137,46 @@ def fairness(runs: Runs, path: Path) -> list[Path]:
     for name, methods in runs.items():
         if drawn := _tested(methods):
             scale = _unit(methods).scale
-            spreads = {label: [run.spread() for run in seeds] for label, seeds in drawn.items()}
-            panels[name] = {
-                label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds] for label, seeds in spreads.items()
+            spreads = {
+                label: [run.spread() for run in seeds] for label, seeds in drawn.items()
             }
-    x_labels, y_labels = ([f"{what}: test {unit.axis}" for unit in units] for what in ("mean", "worst 10 %"))
-    return figures.scatter(panels, x_labels, y_labels, path, labels=_by_look(runs)) if panels else []
+            panels[name] = {
+                label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds]
+                for label, seeds in spreads.items()
+            }
+    x_labels, y_labels = (
+        [f"{what}: test {unit.axis}" for unit in units]
+        for what in ("mean", "worst 10 %")
+    )
+    return (
+        figures.scatter(panels, x_labels, y_labels, path, labels=_by_look(runs))
+        if panels
+        else []
+    )
 
 
 def sweep(experiment: Experiment, path: Path) -> list[Path]:
-    """The mean over clients against a parameter that the experiment varies; the published figures dashed."""
+    """The mean over clients against a parameter that the experiment varies; the
+    published figures dashed.
+    """
     index, panels, x_labels, y_labels = experiment.index, {}, [], []
     for algorithm, varied in index.sweeps.items():
         for scenario in index.scenarios:
             runs, unit = experiment.runs[scenario], experiment.unit(scenario)
             ours = [
-                (value, float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else 0.0)
+                (
+                    value,
+                    float(np.mean(means)),
+                    float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
+                )
                 for value, label in varied.rows.items()
-                if (means := [unit.scale * run.spread()["mean"] for run in runs.get(label, ()) if run.is_tested])
+                if (
+                    means := [
+                        unit.scale * run.spread()["mean"]
+                        for run in runs.get(label, ())
+                        if run.is_tested
+                    ]
+                )
             ]
             if not ours:
                 continue
@@ -124,11 +186,18 @@ def sweep(experiment: Experiment, path: Path) -> list[Path]:
                 for value, label in varied.rows.items()
                 if (number := re.search(r"\d+\.?\d*|\.\d+", str(theirs.get(label, ""))))
             ]
-            panels[f"{algorithm}, {scenario}"] = {"here": ours, **({"published": printed} if printed else {})}
+            panels[f"{algorithm}, {scenario}"] = {
+                "here": ours,
+                **({"published": printed} if printed else {}),
+            }
             x_labels.append(varied.parameter)
             y_labels.append(f"test {unit.axis}")
     columns = min(len(index.scenarios), len(panels))
-    return figures.error_bars(panels, x_labels, y_labels, path, columns=columns) if panels else []
+    return (
+        figures.error_bars(panels, x_labels, y_labels, path, columns=columns)
+        if panels
+        else []
+    )
 
 
 TESTED = "a finished run with test rows"
@@ -139,7 +208,8 @@ class Figure:
     """What can be asked for by name.
 
     Attributes:
-        draw: (experiment, path without suffix) -> files written, none where no run supports it.
+        draw: (experiment, path without suffix) -> files written, none where no run
+            supports it.
         needs: what is missing then.
     """
 
@@ -147,18 +217,32 @@ class Figure:
     needs: str
 
 
-def _of_runs(draw: Callable[[Runs, Path], list[Path]]) -> Callable[[Experiment, Path], list[Path]]:
+def _of_runs(
+    draw: Callable[[Runs, Path], list[Path]],
+) -> Callable[[Experiment, Path], list[Path]]:
     return lambda experiment, path: draw(experiment.runs, path)
 
 
 FIGURES: Mapping[str, Figure] = {
     "accuracy-by-round": Figure(_of_runs(by_round), TESTED),
-    "accuracy-by-bytes": Figure(_of_runs(by_bytes), f"{TESTED} in which something travels"),
-    "accuracy-by-time": Figure(_of_runs(by_time), f"{TESTED} in which something travels"),
+    "accuracy-by-bytes": Figure(
+        _of_runs(by_bytes), f"{TESTED} in which something travels"
+    ),
+    "accuracy-by-time": Figure(
+        _of_runs(by_time), f"{TESTED} in which something travels"
+    ),
     "histogram": Figure(_of_runs(histogram), TESTED),
-    "collaboration": Figure(_of_runs(collaboration), "a finished run of a method that weighs clients (ucfl)"),
-    "silhouette": Figure(_of_runs(silhouette), "a finished run of a method that chooses its number of streams (ucfl)"),
-    "diagnostics": Figure(_of_runs(diagnostics), "a finished run of a method that tells more about itself (afl)"),
+    "collaboration": Figure(
+        _of_runs(collaboration), "a finished run of a method that weighs clients (ucfl)"
+    ),
+    "silhouette": Figure(
+        _of_runs(silhouette),
+        "a finished run of a method that chooses its number of streams (ucfl)",
+    ),
+    "diagnostics": Figure(
+        _of_runs(diagnostics),
+        "a finished run of a method that tells more about itself (afl)",
+    ),
     "fairness": Figure(_of_runs(fairness), TESTED),
     "sweep": Figure(sweep, "finished runs of an algorithm with a varied parameter"),
 }
@@ -168,10 +252,17 @@ def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]
     """All figures of an experiment: the files, and a line for each that is left out."""
     written, left_out = [], []
     for name in experiment.index.figures:
-        require(name in FIGURES, f"there is no figure {name!r}; figures are {', '.join(FIGURES)}")
+        require(
+            name in FIGURES,
+            f"there is no figure {name!r}; figures are {', '.join(FIGURES)}",
+        )
         files = FIGURES[name].draw(experiment, directory / name)
         written += files
-        left_out += [] if files else [f"Figure {name} is left out: it needs {FIGURES[name].needs}"]
+        left_out += (
+            []
+            if files
+            else [f"Figure {name} is left out: it needs {FIGURES[name].needs}"]
+        )
     return written, left_out
 
 
@@ -188,14 +279,18 @@ def _lines(
     columns: int | None = None,
     x_scale: figures.Scale = "linear",
 ) -> list[Path]:
-    """Curves of every panel's runs, in the unit that they are shown in; panels without runs are left out."""
+    """Curves of every panel's runs, in the unit that they are shown in; panels without
+    runs are left out.
+    """
     curves, y_labels = {}, []
     for title, (methods, curve) in panels.items():
         if drawn := _tested(methods):
             unit = _unit(methods)
             y_labels.append(f"test {unit.axis}")
             curves[title] = {
-                label: [{x: unit.scale * y for x, y in curve(run).items()} for run in seeds]
+                label: [
+                    {x: unit.scale * y for x, y in curve(run).items()} for run in seeds
+                ]
                 for label, seeds in drawn.items()
             }
     if not curves:
@@ -213,30 +308,45 @@ def _lines(
 
 
 def featured(runs: Runs) -> list[str]:
-    """The rows that a figure draws with bands: FedAvg, to compare with, and those that end best on test, on average
-    over scenarios; in the order of all rows."""
+    """The rows that a figure draws with bands: FedAvg, to compare with, and those that
+    end best on test, on average over scenarios; in the order of all rows."""
     ranks: dict[str, list[float]] = {}
     for methods in map(_tested, runs.values()):
-        ends = {label: float(np.mean([run.spread()["mean"] for run in seeds])) for label, seeds in methods.items()}
-        ordered = sorted(ends, key=ends.__getitem__, reverse=bool(methods) and _unit(methods).higher_is_better)
+        ends = {
+            label: float(np.mean([run.spread()["mean"] for run in seeds]))
+            for label, seeds in methods.items()
+        }
+        ordered = sorted(
+            ends,
+            key=ends.__getitem__,
+            reverse=bool(methods) and _unit(methods).higher_is_better,
+        )
         for rank, label in enumerate(ordered):
             ranks.setdefault(label, []).append(rank / len(ordered))
-    kept = [label for methods in runs.values() if (label := costs.reference(methods)) is not None][:1]
-    best = sorted(set(ranks) - set(kept), key=lambda label: (float(np.mean(ranks[label])), label))
+    kept = [
+        label
+        for methods in runs.values()
+        if (label := costs.reference(methods)) is not None
+    ][:1]
+    best = sorted(
+        set(ranks) - set(kept), key=lambda label: (float(np.mean(ranks[label])), label)
+    )
     kept += best[: figures.MOST_BANDS - len(kept)]
     return [label for label in _labels(runs) if label in kept]
 
 
 def _by_look(runs: Runs) -> list[str]:
-    """All algorithms that have a run, those with bands first: the order decides on looks in all figures, and the first
-    looks have a colour each."""
+    """All algorithms that have a run, those with bands first: the order decides on
+    looks in all figures, and the first looks have a colour each."""
     first = featured(runs)
     return [*first, *(label for label in _labels(runs) if label not in first)]
 
 
 def _labels(runs: Runs) -> list[str]:
     """All algorithms that have a run."""
-    return list(dict.fromkeys(label for methods in runs.values() for label in _drawn(methods)))
+    return list(
+        dict.fromkeys(label for methods in runs.values() for label in _drawn(methods))
+    )
 
 
 def _drawn(methods: RunsByMethod) -> RunsByMethod:
@@ -245,11 +355,18 @@ def _drawn(methods: RunsByMethod) -> RunsByMethod:
 
 def _tested(methods: RunsByMethod) -> RunsByMethod:
     """What can be drawn of test results: runs without test rows have none."""
-    return _drawn({label: [run for run in seeds if run.is_tested] for label, seeds in methods.items()})
+    return _drawn(
+        {
+            label: [run for run in seeds if run.is_tested]
+            for label, seeds in methods.items()
+        }
+    )
 
 
 def _talking(methods: RunsByMethod) -> RunsByMethod:
-    return {label: seeds for label, seeds in _drawn(methods).items() if not seeds[0].silent}
+    return {
+        label: seeds for label, seeds in _drawn(methods).items() if not seeds[0].silent
+    }
 
 
 def _unit(methods: RunsByMethod) -> Unit:

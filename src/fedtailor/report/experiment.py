@@ -1,4 +1,6 @@
-"""The index of an experiment, read back: which algorithms ran on which scenarios, and where their runs are."""
+"""The index of an experiment, read back: which algorithms ran on which scenarios, and
+where their runs are.
+"""
 
 import json
 from collections import Counter
@@ -28,8 +30,10 @@ class ScenarioUse:
         arguments: sizes that differ from the scenario's own.
         model: what is trained.
         rounds: communication rounds.
-        participation: who reports in a round: a share (float) or a number (int) of the clients.
-        sampling: "uniform", or "samples" where reporters are drawn in proportion to their training samples.
+        participation: who reports in a round: a share (float) or a number (int) of the
+            clients.
+        sampling: "uniform", or "samples" where reporters are drawn in proportion to
+            their training samples.
     """
 
     use: str
@@ -55,7 +59,8 @@ class Candidate:
     """One run that was made to choose hyper-parameters.
 
     Attributes:
-        val: mean over clients, on val, of the accuracy or of minus the loss: higher is better. None: it diverged.
+        val: mean over clients, on val, of the accuracy or of minus the loss: higher is
+            better. None: it diverged.
         rounds: after how many rounds; None: after all.
         run: its directory below the results.
     """
@@ -72,7 +77,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was not run, or not chosen: the method refuses it, or all that could be chosen from diverged.
+    """What was not run, or not chosen: the method refuses it, or all that could be
+    chosen from diverged.
 
     Attributes:
         seed: None: for all seeds.
@@ -91,7 +97,9 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Budget:
-    """Rounds that were trained, and those that training everything to the end would have taken."""
+    """Rounds that were trained, and those that training everything to the end would
+    have taken.
+    """
 
     rounds: int
     full: int
@@ -120,7 +128,8 @@ class Index:
         algorithms: labels, in the order of the rows.
         published: measure -> scenario -> algorithm -> the source's figure.
         sweeps: algorithm -> what is varied.
-        runs: how many runs the whole experiment takes, those that only serve to choose included.
+        runs: how many runs the whole experiment takes, those that only serve to choose
+            included.
         cells: the runs of the tables that have ended.
         candidates: the runs that have been chosen from; a chosen one is a cell, too.
         skipped: what was not run, and why.
@@ -145,7 +154,9 @@ class Index:
     seconds: float
     machine: str
     versions: dict[str, str]
-    published: dict[str, dict[str, dict[str, str | int | float]]] = field(default_factory=dict)
+    published: dict[str, dict[str, dict[str, str | int | float]]] = field(
+        default_factory=dict
+    )
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -179,26 +190,50 @@ class Experiment:
             index = TypeAdapter(Index).validate_json(content)
         except (OSError, ValidationError) as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
+            why = (
+                f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                if first
+                else error
+            )
             raise ValueError(f"{path} is no index of an experiment ({why})") from None
         require(
             is_sealed(json.loads(content)),
-            f"{path} is damaged (its digest is wrong); the same `fedtailor compare` writes it again",
+            f"{path} is damaged (its digest is wrong); the same `fedtailor compare`"
+            " writes it again",
         )
-        plain = index.name not in ("", ".", "..") and Path(index.name).name == index.name
-        require(plain, f"{path} has the name {index.name!r}; it must be one that a directory can have")
+        plain = (
+            index.name not in ("", ".", "..") and Path(index.name).name == index.name
+        )
+        require(
+            plain,
+            f"{path} has the name {index.name!r}; it must be one that a directory can"
+            " have",
+        )
         for name in index.metrics:
-            require(name in MEASURES, f"{path} has the metric {name!r}; it must be one of {', '.join(MEASURES)}")
+            require(
+                name in MEASURES,
+                f"{path} has the metric {name!r}; it must be one of"
+                f" {', '.join(MEASURES)}",
+            )
         for cell in index.cells:
-            listed = cell.scenario in index.scenarios and cell.algorithm in index.algorithms
-            require(listed, f"{path} has a run of {cell.algorithm!r} on {cell.scenario!r}, which it does not list")
+            listed = (
+                cell.scenario in index.scenarios and cell.algorithm in index.algorithms
+            )
+            require(
+                listed,
+                f"{path} has a run of {cell.algorithm!r} on {cell.scenario!r}, which it"
+                " does not list",
+            )
         return Experiment(results, index)
 
     @cached_property
     def runs(self) -> Runs:
-        """Scenario -> every algorithm of the table -> its finished runs (maybe none), by seed."""
+        """Scenario -> every algorithm of the table -> its finished runs (maybe none),
+        by seed.
+        """
         runs: dict[str, dict[str, list[StoredRun]]] = {
-            scenario: {label: [] for label in self.index.algorithms} for scenario in self.index.scenarios
+            scenario: {label: [] for label in self.index.algorithms}
+            for scenario in self.index.scenarios
         }
         for cell, run in self._ended:
             if not run.diverged:
@@ -208,26 +243,45 @@ class Experiment:
     @cached_property
     def diverged(self) -> Counter[tuple[str, str]]:
         """(scenario, algorithm) -> how many runs diverged."""
-        return Counter((cell.scenario, cell.algorithm) for cell, run in self._ended if run.diverged)
+        return Counter(
+            (cell.scenario, cell.algorithm) for cell, run in self._ended if run.diverged
+        )
 
     @cached_property
     def baselines(self) -> dict[str, list[StoredBaseline]]:
-        """Scenario -> what a model that learns nothing reaches, one a seed, where the runs say it."""
-        baselines: dict[str, dict[int, StoredBaseline]] = {scenario: {} for scenario in self.index.scenarios}
+        """Scenario -> what a model that learns nothing reaches, one a seed, where the
+        runs say it.
+        """
+        baselines: dict[str, dict[int, StoredBaseline]] = {
+            scenario: {} for scenario in self.index.scenarios
+        }
         for cell, run in self._ended:
-            if not run.diverged and cell.seed not in baselines[cell.scenario] and run.baseline is not None:
+            if (
+                not run.diverged
+                and cell.seed not in baselines[cell.scenario]
+                and run.baseline is not None
+            ):
                 baselines[cell.scenario][cell.seed] = run.baseline
-        return {scenario: list(of_seeds.values()) for scenario, of_seeds in baselines.items()}
+        return {
+            scenario: list(of_seeds.values())
+            for scenario, of_seeds in baselines.items()
+        }
 
     @property
     def done(self) -> int:
         """How many of `index.runs` have ended, or will not be made."""
         skipped = sum(skipped.runs for skipped in self.index.skipped)
-        return len(self.index.cells) + sum(not candidate.chosen for candidate in self.index.candidates) + skipped
+        return (
+            len(self.index.cells)
+            + sum(not candidate.chosen for candidate in self.index.candidates)
+            + skipped
+        )
 
     @cached_property
     def versions(self) -> dict[str, Counter[str]]:
-        """Package -> its versions, and how many runs each made, as the runs' manifests say."""
+        """Package -> its versions, and how many runs each made, as the runs' manifests
+        say.
+        """
         versions: dict[str, Counter[str]] = {}
         for _, run in self._ended:
             for name, version in stored_versions(run.path / MANIFEST).items():
@@ -237,7 +291,10 @@ class Experiment:
     def skipped(self, scenario: str, algorithm: str) -> bool:
         """Whether runs of a row are left out in a column."""
         names = (scenario, algorithm)
-        return any((one.scenario, one.algorithm) == names and one.runs for one in self.index.skipped)
+        return any(
+            (one.scenario, one.algorithm) == names and one.runs
+            for one in self.index.skipped
+        )
 
     def unit(self, scenario: str) -> Unit:
         """How a scenario's metric is shown."""
@@ -256,10 +313,16 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
     Raises:
         ValueError: there are none, or none of such a name (near ones are suggested).
     """
-    there = sorted(path.parent.name for path in results.glob(f"*/{INDEX}")) if results.is_dir() else []
+    there = (
+        sorted(path.parent.name for path in results.glob(f"*/{INDEX}"))
+        if results.is_dir()
+        else []
+    )
     require(
-        bool(there), f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor compare` makes them"
+        bool(there),
+        f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor"
+        " compare` makes them",
     )
     for name in names:
         check_choice(name, there, "experiment", f"ls {results}")
-    return [Experiment.read(results, name) for name in (names or there)]
+    return [Experiment.read(results, name) for name in names or there]

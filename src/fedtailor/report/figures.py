@@ -1,4 +1,6 @@
-"""Figures as PNG and SVG. Every function takes plain data and returns the two files that it wrote."""
+"""Figures as PNG and SVG. Every function takes plain data and returns the two files
+that it wrote.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,9 +11,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.protocol.diagnostics import (
+    Diagnostic,
+    LineDiagnostic,
+    MatrixDiagnostic,
+    TreeDiagnostic,
+)
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D31",
+)
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 MARKERS = "osD^vP*X"
 LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
@@ -50,25 +66,47 @@ def lines(
     featured: Sequence[str] | None = None,
     x_scale: Scale = "linear",
 ) -> list[Path]:
-    """One panel for each entry: the mean over seeds of every curve, and the range of the seeds as a band.
+    """One panel for each entry: the mean over seeds of every curve, and the range of
+    the seeds as a band.
 
-    `y_label` is one for all panels, or one each. A label's place in `labels` (default: the order of appearance) is its
-    colour, marker and line, so that several figures can agree on them. Only those that are `featured` (default: the
-    first `MOST_BANDS`) have bands and markers; the others are thin lines behind them.
+    `y_label` is one for all panels, or one each. A label's place in `labels` (default:
+    the order of appearance) is its colour, marker and line, so that several figures can
+    agree on them. Only those that are `featured` (default: the first `MOST_BANDS`) have
+    bands and markers; the others are thin lines behind them.
     """
     columns = columns or len(panels)
     labels = labels or _labels(panels)
     featured = labels[:MOST_BANDS] if featured is None else featured
     with _figure(len(panels), columns, path) as (axes, written):
-        for axis, y, (title, curves) in zip(axes, _each(y_label, panels), panels.items(), strict=True):
+        for axis, y, (title, curves) in zip(
+            axes, _each(y_label, panels), panels.items(), strict=True
+        ):
             for label, seeds in curves.items():
                 x, low, mean, high = _band(seeds)
                 looks = style(labels.index(label))
                 if label not in featured:
-                    axis.plot(x, mean, label=label, linewidth=0.8, alpha=0.6, zorder=1, **looks | {"marker": ""})
+                    axis.plot(
+                        x,
+                        mean,
+                        label=label,
+                        linewidth=0.8,
+                        alpha=0.6,
+                        zorder=1,
+                        **looks | {"marker": ""},
+                    )
                     continue
-                axis.fill_between(x, low, high, color=looks["color"], alpha=0.15, linewidth=0)
-                axis.plot(x, mean, label=label, linewidth=1.6, markevery=max(len(x) // 8, 1), markersize=4, **looks)
+                axis.fill_between(
+                    x, low, high, color=looks["color"], alpha=0.15, linewidth=0
+                )
+                axis.plot(
+                    x,
+                    mean,
+                    label=label,
+                    linewidth=1.6,
+                    markevery=max(len(x) // 8, 1),
+                    markersize=4,
+                    **looks,
+                )
             axis.set(title=title, xlabel=x_label, ylabel=y)
             axis.grid(alpha=0.25)
             if x_scale == "log":
@@ -85,14 +123,26 @@ def scatter(
     *,
     labels: Sequence[str],
 ) -> list[Path]:
-    """One panel for each entry: label -> one point (x, y) a seed, drawn small, and their mean, drawn large."""
+    """One panel for each entry: label -> one point (x, y) a seed, drawn small, and
+    their mean, drawn large.
+    """
     with _figure(len(panels), len(panels), path) as (axes, written):
-        for axis, x, y, (title, points) in zip(axes, x_labels, y_labels, panels.items(), strict=True):
+        for axis, x, y, (title, points) in zip(
+            axes, x_labels, y_labels, panels.items(), strict=True
+        ):
             for label, seeds in points.items():
                 looks = style(labels.index(label)) | {"linestyle": "none"}
                 xs, ys = np.array(seeds, float).T
                 axis.plot(xs, ys, **looks, markersize=3, alpha=0.35, markeredgewidth=0)
-                axis.plot(xs.mean(), ys.mean(), **looks, markersize=8, alpha=0.9, markeredgewidth=0, label=label)
+                axis.plot(
+                    xs.mean(),
+                    ys.mean(),
+                    **looks,
+                    markersize=8,
+                    alpha=0.9,
+                    markeredgewidth=0,
+                    label=label,
+                )
             axis.set(title=title, xlabel=x, ylabel=y)
             axis.grid(alpha=0.25)
         _legend(axes, labels)
@@ -106,24 +156,40 @@ def histograms(
     *,
     labels: Sequence[str],
 ) -> list[Path]:
-    """One panel for each entry, one row for each label: how many values lie where, and their mean as a line.
+    """One panel for each entry, one row for each label: how many values lie where, and
+    their mean as a line.
 
     Every row is scaled to its own highest count.
     """
-    with _figure(len(panels), len(panels), path, height=0.8 + 0.4 * len(labels)) as (axes, written):
-        for axis, x_label, (title, values) in zip(axes, x_labels, panels.items(), strict=True):
-            bins = np.histogram_bin_edges(np.concatenate(list(values.values())), bins=25)
+    with _figure(len(panels), len(panels), path, height=0.8 + 0.4 * len(labels)) as (
+        axes,
+        written,
+    ):
+        for axis, x_label, (title, values) in zip(
+            axes, x_labels, panels.items(), strict=True
+        ):
+            bins = np.histogram_bin_edges(
+                np.concatenate(list(values.values())), bins=25
+            )
             for label, samples in values.items():
                 row = labels.index(label)
                 counts, _ = np.histogram(samples, bins)
                 mean = float(np.mean(samples))
-                axis.bar(bins[:-1], 0.85 * counts / counts.max(), np.diff(bins), -row, align="edge",
-                         color=style(row)["color"], alpha=0.75)  # fmt: skip
+                axis.bar(
+                    bins[:-1],
+                    0.85 * counts / counts.max(),
+                    np.diff(bins),
+                    -row,
+                    align="edge",
+                    color=style(row)["color"],
+                    alpha=0.75,
+                )
                 axis.plot([mean, mean], [-row, 0.9 - row], color="black", linewidth=1)
                 axis.axhline(-row, color="0.6", linewidth=0.5)
             axis.set(title=title, xlabel=x_label, ylim=(0.9 - len(labels), 1))
             axis.set_yticks(
-                [0.4 - row for row in range(len(labels))], labels if axis is axes[0] else [""] * len(labels)
+                [0.4 - row for row in range(len(labels))],
+                labels if axis is axes[0] else [""] * len(labels),
             )
             axis.tick_params(left=False)
             axis.spines["left"].set_visible(False)
@@ -138,21 +204,34 @@ def error_bars(
     *,
     columns: int,
 ) -> list[Path]:
-    """One panel for each entry: label -> points (x, y, deviation), joined by a line, dashed from the second label on.
+    """One panel for each entry: label -> points (x, y, deviation), joined by a line,
+    dashed from the second label on.
 
     Values of x that are all numbers stand where they belong, others at equal distances.
     """
     labels = _labels(panels)
     with _figure(len(panels), columns, path) as (axes, written):
-        for axis, x_label, y_label, (title, curves) in zip(axes, x_labels, y_labels, panels.items(), strict=True):
-            names = list(dict.fromkeys(x for points in curves.values() for x, _, _ in points))
+        for axis, x_label, y_label, (title, curves) in zip(
+            axes, x_labels, y_labels, panels.items(), strict=True
+        ):
+            names = list(
+                dict.fromkeys(x for points in curves.values() for x, _, _ in points)
+            )
             places, numeric = _places(names)
             for label, points in curves.items():
                 number = labels.index(label)
                 xs = [places[names.index(x)] for x, _, _ in points]
-                axis.errorbar(xs, [y for _, y, _ in points], [deviation for _, _, deviation in points], label=label,
-                              capsize=3, color=COLORS[number], marker=MARKERS[number], markersize=5,
-                              linestyle="--" if number else "-")  # fmt: skip
+                axis.errorbar(
+                    xs,
+                    [y for _, y, _ in points],
+                    [deviation for _, _, deviation in points],
+                    label=label,
+                    capsize=3,
+                    color=COLORS[number],
+                    marker=MARKERS[number],
+                    markersize=5,
+                    linestyle="--" if number else "-",
+                )
             axis.set(title=title, xlabel=x_label, ylabel=y_label)
             if numeric and min(places) > 0 and max(places) > 20 * min(places):
                 _logarithmic(axis)
@@ -179,7 +258,9 @@ class Panel:
 
 
 def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
-    """One panel for each entry: matrices and trees of the first seed, lines of all seeds."""
+    """One panel for each entry: matrices and trees of the first seed, lines of all
+    seeds.
+    """
     columns = min(len(panels), 3)
     with _figure(len(panels), columns, path, height=3.6) as (axes, written):
         for axis, (title, panel) in zip(axes, panels.items(), strict=True):
@@ -188,16 +269,26 @@ def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
             elif isinstance(panel.first, TreeDiagnostic):
                 _tree(axis, panel.first)
             else:
-                _quantity(axis, [seed for seed in panel.seeds if isinstance(seed, LineDiagnostic)])
+                _quantity(
+                    axis,
+                    [seed for seed in panel.seeds if isinstance(seed, LineDiagnostic)],
+                )
             axis.set(title=title)
     return written
 
 
 def _matrix(axis: Any, diagnostic: MatrixDiagnostic, groups: NDArray[np.int64]) -> None:
-    """Numbers between clients, who are ordered by group, with lines between the groups."""
+    """Numbers between clients, who are ordered by group, with lines between the
+    groups.
+    """
     order = np.argsort(groups, kind="stable")
     lowest = min(0.0, float(np.nanmin(diagnostic.values)))
-    image = axis.imshow(diagnostic.values[np.ix_(order, order)], cmap="viridis", vmin=lowest, interpolation="nearest")
+    image = axis.imshow(
+        diagnostic.values[np.ix_(order, order)],
+        cmap="viridis",
+        vmin=lowest,
+        interpolation="nearest",
+    )
     for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
         axis.axhline(edge, color="white", linewidth=1)
         axis.axvline(edge, color="white", linewidth=1)
@@ -211,11 +302,20 @@ def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
     """One thin line a seed (dots where x are clients), the choice of each marked."""
     of_clients = seeds[0].x_label == "client"
     for diagnostic in seeds:
-        axis.plot(diagnostic.x, diagnostic.y, "." if of_clients else "-", color=COLORS[0], linewidth=1.2, alpha=0.7)
+        axis.plot(
+            diagnostic.x,
+            diagnostic.y,
+            "." if of_clients else "-",
+            color=COLORS[0],
+            linewidth=1.2,
+            alpha=0.7,
+        )
         is_chosen = np.asarray(diagnostic.x) == diagnostic.chosen
         if diagnostic.chosen is not None and is_chosen.any():
             y = np.asarray(diagnostic.y)[is_chosen][0]
-            axis.plot(diagnostic.chosen, y, "o", color=COLORS[1], markersize=7, alpha=0.8)
+            axis.plot(
+                diagnostic.chosen, y, "o", color=COLORS[1], markersize=7, alpha=0.8
+            )
     axis.set(xlabel=seeds[0].x_label, ylabel=seeds[0].y_label)
     if all(np.equal(np.mod(diagnostic.x, 1), 0).all() for diagnostic in seeds):
         _whole_numbers(axis.xaxis)
@@ -223,14 +323,29 @@ def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
 
 
 def _tree(axis: Any, diagnostic: TreeDiagnostic) -> None:
-    """Clusters as lines over rounds, from the split that made them; how many clients ended in each."""
-    clusters, last = len(diagnostic.parent) + 1, float(np.max(diagnostic.round, initial=0)) + 1
+    """Clusters as lines over rounds, from the split that made them; how many clients
+    ended in each.
+    """
+    clusters, last = (
+        len(diagnostic.parent) + 1,
+        float(np.max(diagnostic.round, initial=0)) + 1,
+    )
     sizes = np.bincount(np.asarray(diagnostic.members, int), minlength=clusters)
     for cluster in range(clusters):
         born = float(diagnostic.round[cluster - 1]) if cluster else 0.0
-        axis.plot([born, last], [cluster, cluster], color=style(cluster)["color"], linewidth=1.6)
+        axis.plot(
+            [born, last],
+            [cluster, cluster],
+            color=style(cluster)["color"],
+            linewidth=1.6,
+        )
         if cluster:
-            axis.plot([born, born], [int(diagnostic.parent[cluster - 1]), cluster], color="0.6", linewidth=1)
+            axis.plot(
+                [born, born],
+                [int(diagnostic.parent[cluster - 1]), cluster],
+                color="0.6",
+                linewidth=1,
+            )
         axis.annotate(f" {sizes[cluster]}", (last, cluster), va="center")
     axis.set(xlabel="round (right: clients)", ylabel="cluster", xlim=(0, 1.1 * last))
     axis.set_ylim(clusters - 0.5, -0.5)
@@ -244,8 +359,12 @@ def _whole_numbers(*axes: Any) -> None:
 
 
 @contextmanager
-def _figure(panels: int, columns: int, path: Path, height: float = 3.2) -> Iterator[tuple[list[Any], list[Path]]]:
-    """Axes to draw on; saved as `path`.png and `path`.svg at the end, into the second list."""
+def _figure(
+    panels: int, columns: int, path: Path, height: float = 3.2
+) -> Iterator[tuple[list[Any], list[Path]]]:
+    """Axes to draw on; saved as `path`.png and `path`.svg at the end, into the second
+    list.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -253,10 +372,19 @@ def _figure(panels: int, columns: int, path: Path, height: float = 3.2) -> Itera
 
     rows = -(-panels // columns)
     with plt.rc_context(
-        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedtailor"}
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.hashsalt": "fedtailor",
+        }
     ):
         figure, axes = plt.subplots(
-            rows, columns, figsize=(4.2 * columns, height * rows), squeeze=False, layout="constrained"
+            rows,
+            columns,
+            figsize=(4.2 * columns, height * rows),
+            squeeze=False,
+            layout="constrained",
         )
         for spare in axes.flat[panels:]:
             spare.set_visible(False)
@@ -265,19 +393,35 @@ def _figure(panels: int, columns: int, path: Path, height: float = 3.2) -> Itera
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".svg"):
             target = path.with_name(path.name + suffix)
-            figure.savefig(target, dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+            figure.savefig(
+                target, dpi=150, metadata={"Date": None} if suffix == ".svg" else None
+            )
             written.append(target)
         plt.close(figure)
 
 
 def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
-    """One legend for all panels, in the order of `labels`, below them; the figure grows by its height."""
-    handles = {name: handle for axis in axes for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    """One legend for all panels, in the order of `labels`, below them; the figure grows
+    by its height.
+    """
+    handles = {
+        name: handle
+        for axis in axes
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     names = [label for label in labels if label in handles]
     figure = axes[0].figure
-    columns = min(len(names), max(int(figure.get_figwidth() / 2), 2), 6)  # a name takes about two inches
+    columns = min(
+        len(names), max(int(figure.get_figwidth() / 2), 2), 6
+    )  # a name takes about two inches
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
-    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns, frameon=False)
+    figure.legend(
+        [handles[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+    )
 
 
 def _logarithmic(axis: Any) -> None:
@@ -292,7 +436,9 @@ def _logarithmic(axis: Any) -> None:
 
 def _labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """All labels in the order of appearance."""
-    return list(dict.fromkeys(label for entries in panels.values() for label in entries))
+    return list(
+        dict.fromkeys(label for entries in panels.values() for label in entries)
+    )
 
 
 def _each(label: str | Sequence[str], panels: Mapping[str, Any]) -> Sequence[str]:
@@ -307,8 +453,12 @@ def _places(names: Sequence[str]) -> tuple[list[float], bool]:
         return [float(place) for place in range(len(names))], False
 
 
-def _band(seeds: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """x, lowest, mean and highest y over seeds; curves with other x are read where the first one has its points."""
+def _band(
+    seeds: Sequence[Curve],
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """x, lowest, mean and highest y over seeds; curves with other x are read where the
+    first one has its points.
+    """
     x = np.array(list(seeds[0]), float)
     y = np.stack([np.interp(x, list(seed), list(seed.values())) for seed in seeds])
     return x, y.min(axis=0), y.mean(axis=0), y.max(axis=0)

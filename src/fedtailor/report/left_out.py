@@ -10,24 +10,33 @@ from fedtailor.report.stored import StoredRun
 
 
 def left_out_methods(experiment: Experiment, scenario: str) -> dict[str, Candidate]:
-    """The rows that halving did not train to the end: of each the setting that it left out last (of those the best)."""
+    """The rows that halving did not train to the end: of each the setting that it left
+    out last (of those the best).
+    """
     tried = [it for it in experiment.index.candidates if it.scenario == scenario]
     chosen = {it.algorithm for it in tried if it.chosen}
     left_out: dict[str, Candidate] = {}
     if experiment.index.budget is None:
         return left_out
-    for candidate in sorted(tried, key=lambda it: (it.rounds or 0, -math.inf if it.val is None else it.val)):
+    for candidate in sorted(
+        tried, key=lambda it: (it.rounds or 0, -math.inf if it.val is None else it.val)
+    ):
         if candidate.algorithm not in chosen and candidate.val is not None:
             left_out[candidate.algorithm] = candidate
     return left_out
 
 
 def tests_when_left_out(
-    experiment: Experiment, runs: Mapping[str, Sequence[StoredRun]], left_out: Mapping[str, Candidate], whole: int
+    experiment: Experiment,
+    runs: Mapping[str, Sequence[StoredRun]],
+    left_out: Mapping[str, Candidate],
+    whole: int,
 ) -> list[pl.DataFrame]:
-    """The metric of seen clients on test after the rounds in which methods were left out: of these, and of all others.
+    """The metric of seen clients on test after the rounds in which methods were left
+    out: of these, and of all others.
 
-    A run may have gone on since, for another comparison: what it measured later is left aside.
+    A run may have gone on since, for another comparison: what it measured later is left
+    aside.
 
     Args:
         experiment, runs: see `fedtailor.report.decision.decide`.
@@ -40,12 +49,20 @@ def tests_when_left_out(
     last = {label: candidate.rounds or whole for label, candidate in left_out.items()}
     cuts = set(last.values())
     wanted = [
-        (label, StoredRun(experiment.results / candidate.run), {cut for cut in cuts if cut <= last[label]})
+        (
+            label,
+            StoredRun(experiment.results / candidate.run),
+            {cut for cut in cuts if cut <= last[label]},
+        )
         for label, candidate in left_out.items()
     ]
-    wanted += [(label, run, cuts - {whole}) for label, seeds in runs.items() for run in seeds]
+    wanted += [
+        (label, run, cuts - {whole}) for label, seeds in runs.items() for run in seeds
+    ]
     columns = ["client", "value", pl.col("round").cast(pl.Int32)]
     return [
-        run.after("test", rounds).select(pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), *columns)
+        run.after("test", rounds).select(
+            pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed"), *columns
+        )
         for label, run, rounds in wanted
     ]

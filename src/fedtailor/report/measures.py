@@ -28,16 +28,23 @@ class Measure:
 def weighted(run: StoredRun) -> float | None:
     """Mean over seen clients, weighted by test samples."""
     scores = run.scores()
-    return float(np.average(scores["value"], weights=scores["test"])) if len(scores) else None
+    return (
+        float(np.average(scores["value"], weights=scores["test"]))
+        if len(scores)
+        else None
+    )
 
 
 def largest_decile(run: StoredRun) -> float | None:
-    """Mean over the tenth of the seen clients with most training samples (at least one client), weighted by test
-    samples. Of equally large clients the earlier ones in the federation count."""
+    """Mean over the tenth of the seen clients with most training samples (at least one
+    client), weighted by test samples. Of equally large clients the earlier ones in the
+    federation count."""
     scores = run.scores()
     if not len(scores):
         return None
-    most = scores.sort("train", descending=True, maintain_order=True).head(max(len(scores) // 10, 1))
+    most = scores.sort("train", descending=True, maintain_order=True).head(
+        max(len(scores) // 10, 1)
+    )
     return float(np.average(most["value"], weights=most["test"]))
 
 
@@ -48,14 +55,18 @@ def unseen(run: StoredRun) -> float | None:
 
 
 def best_on_val(run: StoredRun) -> float | None:
-    """Test mean after the round that is best on the clients' validation data (the first of equal ones)."""
+    """Test mean after the round that is best on the clients' validation data (the first
+    of equal ones).
+    """
     val, test = run.curve("val"), run.curve()
     return test[best_round(run, val)] if val and test else None
 
 
 def best_round(run: StoredRun, curve: Mapping[int, float]) -> int:
     """The first round where a curve of the run's metric is best."""
-    return (max if run.unit.higher_is_better else min)(curve, key=lambda done: curve[done])
+    return (max if run.unit.higher_is_better else min)(
+        curve, key=lambda done: curve[done]
+    )
 
 
 def best_on_test(run: StoredRun) -> float | None:
@@ -70,22 +81,32 @@ def _of_spread(name: str) -> Callable[[StoredRun], float | None]:
 
 MEASURES: Mapping[str, Measure] = {
     "mean": Measure("mean over clients", "mean", _of_spread("mean")),
-    "weighted": Measure("mean over clients, weighted by test samples", "weighted\nmean", weighted),
+    "weighted": Measure(
+        "mean over clients, weighted by test samples", "weighted\nmean", weighted
+    ),
     "worst": Measure("worst client", "worst\nclient", _of_spread("worst")),
-    "worst10": Measure("mean over the worst 10 % of clients", "worst\n10 %", _of_spread("worst10")),
+    "worst10": Measure(
+        "mean over the worst 10 % of clients", "worst\n10 %", _of_spread("worst10")
+    ),
     "std": Measure("standard deviation over clients", "std", _of_spread("std")),
     "largest10": Measure(
-        "mean over the 10 % of clients with most training samples, weighted by test samples",
+        "mean over the 10 % of clients with most training samples, weighted by test"
+        " samples",
         "largest\n10 %",
         largest_decile,
     ),
     "unseen": Measure("mean over clients that never took part", "unseen", unseen),
-    "best_val": Measure("mean over clients, best round chosen on val", "best round\non val", best_on_val),
+    "best_val": Measure(
+        "mean over clients, best round chosen on val", "best round\non val", best_on_val
+    ),
     "max_test": Measure(
-        "mean over clients, maximum over rounds on test (only to compare with papers that publish it)",
+        "mean over clients, maximum over rounds on test (only to compare with papers"
+        " that publish it)",
         "max over rounds\non test",
         best_on_test,
         warning="max over rounds on test",
     ),
 }
-"""By name. The last round counts unless the title says otherwise; for losses, the worst is the highest."""
+"""By name. The last round counts unless the title says otherwise; for losses, the worst
+is the highest.
+"""

@@ -49,23 +49,32 @@ class StoredRun:
         path: its directory.
 
     Raises:
-        ValueError: the directory holds no run that has ended; later, one of its files is missing or damaged.
+        ValueError: the directory holds no run that has ended; later, one of its files
+            is missing or damaged.
     """
 
     path: Path
 
     def __post_init__(self) -> None:
-        require((self.path / SUMMARY).is_file(), f"{self.path} holds no finished run: {SUMMARY} is missing")
+        require(
+            (self.path / SUMMARY).is_file(),
+            f"{self.path} holds no finished run: {SUMMARY} is missing",
+        )
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run in numbers, or why it diverged."""
         summary: Any = read_text(self.path / SUMMARY, json.loads, "repeat the run")
         require(
-            not isinstance(summary, dict) or is_sealed(summary), f"{self.path / SUMMARY} is damaged; repeat the run"
+            not isinstance(summary, dict) or is_sealed(summary),
+            f"{self.path / SUMMARY} is damaged; repeat the run",
         )
-        ended = isinstance(summary, dict) and ("diverged" in summary or isinstance(summary.get("metric"), str))
-        require(ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run")
+        ended = isinstance(summary, dict) and (
+            "diverged" in summary or isinstance(summary.get("metric"), str)
+        )
+        require(
+            ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run"
+        )
         return summary
 
     @property
@@ -80,8 +89,16 @@ class StoredRun:
         manifest: Any = read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
         for name, settings in _SETTINGS.items():  # of 0.1, which kept no digests
             table = manifest.get(name)
-            missing = [key for key in settings if not isinstance(table, dict) or key not in table]
-            require(not missing, f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}]; repeat the run")
+            missing = [
+                key
+                for key in settings
+                if not isinstance(table, dict) or key not in table
+            ]
+            require(
+                not missing,
+                f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}];"
+                " repeat the run",
+            )
         return manifest
 
     @property
@@ -96,7 +113,9 @@ class StoredRun:
 
     @cached_property
     def clients(self) -> pl.DataFrame:
-        """client, group (null where there are none), unseen, and the number of train, val and test samples."""
+        """client, group (null where there are none), unseen, and the number of train,
+        val and test samples.
+        """
         return self._table(CLIENTS)
 
     @cached_property
@@ -115,19 +134,28 @@ class StoredRun:
         for name in (DIAGNOSTICS, ARRAYS):
             require_unchanged(self.path / name, self.summary)
         try:
-            return {diagnostic.name: diagnostic for diagnostic in read_diagnostics(self.path)}
+            return {
+                diagnostic.name: diagnostic
+                for diagnostic in read_diagnostics(self.path)
+            }
         except OSError as error:
             raise _unreadable(self.path, error) from None
 
     @cached_property
     def rows(self) -> pl.DataFrame | None:
-        """client, row, loss and prediction of every test row in the end; None where the run did not keep them."""
+        """client, row, loss and prediction of every test row in the end; None where the
+        run did not keep them.
+        """
         return self._table(ROWS) if (self.path / ROWS).exists() else None
 
     @cached_property
     def baseline(self) -> "StoredBaseline | None":
-        """What a model that learns nothing reaches by the run's metric; None where the run does not say it."""
-        baseline = StoredBaseline(self.path) if (self.path / BASELINE).exists() else None
+        """What a model that learns nothing reaches by the run's metric; None where the
+        run does not say it.
+        """
+        baseline = (
+            StoredBaseline(self.path) if (self.path / BASELINE).exists() else None
+        )
         return baseline if baseline is not None and baseline.is_known else None
 
     @property
@@ -145,7 +173,9 @@ class StoredRun:
         """Median wall time of a round."""
         seconds = self.summary.get("seconds_per_round")
         if not isinstance(seconds, int | float):
-            raise ValueError(f"{self.path / SUMMARY} has no seconds_per_round; repeat the run")
+            raise ValueError(
+                f"{self.path / SUMMARY} has no seconds_per_round; repeat the run"
+            )
         return float(seconds)
 
     @property
@@ -155,34 +185,55 @@ class StoredRun:
 
     @cached_property
     def is_tested(self) -> bool:
-        """Whether a seen client has the metric on test; without test rows, for example, none has."""
+        """Whether a seen client has the metric on test; without test rows, for example,
+        none has.
+        """
         return not self._scores("test", unseen=False).is_empty()
 
     def curve(self, split: str = "test", metric: str | None = None) -> dict[int, float]:
-        """Mean of a metric (the run's own by default) over the seen clients, by number of rounds done; empty where no
-        client has it."""
+        """Mean of a metric (the run's own by default) over the seen clients, by number
+        of rounds done; empty where no client has it."""
         scores = self._scores(split, unseen=False, metric=metric).drop_nulls("value")
         scores = scores.select("round", "value").sort("round", maintain_order=True)
-        rounds, starts, counts = np.unique(scores["round"].to_numpy(), return_index=True, return_counts=True)
-        # not by polars' groups: their threads add in any order, and a run would not always reach its own best again
-        sums = np.add.reduceat(scores["value"].to_numpy(), starts) if len(starts) else np.zeros(0)
+        rounds, starts, counts = np.unique(
+            scores["round"].to_numpy(), return_index=True, return_counts=True
+        )
+        # not by polars' groups: their threads add in any order, and a run would not
+        # always reach its own best again
+        sums = (
+            np.add.reduceat(scores["value"].to_numpy(), starts)
+            if len(starts)
+            else np.zeros(0)
+        )
         return dict(zip(rounds.tolist(), (sums / counts).tolist(), strict=True))
 
     def scores(self, *, unseen: bool = False) -> pl.DataFrame:
-        """The metric on test after the last evaluation: value, and the columns of `clients`, one row a client."""
+        """The metric on test after the last evaluation: value, and the columns of
+        `clients`, one row a client.
+        """
         last = self.last("test", unseen=unseen).select("client", "value")
         return last.join(self.clients, on="client", how="left", maintain_order="left")
 
     def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
-        """The metric of clients on a split after the last evaluation, with the columns of `metrics`."""
-        return self._scores(split, unseen=unseen).filter(pl.col("round") == pl.col("round").max())
+        """The metric of clients on a split after the last evaluation, with the columns
+        of `metrics`.
+        """
+        return self._scores(split, unseen=unseen).filter(
+            pl.col("round") == pl.col("round").max()
+        )
 
     def after(self, split: str, rounds: Collection[int]) -> pl.DataFrame:
-        """The metric of seen clients on a split after some rounds, with the columns of `metrics`."""
-        return self._scores(split, unseen=False).filter(pl.col("round").is_in(list(rounds)))
+        """The metric of seen clients on a split after some rounds, with the columns of
+        `metrics`.
+        """
+        return self._scores(split, unseen=False).filter(
+            pl.col("round").is_in(list(rounds))
+        )
 
     def spread(self) -> dict[str, float]:
-        """Mean, worst, worst10 and std of `scores` over the seen clients; NaN where there are none."""
+        """Mean, worst, worst10 and std of `scores` over the seen clients; NaN where
+        there are none.
+        """
         return spread(self.scores()["value"].to_numpy(), self.unit.higher_is_better)
 
     @property
@@ -193,31 +244,47 @@ class StoredRun:
     def by_time(self, system: Wireless) -> dict[float, float]:
         """`curve` by time over a wireless network."""
         curve = self.curve()
-        times = system.times(self.ledger.frame(), list(curve), samples=self.mean_samples)
+        times = system.times(
+            self.ledger.frame(), list(curve), samples=self.mean_samples
+        )
         return dict(zip(times, curve.values(), strict=True))
 
     def by_bytes(self) -> dict[float, float]:
-        """`curve` by bytes sent down (multicast) and up until then, those of a probe included."""
+        """`curve` by bytes sent down (multicast) and up until then, those of a probe
+        included.
+        """
         curve = self.curve()
         spent = np.zeros(max(curve, default=0) + 1)  # [rounds done]
-        for entry in self.ledger.entries:  # the delivery comes after the last round: it is past the end of `spent`
+        for entry in (
+            self.ledger.entries
+        ):  # the delivery comes after the last round: it is past the end of `spent`
             spent[entry.round + 1 :] += entry.bytes_multicast
         return {float(spent[done]): value for done, value in curve.items()}
 
     @cached_property
     def silent(self) -> bool:
         """Whether nothing travelled in training."""
-        return not any(entry.bytes_multicast for entry in self.ledger.entries if entry.phase == "round")
+        return not any(
+            entry.bytes_multicast
+            for entry in self.ledger.entries
+            if entry.phase == "round"
+        )
 
     def groups(self) -> NDArray[np.int64]:
-        """The true group [m] of every seen client, by id as the server's tables are; zeros where there are none."""
+        """The true group [m] of every seen client, by id as the server's tables are;
+        zeros where there are none.
+        """
         seen = self.clients.filter(~pl.col("unseen"))
         order = np.argsort(client_ids(tuple(seen["client"])))
         return seen["group"].fill_null(0).to_numpy()[order]
 
-    def _scores(self, split: str, *, unseen: bool, metric: str | None = None) -> pl.DataFrame:
+    def _scores(
+        self, split: str, *, unseen: bool, metric: str | None = None
+    ) -> pl.DataFrame:
         wanted = (
-            (pl.col("metric") == (metric or self.metric)) & (pl.col("split") == split) & (pl.col("unseen") == unseen)
+            (pl.col("metric") == (metric or self.metric))
+            & (pl.col("split") == split)
+            & (pl.col("unseen") == unseen)
         )
         return self.metrics.filter(wanted)
 
@@ -230,10 +297,14 @@ class StoredRun:
 
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
-    """What to say of a file of a run: only one that is there, and can be read, may be damaged."""
+    """What to say of a file of a run: only one that is there, and can be read, may be
+    damaged.
+    """
     if not isinstance(error, OSError) or error.errno is None:
         return ValueError(
-            f"{path} is damaged ({(str(error).splitlines() or [type(error).__name__])[0]}); repeat the run"
+            f"{path} is damaged"
+            f" ({(str(error).splitlines() or [type(error).__name__])[0]}); repeat"
+            " the run"
         )
     if isinstance(error, FileNotFoundError):
         return ValueError(f"{path} is missing; repeat the run")
@@ -241,7 +312,9 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
 
 
 class StoredBaseline(StoredRun):
-    """What a model that learns nothing reaches on a run's data, measured as the run is."""
+    """What a model that learns nothing reaches on a run's data, measured as the run
+    is.
+    """
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
@@ -251,7 +324,9 @@ class StoredBaseline(StoredRun):
     @property
     def is_known(self) -> bool:
         """Whether the run's metric follows from labels alone."""
-        return not self.metrics.filter((pl.col("metric") == self.metric) & (pl.col("split") == "test")).is_empty()
+        return not self.metrics.filter(
+            (pl.col("metric") == self.metric) & (pl.col("split") == "test")
+        ).is_empty()
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]

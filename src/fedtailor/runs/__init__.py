@@ -1,7 +1,17 @@
-"""`run` and what it gives back: the way from a method and a federation to trained personal models."""
+"""`run` and what it gives back: the way from a method and a federation to trained
+personal models.
+"""
 
 from fedtailor.runs.result import Run
 from fedtailor.runs.run import run, run_exchanges, run_in, simulate, train_until
 from fedtailor.runs.summary import Summary
 
-__all__ = ["Run", "Summary", "run", "run_exchanges", "run_in", "simulate", "train_until"]
+__all__ = [
+    "Run",
+    "Summary",
+    "run",
+    "run_exchanges",
+    "run_in",
+    "simulate",
+    "train_until",
+]

@@ -1,4 +1,6 @@
-"""What a model that learns nothing would reach, and what must be known of test rows before results are believed."""
+"""What a model that learns nothing would reach, and what must be known of test rows
+before results are believed.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -19,11 +21,16 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_COMPARED = 200_000
-"""Examples that are searched for repetitions; of more, their bytes would not fit beside a run."""
+"""Examples that are searched for repetitions; of more, their bytes would not fit beside
+a run.
+"""
 
 
 def baseline(
-    federation: Federation, model: Model, metrics: Iterable[Metric], splits: tuple[str, ...] = ("val", "test")
+    federation: Federation,
+    model: Model,
+    metrics: Iterable[Metric],
+    splits: tuple[str, ...] = ("val", "test"),
 ) -> "pl.DataFrame":
     """What each client's majority class, or the mean of its targets, reaches.
 
@@ -53,7 +60,9 @@ def baseline(
     for (unseen, split, name), pairs in values.items():
         clients = np.array([client for client, _ in pairs])
         numbers = np.array([value for _, value in pairs])
-        baselines.evaluations.append(Evaluation(0, clients, unseen, split, name, numbers))
+        baselines.evaluations.append(
+            Evaluation(0, clients, unseen, split, name, numbers)
+        )
     return baselines.frame(federation.names)
 
 
@@ -85,7 +94,9 @@ def _baselines(
             if is_classification(model):
                 values = classification_baseline(train, y, model.outputs)
                 # what the model was trained with, where that is the log loss
-                loss = {"loss": values["log_loss"]} if model.loss == cross_entropy else {}
+                loss = (
+                    {"loss": values["log_loss"]} if model.loss == cross_entropy else {}
+                )
                 yield client.index, split, values | loss
             elif is_regression(model):
                 yield client.index, split, regression_baseline(train, y)

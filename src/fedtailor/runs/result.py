@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 class Run:
     """A trained federation: personal models, measurements, traffic."""
 
-    def __init__(self, training: Training[DeviceExecutor], executor: DeviceExecutor, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        training: Training[DeviceExecutor],
+        executor: DeviceExecutor,
+        ledger: Ledger,
+    ) -> None:
         self._training = training
         self._executor = executor
         self._ledger = ledger
@@ -96,13 +101,24 @@ class Run:
         return {name: self._personal[name] for name in self.federation.names}
 
     def ask_personal(self, clients: Iterable[int]) -> Exchanges[None]:
-        """Ask for the personal models of clients (places in the federation) that nobody has asked for yet."""
-        missing = [client for client in clients if self.federation.names[client] not in self._personal]
+        """Ask for the personal models of clients (places in the federation) that nobody
+        has asked for yet.
+        """
+        missing = [
+            client
+            for client in clients
+            if self.federation.names[client] not in self._personal
+        ]
         # one exchange for each table, with all of its clients that are wanted
-        for table, unseen in ((self.executor.seen, False), (self.executor.unseen, True)):
+        for table, unseen in (
+            (self.executor.seen, False),
+            (self.executor.unseen, True),
+        ):
             rows = np.flatnonzero(np.isin(table.listed, missing))
             if len(rows):
-                self._keep((yield from personal_models(self.training, rows, unseen=unseen)))
+                self._keep(
+                    (yield from personal_models(self.training, rows, unseen=unseen))
+                )
 
     def _keep(self, predictors: dict[str, Predictor]) -> None:
         """Remember what clients predict with, by name: it is asked for once."""
@@ -111,24 +127,34 @@ class Run:
 
     def _personal_model(self, name: str, predictor: Predictor) -> PersonalModel:
         federation = self.federation
-        return PersonalModel(name, predictor, self.model, federation.shift, federation.scale, self.preprocessing)
+        return PersonalModel(
+            name,
+            predictor,
+            self.model,
+            federation.shift,
+            federation.scale,
+            self.preprocessing,
+        )
 
     def predict(self, client: int | str, rows: Any, **options: Any) -> NDArray[Any]:
         """What a client's personal model predicts.
 
         Args:
             client: by name or position in the federation.
-            rows: inputs x [n, ...], as `PersonalModel.predict` takes them; or, of a run on a table, raw rows by the
-                names of their columns (a frame, a dict, a list of dicts), as `PersonalModel.predict_rows` takes them.
+            rows: inputs x [n, ...], as `PersonalModel.predict` takes them; or, of a run
+                on a table, raw rows by the names of their columns (a frame, a dict, a
+                list of dicts), as `PersonalModel.predict_rows` takes them.
             options: of `predict_rows`: missing, unknown.
 
         Returns:
-            What `PersonalModel.predict` or `predict_rows` gives: a prediction for each row [n].
+            What `PersonalModel.predict` or `predict_rows` gives: a prediction for each
+            row [n].
 
         Raises:
             ValueError: there is no such client, or all that is wrong with the rows.
         """
-        # raw rows go through the table's preprocessing; arrays are taken for inputs as the model has them
+        # raw rows go through the table's preprocessing; arrays are taken for inputs as
+        # the model has them
         model = self.personal(client)
         if model.preprocessing is None or isinstance(rows, np.ndarray):
             return model.predict(rows, **options)
@@ -138,31 +164,49 @@ class Run:
         """What became of every test row, by the final personal models.
 
         Returns:
-            The columns client, row (its number in the data) and loss; of classifications correct, prediction and
-            confidence (the prediction's probability), of regressions squared_error and prediction.
+            The columns client, row (its number in the data) and loss; of
+            classifications correct, prediction and confidence (the prediction's
+            probability), of regressions squared_error and prediction.
         """
         return drive(row_outcomes(self.training, self.executor), self.executor)
 
-    def enroll(self, x: ArrayLike, y: ArrayLike, *, name: str = "newcomer", group: int | None = None) -> PersonalModel:
-        """Serve a client that arrives after training: its personal model, from its examples x [n, ...], y [n].
+    def enroll(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        name: str = "newcomer",
+        group: int | None = None,
+    ) -> PersonalModel:
+        """Serve a client that arrives after training: its personal model, from its
+        examples x [n, ...], y [n].
 
-        It goes the way of unseen clients: it answers the probe where the method has one, is sent what the method
-        sends to newcomers, and fits what the method lets it fit.
+        It goes the way of unseen clients: it answers the probe where the method has
+        one, is sent what the method sends to newcomers, and fits what the method lets
+        it fit.
 
         Raises:
-            ValueError: the examples do not fit the federation, or the method cannot serve the client.
+            ValueError: the examples do not fit the federation, or the method cannot
+                serve the client.
         """
-        # An executor of its own, whose only client is the newcomer, answers what the server asks of it.
+        # An executor of its own, whose only client is the newcomer, answers what the
+        # server asks of it.
         federation, settings = self.federation, self.executor.settings
-        guest = guest_executor(federation, self.model, np.asarray(x), np.asarray(y), name, group, settings)
+        guest = guest_executor(
+            federation, self.model, np.asarray(x), np.asarray(y), name, group, settings
+        )
         predictor = drive(guest_model(self.training, guest.unseen), guest)[name]
         return self._personal_model(name, predictor)
 
-    def export(self, directory: Path | str, clients: Iterable[int | str] | None = None) -> Path:
-        """Write the personal models of all clients, or of some, into a new directory (`load_models` reads them).
+    def export(
+        self, directory: Path | str, clients: Iterable[int | str] | None = None
+    ) -> Path:
+        """Write the personal models of all clients, or of some, into a new directory
+        (`load_models` reads them).
 
         Raises:
-            ValueError: the directory holds other files or cannot be written, or there is no such client.
+            ValueError: the directory holds other files or cannot be written, or there
+                is no such client.
         """
         if clients is None:
             chosen = list(self.personal_models().values())
@@ -192,6 +236,14 @@ class Run:
             bytes_down=totals.bytes_down,
             bytes_up=totals.bytes_up,
             seconds=training.seconds,
-            seconds_per_round=float(np.median(training.round_seconds)) if training.round_seconds else 0.0,
-            **({} if training.privacy is None else training.privacy.largest(training.round)),
+            seconds_per_round=(
+                float(np.median(training.round_seconds))
+                if training.round_seconds
+                else 0.0
+            ),
+            **(
+                {}
+                if training.privacy is None
+                else training.privacy.largest(training.round)
+            ),
         )

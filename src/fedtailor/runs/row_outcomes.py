@@ -1,4 +1,6 @@
-"""What became of every test row when a run is over: losses and predictions of the final personal models."""
+"""What became of every test row when a run is over: losses and predictions of the final
+personal models.
+"""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,15 +32,19 @@ _MEMORY = 1 << 28
 """Bytes of personal models that are on the host at a time."""
 
 
-def row_outcomes(training: Training, executor: DeviceExecutor) -> "Exchanges[pl.DataFrame]":
-    """One line for each test row of each client, by its personal model in the present state of a training.
+def row_outcomes(
+    training: Training, executor: DeviceExecutor
+) -> "Exchanges[pl.DataFrame]":
+    """One line for each test row of each client, by its personal model in the present
+    state of a training.
 
     Returns:
-        The columns of `fedtailor.metrics.rows.rows_frame`, clients in the federation's order. `row` is the number of
-        the example in the federation's data, or of the row in its table; a regression's columns are in the target's own
-        unit.
+        The columns of `fedtailor.metrics.rows.rows_frame`, clients in the federation's
+        order. `row` is the number of the example in the federation's data, or of the
+        row in its table; a regression's columns are in the target's own unit.
     """
-    # As many clients at a time as their models fit into the memory that is set apart for them.
+    # As many clients at a time as their models fit into the memory that is set apart
+    # for them.
     federation, model = executor.federation, training.model
     at_once = max(_MEMORY // (8 * max(model.size, 1)), 1)
     scores: dict[str, dict[str, NDArray[Any]]] = {}
@@ -49,32 +55,46 @@ def row_outcomes(training: Training, executor: DeviceExecutor) -> "Exchanges[pl.
             for row in rows:
                 name = table.names[row]
                 tested = federation.test[int(table.listed[row])]
-                scores[name] = _client_scores(model, predictors[name], federation, tested)
+                scores[name] = _client_scores(
+                    model, predictors[name], federation, tested
+                )
     numbers = [federation.test[client] for client in range(len(federation))]
     if isinstance(federation, Table) and federation.rows is not None:
         numbers = [federation.rows[rows] for rows in numbers]
-    return rows_frame(model, federation.names, numbers, [scores[name] for name in federation.names])
+    return rows_frame(
+        model, federation.names, numbers, [scores[name] for name in federation.names]
+    )
 
 
 def _client_scores(
     model: Model, predictor: Predictor, federation: Federation, rows: NDArray[np.int32]
 ) -> dict[str, NDArray[Any]]:
     """`row_scores` of one client's rows [n], in blocks of equal shape."""
-    shift, scale = (np.asarray(part, model.dtype) for part in (federation.shift, federation.scale))
+    shift, scale = (
+        np.asarray(part, model.dtype) for part in (federation.shift, federation.scale)
+    )
     blocks = []
-    # Without any row one block of padding is scored all the same, for the types of the columns.
+    # Without any row one block of padding is scored all the same, for the types of the
+    # columns.
     for start in range(0, max(len(rows), 1), _BLOCK):
         block = np.zeros(_BLOCK, np.int64)
         chosen = rows[start : start + _BLOCK]
         block[: len(chosen)] = chosen
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
-        pool = Pool(federation.x[block], y, block, shift, scale, normalize=True, largest=_BLOCK)
+        pool = Pool(
+            federation.x[block], y, block, shift, scale, normalize=True, largest=_BLOCK
+        )
         with jax.disable_jit(model.in_python):
             scored = _block_scores(model, predictor, pool)
-        blocks.append({name: np.asarray(values)[: len(chosen)] for name, values in scored.items()})
-    scores = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    # A model's targets are standardised; tables are in the user's own unit, squared where errors are.
+        blocks.append(
+            {name: np.asarray(values)[: len(chosen)] for name, values in scored.items()}
+        )
+    scores = {
+        name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]
+    }
+    # A model's targets are standardised; tables are in the user's own unit, squared
+    # where errors are.
     if "squared_error" in scores:
         target_shift, target_scale = target_units(federation)
         scores["squared_error"] = scores["squared_error"] * target_scale**2

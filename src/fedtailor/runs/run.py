@@ -23,10 +23,22 @@ from fedtailor.runs.binding import bind, require_algorithm
 from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.target_units import default_metrics, target_units
-from fedtailor.storage import Checkpoints, Interrupted, RunDirectory, interrupts, manifest
+from fedtailor.storage import (
+    Checkpoints,
+    Interrupted,
+    RunDirectory,
+    interrupts,
+    manifest,
+)
 from fedtailor.storage.run_files import BASELINE, ROWS
 from fedtailor.tables import Table
-from fedtailor.training import AfterRound, Callback, Participation, Training, as_participation
+from fedtailor.training import (
+    AfterRound,
+    Callback,
+    Participation,
+    Training,
+    as_participation,
+)
 
 MOST_ROUNDS = 2**31 - 1
 _MOST_KEPT = 1 << 25
@@ -60,35 +72,47 @@ def run(
     Args:
         algorithm: the method with its hyper-parameters.
         federation: who holds which data.
-        model: a `Model`, or an architecture that is bound to the federation's inputs and classes.
+        model: a `Model`, or an architecture that is bound to the federation's inputs
+            and classes.
         rounds: communication rounds (at least 1).
         seed: of everything random; equal seeds give equal results.
-        participation: who reports in a round: a `Participation`, a share of the seen clients (up to 1) or a number of
-            them (from 2; `Participation(count=1)` is a single one).
-        evaluate_every: evaluate all personal models after every n-th round (and after the last).
+        participation: who reports in a round: a `Participation`, a share of the seen
+            clients (up to 1) or a number of them (from 2; `Participation(count=1)` is a
+            single one).
+        evaluate_every: evaluate all personal models after every n-th round (and after
+            the last).
         uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
         downlink: transforms of what the server sends, likewise.
-        metrics: what to measure beside the loss and the accuracy ("roc_auc", "balanced_accuracy", ...; see
-            `fedtailor.metrics`); the first is what the run is judged by. By default a regression on a table is judged
-            by its RMSE, in the target's own unit, and any other run by accuracy, or loss where there are no classes.
+        metrics: what to measure beside the loss and the accuracy ("roc_auc",
+            "balanced_accuracy", ...; see `fedtailor.metrics`); the first is what the
+            run is judged by. By default a regression on a table is judged by its RMSE,
+            in the target's own unit, and any other run by accuracy, or loss where there
+            are no classes.
         settings: devices, chunk size, debugging.
         callbacks: look on, and may stop the run (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
-        directory: keep a run directory: it is made if it does not exist, and must be empty unless `resume`.
-        resume: continue the run that the directory holds, to `rounds` rounds; start one if it is empty.
-        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C or SIGTERM).
-        keep_rows: write what became of every test row to `rows.parquet` in the directory (see `Run.row_outcomes`).
-        keep_models: write the personal models of all clients into the directory, where they take less than 32 MiB
-            (of more, the run makes them again from its data when they are asked for).
-        origin: which scenario the data came from, put down in the directory so that they can be found again:
-            `fedtailor.experiments.scenario.Scenario.origin` gives it. A table says so itself.
+        directory: keep a run directory: it is made if it does not exist, and must be
+            empty unless `resume`.
+        resume: continue the run that the directory holds, to `rounds` rounds; start one
+            if it is empty.
+        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C
+            or SIGTERM).
+        keep_rows: write what became of every test row to `rows.parquet` in the
+            directory (see `Run.row_outcomes`).
+        keep_models: write the personal models of all clients into the directory, where
+            they take less than 32 MiB (of more, the run makes them again from its data
+            when they are asked for).
+        origin: which scenario the data came from, put down in the directory so that
+            they can be found again: `fedtailor.experiments.scenario.Scenario.origin`
+            gives it. A table says so itself.
 
     Returns:
         The finished run: metrics, ledger, personal models.
 
     Raises:
         ValueError: something does not fit together, in one line.
-        Diverged: a model became NaN or infinite (with a directory, the round before is saved).
+        Diverged: a model became NaN or infinite (with a directory, the round before is
+            saved).
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
     """
     require_algorithm(algorithm)
@@ -96,25 +120,47 @@ def run(
     if progress is not None:
         callbacks = (*callbacks, AfterRound(progress))
     exchanges = run_exchanges(
-        algorithm, executor, rounds, seed=seed, participation=participation, evaluate_every=evaluate_every,
-        uplink=uplink, downlink=downlink, metrics=metrics, callbacks=callbacks,
-        directory=directory, resume=resume, checkpoint_every=checkpoint_every, keep_rows=keep_rows,
-        keep_models=keep_models, origin=origin,
-    )  # fmt: skip
+        algorithm,
+        executor,
+        rounds,
+        seed=seed,
+        participation=participation,
+        evaluate_every=evaluate_every,
+        uplink=uplink,
+        downlink=downlink,
+        metrics=metrics,
+        callbacks=callbacks,
+        directory=directory,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        keep_rows=keep_rows,
+        keep_models=keep_models,
+        origin=origin,
+    )
     return drive(exchanges, executor)
 
 
 def executor_of(
-    federation: Federation, model: Model, settings: Settings, directory: Path | str | None = None
+    federation: Federation,
+    model: Model,
+    settings: Settings,
+    directory: Path | str | None = None,
 ) -> DeviceExecutor:
     """The executor that simulates a federation as `settings` say.
 
     Raises:
         ValueError: a single model does not fit into this machine.
     """
-    check_memory(model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers")
+    check_memory(
+        model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers"
+    )
     kind = executor_kind(model, settings)
-    return kind(federation, model, settings, directory=None if directory is None else Path(directory))
+    return kind(
+        federation,
+        model,
+        settings,
+        directory=None if directory is None else Path(directory),
+    )
 
 
 def simulate(
@@ -133,14 +179,22 @@ def simulate(
     """A training to be advanced by hand, round by round; arguments as of `run`.
 
     Returns:
-        A `Training` whose `executor` simulates the federation; `directory` is where large states stay.
+        A `Training` whose `executor` simulates the federation; `directory` is where
+        large states stay.
     """
     require_algorithm(algorithm)
     executor = executor_of(federation, bind(model, federation), settings, directory)
     return Training(
-        algorithm, executor, executor.model, seed=seed, participation=as_participation(participation), uplink=uplink,
-        downlink=downlink, metrics=metrics or default_metrics(federation), target_scale=target_units(federation)[1],
-    )  # fmt: skip
+        algorithm,
+        executor,
+        executor.model,
+        seed=seed,
+        participation=as_participation(participation),
+        uplink=uplink,
+        downlink=downlink,
+        metrics=metrics or default_metrics(federation),
+        target_scale=target_units(federation)[1],
+    )
 
 
 def run_exchanges(
@@ -163,10 +217,12 @@ def run_exchanges(
     origin: Mapping[str, Any] | None = None,
     stopped: threading.Event | None = None,
 ) -> Exchanges[Run]:
-    """`run` as the exchanges that it needs, for whoever drives several runs at once; see there.
+    """`run` as the exchanges that it needs, for whoever drives several runs at once;
+    see there.
 
     Args:
-        stopped: where several runs are driven, the event that asks all of them to save and end.
+        stopped: where several runs are driven, the event that asks all of them to save
+            and end.
 
     Returns:
         The exchanges of the whole run, whose return value is the finished `Run`.
@@ -177,27 +233,47 @@ def run_exchanges(
         ("checkpoint_every", checkpoint_every),
     ):
         _require_count(name, value)
-    require(directory is not None or not keep_rows, "keep_rows writes into the run's directory; name one, or ask the "
-                                                    "run for row_outcomes()")  # fmt: skip
+    require(
+        directory is not None or not keep_rows,
+        "keep_rows writes into the run's directory; name one, or ask the "
+        "run for row_outcomes()",
+    )
     participation = as_participation(participation)
     federation, model = executor.federation, executor.model
     asked = find_metrics(metrics or default_metrics(federation), model)
     # Before anything is written: the method may refuse its settings for these clients.
     training = Training(
-        algorithm, executor, model, seed=seed, participation=participation, uplink=uplink, downlink=downlink,
-        metrics=asked, target_scale=target_units(federation)[1],
-    )  # fmt: skip
+        algorithm,
+        executor,
+        model,
+        seed=seed,
+        participation=participation,
+        uplink=uplink,
+        downlink=downlink,
+        metrics=asked,
+        target_scale=target_units(federation)[1],
+    )
     if directory is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
-    # The manifest says what the run is; a directory that holds another one is refused before anything is written.
+    # The manifest says what the run is; a directory that holds another one is refused
+    # before anything is written.
     store = RunDirectory(Path(directory))
     settings = manifest(
-        algorithm, federation, model, seed, participation, evaluate_every, uplink, downlink, asked,
-        devices=executor.shards, canonical=executor.settings.canonical,
+        algorithm,
+        federation,
+        model,
+        seed,
+        participation,
+        evaluate_every,
+        uplink,
+        downlink,
+        asked,
+        devices=executor.shards,
+        canonical=executor.settings.canonical,
         origin=_origin(federation, Path(directory)) or origin,
-    )  # fmt: skip
+    )
     continued = store.open(settings, resume)
     try:
         if continued:
@@ -209,20 +285,28 @@ def run_exchanges(
         with interrupts() if stopped is None else nullcontext(stopped) as stop:
             checkpoints = Checkpoints(store, checkpoint_every, stop)
             try:
-                yield from train_until(training, rounds, evaluate_every, (checkpoints, *callbacks), stop)
+                yield from train_until(
+                    training, rounds, evaluate_every, (checkpoints, *callbacks), stop
+                )
             except Interrupted:
-                checkpoints.on_end(training)  # it may have come after the checkpoint's turn in this round
+                checkpoints.on_end(
+                    training
+                )  # it may have come after the checkpoint's turn in this round
                 raise
             except Diverged as error:
                 store.save(training)
                 store.write_summary({"rounds": rounds, "diverged": str(error)})
                 raise
-        # The rounds are done and saved. What follows is made from the final state, the summary last of all: a directory
-        # that has one is whole.
+        # The rounds are done and saved. What follows is made from the final state, the
+        # summary last of all: a directory that has one is whole.
         done = yield from finished_run(training, executor)
         store.write_ledger(done.ledger)  # with the delivery of the final models
         store.write_diagnostics(training.algorithm.diagnostics(training.server))
-        summary = {**done.summary().as_dict(), "training_seconds": sum(training.round_seconds), "asked_rounds": rounds}
+        summary = {
+            **done.summary().as_dict(),
+            "training_seconds": sum(training.round_seconds),
+            "asked_rounds": rounds,
+        }
         size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
         if keep_models and size_of_models <= _MOST_KEPT:
             yield from done.ask_personal(range(len(federation)))
@@ -244,14 +328,17 @@ def train_until(
     callbacks: Sequence[Callback] = (),
     stopped: threading.Event | None = None,
 ) -> Exchanges[None]:
-    """Take a training (fresh or restored) to `rounds` rounds, or until a callback stops it.
+    """Take a training (fresh or restored) to `rounds` rounds, or until a callback stops
+    it.
 
     Raises:
         ValueError: the training is already past `rounds`.
         Interrupted: `stopped` was set; the callbacks have seen the last round.
     """
     require(
-        training.round <= rounds, f"the run has already done {training.round} rounds, more than the {rounds} asked for"
+        training.round <= rounds,
+        f"the run has already done {training.round} rounds, more than the {rounds}"
+        " asked for",
     )
     ended_by: BaseException | None = None
     try:
@@ -266,8 +353,11 @@ def train_until(
             if evaluated:
                 yield from training.evaluation()
             training.count_time(trained - started, perf_counter() - started)
-            # a list, not a generator: every callback sees every round, also behind one that stops the run
-            enough = any([callback.after_round(training, evaluated) for callback in callbacks])
+            # a list, not a generator: every callback sees every round, also behind one
+            # that stops the run
+            enough = any(
+                [callback.after_round(training, evaluated) for callback in callbacks]
+            )
             if enough and not evaluated:
                 yield from training.evaluation()
             if stopped is not None and stopped.is_set():
@@ -291,14 +381,19 @@ def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]
 
 
 def _origin(federation: Federation, directory: Path) -> dict[str, Any] | None:
-    """Where a table is to be found again, from the run's directory: no path of this machine stands in it."""
+    """Where a table is to be found again, from the run's directory: no path of this
+    machine stands in it.
+    """
     if not isinstance(federation, Table) or federation.origin is None:
         return None
     origin = federation.origin
     path = Path(os.path.relpath(origin.path.resolve(), directory.resolve())).as_posix()
     return {
-        "scenario": "table", "seed": origin.seed, "file": origin.digest, "parameters": {"path": path, **origin.options},
-    }  # fmt: skip
+        "scenario": "table",
+        "seed": origin.seed,
+        "file": origin.digest,
+        "parameters": {"path": path, **origin.options},
+    }
 
 
 def _require_count(name: str, value: Any) -> None:
@@ -309,7 +404,9 @@ def _require_count(name: str, value: Any) -> None:
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     wanted = whole and bool(1 <= value <= MOST_ROUNDS)
-    require(wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}")
+    require(
+        wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}"
+    )
 
 
 def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:
@@ -318,5 +415,9 @@ def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:
     Raises:
         ValueError, Diverged, Interrupted: as `run`.
     """
-    warnings.warn("run_in(DIR, ...) is run(..., directory=DIR) now", DeprecationWarning, stacklevel=2)
+    warnings.warn(
+        "run_in(DIR, ...) is run(..., directory=DIR) now",
+        DeprecationWarning,
+        stacklevel=2,
+    )
     return run(*arguments, directory=directory, **options)

@@ -1,4 +1,6 @@
-"""What is stored: run directories with exact resume, checkpoints, manifests, exported models."""
+"""What is stored: run directories with exact resume, checkpoints, manifests, exported
+models.
+"""
 
 from fedtailor.storage.check import Finding, check
 from fedtailor.storage.errors import Damaged, Unusable

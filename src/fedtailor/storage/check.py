@@ -1,4 +1,6 @@
-"""Whether what stands on a disk is what was written: run directories, exports, saved federations, comparisons."""
+"""Whether what stands on a disk is what was written: run directories, exports, saved
+federations, comparisons.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,7 +13,13 @@ from fedtailor.federation import Federation
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
 from fedtailor.storage.checkpoint import checkpoint_format, load_tree
-from fedtailor.storage.digests import SUMS, file_digest, frame_digest, is_sealed, sums_of
+from fedtailor.storage.digests import (
+    SUMS,
+    file_digest,
+    frame_digest,
+    is_sealed,
+    sums_of,
+)
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import (
     CHECKPOINT,
@@ -30,7 +38,10 @@ from fedtailor.storage.run_files import (
     require_unchanged,
 )
 
-WITHOUT_DIGESTS = ", of fedtailor 0.1, which kept no digests: nothing but that it can be read is known"
+WITHOUT_DIGESTS = (
+    ", of fedtailor 0.1, which kept no digests: nothing but that it can be read is"
+    " known"
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,8 @@ def check(path: Path) -> list[Finding]:
     """Check files against their digests.
 
     Args:
-        path: a run directory, an export, a saved federation, or a directory that holds some of these (the results of a
-            comparison).
+        path: a run directory, an export, a saved federation, or a directory that holds
+            some of these (the results of a comparison).
 
     Returns:
         One finding for each run, export, federation or index of a comparison.
@@ -65,7 +76,10 @@ def check(path: Path) -> list[Finding]:
         return [_finding(path, _federation)]
     findings = list(_below(path))
     if not findings:
-        raise ValueError(f"{path} holds no run, export or saved federation of fedtailor; check the path")
+        raise ValueError(
+            f"{path} holds no run, export or saved federation of fedtailor; check the"
+            " path"
+        )
     return findings
 
 
@@ -89,8 +103,17 @@ def _finding(path: Path, look: Callable[[Path], str]) -> Finding:
         return Finding(path, look(path), whole=True)
     except ValueError as error:
         return Finding(path, str(error), whole=False)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # JSON or TOML of another shape
-        return Finding(path, f"{path} holds something else than fedtailor writes ({reason(error)})", whole=False)
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:  # JSON or TOML of another shape
+        return Finding(
+            path,
+            f"{path} holds something else than fedtailor writes ({reason(error)})",
+            whole=False,
+        )
 
 
 def _federation(path: Path) -> str:
@@ -109,14 +132,22 @@ def _export(path: Path) -> str:
 def _graphs(path: Path) -> str:
     """Check an export as ONNX."""
     if not (path / SUMS).exists():
-        raise Damaged(f"{path / SUMS} is missing: the export did not end; export the models again")
+        raise Damaged(
+            f"{path / SUMS} is missing: the export did not end; export the models again"
+        )
     with reading(path):
         said = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
         changed = said.symmetric_difference(sums_of(path).splitlines())
     if changed:
         names = ", ".join(sorted({line.partition("  ")[2] for line in changed}))
-        raise Damaged(f"{path} is damaged ({names}: not what was written); export the models again")
-    return f"personal models of {sum(line.endswith('.onnx') for line in said)} clients, as ONNX"
+        raise Damaged(
+            f"{path} is damaged ({names}: not what was written); export the models"
+            " again"
+        )
+    return (
+        f"personal models of {sum(line.endswith('.onnx') for line in said)} clients, as"
+        " ONNX"
+    )
 
 
 def _comparison(path: Path) -> str:
@@ -124,7 +155,10 @@ def _comparison(path: Path) -> str:
     cells = _sealed(path)["cells"]
     for cell in cells:
         if not (path.parents[1] / cell["run"] / SUMMARY).exists():
-            raise Damaged(f"{path} names the run {cell['run']}, which is not there; the same command makes it again")
+            raise Damaged(
+                f"{path} names the run {cell['run']}, which is not there; the same"
+                " command makes it again"
+            )
     return f"a comparison of {len(cells)} runs"
 
 
@@ -147,7 +181,9 @@ def _run(path: Path) -> str:
     """
     read_manifest(path / MANIFEST)
     names = [name for name in (CHECKPOINT, CHECKPOINT_BEFORE) if (path / name).exists()]
-    old = any(checkpoint_format(path / name) == "fedtailor checkpoint 1" for name in names)
+    old = any(
+        checkpoint_format(path / name) == "fedtailor checkpoint 1" for name in names
+    )
     if not names and not (path / SUMMARY).exists():
         return "a run that has not come to its first checkpoint"
     if not old:
@@ -164,12 +200,18 @@ def _run(path: Path) -> str:
         if not (path / name).exists():
             raise Damaged(f"{path / name} is missing; repeat the run")
         require_unchanged(path / name, summary)
-    end = "that diverged" if "diverged" in summary else f"of {summary.get('rounds')} rounds"
+    end = (
+        "that diverged"
+        if "diverged" in summary
+        else f"of {summary.get('rounds')} rounds"
+    )
     return f"a finished run {end}{'' if DIGESTS in summary else WITHOUT_DIGESTS}"
 
 
 def _check_checkpoint(path: Path, name: str) -> None:
-    """Refuse a checkpoint that is damaged, or that was saved with other files than stand beside it."""
+    """Refuse a checkpoint that is damaged, or that was saved with other files than
+    stand beside it.
+    """
     saved = load_tree(path / name).get("saved")
     if not isinstance(saved, dict):
         raise Damaged(f"{path / name} is no checkpoint of a run")
@@ -177,7 +219,8 @@ def _check_checkpoint(path: Path, name: str) -> None:
     if file_digest(path / MANIFEST) != digests["manifest"]:
         raise Damaged(f"{path / MANIFEST} is not the one that {name} was saved with")
     for file, key in ((CLIENTS, "clients"), (METRICS, "metrics"), (LEDGER, "ledger")):
-        # A run that went on has added rows since: only those of the checkpoint's time are compared.
+        # A run that went on has added rows since: only those of the checkpoint's time
+        # are compared.
         frame = read_frame(path / file)
         rows = saved.get(key, len(frame))
         if len(frame) < rows or frame_digest(frame.head(rows)) != digests[key]:

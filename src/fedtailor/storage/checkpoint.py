@@ -1,4 +1,6 @@
-"""Checkpoints: a tree of plain containers and arrays in one safetensors file, written whole or not at all."""
+"""Checkpoints: a tree of plain containers and arrays in one safetensors file, written
+whole or not at all.
+"""
 
 import json
 from dataclasses import fields
@@ -28,7 +30,9 @@ def wait_for_all(step: str) -> None:
 
 
 def save_tree(path: Path, tree: Any) -> None:
-    """Write a tree of dicts, lists, tuples, None, numbers, strings and arrays (host or device), whole or not at all."""
+    """Write a tree of dicts, lists, tuples, None, numbers, strings and arrays (host or
+    device), whole or not at all.
+    """
     with replacing(path) as temporary:
         write_tree(temporary, tree)
 
@@ -37,7 +41,15 @@ def write_tree(path: Path, tree: Any) -> None:
     """Write a tree, as `save_tree` does, to a file that nobody reads yet."""
     arrays: dict[str, np.ndarray] = {}
     skeleton = json.dumps(_describe(tree, arrays))
-    save_file(arrays, path, {"format": _FORMAT, "tree": skeleton, "digest": arrays_digest(skeleton, arrays)})
+    save_file(
+        arrays,
+        path,
+        {
+            "format": _FORMAT,
+            "tree": skeleton,
+            "digest": arrays_digest(skeleton, arrays),
+        },
+    )
 
 
 def load_tree(path: Path) -> Any:
@@ -51,7 +63,9 @@ def load_tree(path: Path) -> Any:
         raise Damaged(f"{path} is missing; remove the run's directory and start again")
     try:
         with reading(path):
-            path.open("rb").close()  # safetensors calls a file damaged that it may not read
+            path.open(
+                "rb"
+            ).close()  # safetensors calls a file damaged that it may not read
     except ValueError as error:
         raise Unusable(str(error)) from None
     try:
@@ -60,10 +74,23 @@ def load_tree(path: Path) -> Any:
             refuse_other_format(path, metadata.get("format", "nothing"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if arrays_digest(metadata["tree"], arrays) != metadata["digest"]:
-            raise Damaged(f"{path} is damaged (its digest is wrong); remove the run's directory and start again")
+            raise Damaged(
+                f"{path} is damaged (its digest is wrong); remove the run's directory"
+                " and start again"
+            )
         return _rebuild(json.loads(metadata["tree"]), arrays)
-    except (SafetensorError, OSError, KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
-        raise Damaged(f"{path} is damaged ({reason(error)}); remove the run's directory and start again") from error
+    except (
+        SafetensorError,
+        OSError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        json.JSONDecodeError,
+    ) as error:
+        raise Damaged(
+            f"{path} is damaged ({reason(error)}); remove the run's directory and start"
+            " again"
+        ) from error
 
 
 def refuse_other_format(path: Path, made: str) -> None:
@@ -75,12 +102,19 @@ def refuse_other_format(path: Path, made: str) -> None:
     """
     if made == _OLD_FORMAT:
         raise Unusable(
-            f"{path} was written by fedtailor 0.1, whose runs can be reported but not resumed; name another directory"
+            f"{path} was written by fedtailor 0.1, whose runs can be reported but not"
+            " resumed; name another directory"
         )
     if not made.startswith("fedtailor checkpoint "):
-        raise Damaged(f"{path} is damaged (it is no checkpoint); remove the run's directory and start again")
+        raise Damaged(
+            f"{path} is damaged (it is no checkpoint); remove the run's directory and"
+            " start again"
+        )
     if made != _FORMAT:
-        raise Unusable(f"{path} was not written by this version of fedtailor ({made}); name another directory")
+        raise Unusable(
+            f"{path} was not written by this version of fedtailor ({made}); name"
+            " another directory"
+        )
 
 
 def checkpoint_format(path: Path) -> str | None:
@@ -93,18 +127,36 @@ def checkpoint_format(path: Path) -> str | None:
 
 
 def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
-    """The containers and plain values of a tree; its arrays go into `arrays` under their paths ("server/model")."""
+    """The containers and plain values of a tree; its arrays go into `arrays` under
+    their paths ("server/model").
+    """
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
-            raise TypeError(f"a state's dict has keys {list(tree)}; only strings can be written to a checkpoint")
-        return {"dict": {key: _describe(value, arrays, f"{path}/{key}") for key, value in tree.items()}}
+            raise TypeError(
+                f"a state's dict has keys {list(tree)}; only strings can be written to"
+                " a checkpoint"
+            )
+        return {
+            "dict": {
+                key: _describe(value, arrays, f"{path}/{key}")
+                for key, value in tree.items()
+            }
+        }
     if isinstance(tree, ServerState):
-        parts = {field.name: getattr(tree, field.name) for field in fields(cast(Any, tree))}
-        described = {name: _describe(value, arrays, f"{path}/{name}") for name, value in parts.items()}
+        parts = {
+            field.name: getattr(tree, field.name) for field in fields(cast(Any, tree))
+        }
+        described = {
+            name: _describe(value, arrays, f"{path}/{name}")
+            for name, value in parts.items()
+        }
         return {"state": state_name(type(tree)), "fields": described}
     # The exact types: a NamedTuple would come back as a tuple.
     if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
-        entries = [_describe(value, arrays, f"{path}/{number}") for number, value in enumerate(tree)]
+        entries = [
+            _describe(value, arrays, f"{path}/{number}")
+            for number, value in enumerate(tree)
+        ]
         return {type(tree).__name__: entries}
     if isinstance(tree, jax.Array | np.ndarray | np.generic):
         name = path.removeprefix("/")
@@ -115,8 +167,10 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
         return {"array" if isinstance(tree, np.ndarray) else "number": name}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
-    raise TypeError(f"a {type(tree).__name__} cannot be written to a checkpoint; states are made of dicts, lists, "
-                    "tuples, numbers, strings and arrays")  # fmt: skip
+    raise TypeError(
+        f"a {type(tree).__name__} cannot be written to a checkpoint; states are made of"
+        " dicts, lists, tuples, numbers, strings and arrays"
+    )
 
 
 def _rebuild(skeleton: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
@@ -125,8 +179,16 @@ def _rebuild(skeleton: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     if kind == "state":
         known = ServerState.registry.get(content)
         if known is None:
-            raise ValueError(f"the checkpoint holds the state of a method that is not loaded ({content})")
-        return known(**{name: _rebuild(value, arrays) for name, value in skeleton["fields"].items()})
+            raise ValueError(
+                "the checkpoint holds the state of a method that is not loaded"
+                f" ({content})"
+            )
+        return known(
+            **{
+                name: _rebuild(value, arrays)
+                for name, value in skeleton["fields"].items()
+            }
+        )
     if kind == "dict":
         return {key: _rebuild(value, arrays) for key, value in content.items()}
     if kind in ("list", "tuple"):

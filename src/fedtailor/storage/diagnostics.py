@@ -1,4 +1,6 @@
-"""The diagnostics of a method at the end of a run: `diagnostics.json`, its arrays in `diagnostics.safetensors`."""
+"""The diagnostics of a method at the end of a run: `diagnostics.json`, its arrays in
+`diagnostics.safetensors`.
+"""
 
 import dataclasses
 import json
@@ -12,15 +14,25 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedtailor._files import replacing
-from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic, MatrixDiagnostic, TreeDiagnostic
+from fedtailor.protocol.diagnostics import (
+    Diagnostic,
+    LineDiagnostic,
+    MatrixDiagnostic,
+    TreeDiagnostic,
+)
 
 DIAGNOSTICS, ARRAYS = "diagnostics.json", "diagnostics.safetensors"
 
-_KINDS: dict[str, type[Any]] = {"matrix": MatrixDiagnostic, "line": LineDiagnostic, "tree": TreeDiagnostic}
+_KINDS: dict[str, type[Any]] = {
+    "matrix": MatrixDiagnostic,
+    "line": LineDiagnostic,
+    "tree": TreeDiagnostic,
+}
 
 
 def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> None:
-    """Write diagnostics into a run directory, in place of those that it has. A method that has none leaves no file.
+    """Write diagnostics into a run directory, in place of those that it has. A method
+    that has none leaves no file.
 
     Raises:
         OSError: they cannot be written.
@@ -30,9 +42,14 @@ def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> Non
         return
     entries, arrays = [], dict[str, np.ndarray]()
     for number, diagnostic in enumerate(diagnostics):
-        kind = next((name for name, cls in _KINDS.items() if isinstance(diagnostic, cls)), None)
+        kind = next(
+            (name for name, cls in _KINDS.items() if isinstance(diagnostic, cls)), None
+        )
         if kind is None:
-            raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}")
+            raise TypeError(
+                "a diagnostic is a matrix, a line or a tree, not"
+                f" {type(diagnostic).__name__}"
+            )
         entry: dict[str, Any] = {"kind": kind}
         for field in dataclasses.fields(diagnostic):
             value = getattr(diagnostic, field.name)
@@ -67,9 +84,21 @@ def read_diagnostics(directory: Path) -> list[Diagnostic]:
         diagnostics: list[Diagnostic] = []
         for number, entry in enumerate(json.loads(path.read_text())):
             kind = _KINDS[entry.pop("kind")]
-            array_fields = {field.name for field in dataclasses.fields(kind)} - entry.keys()
+            array_fields = {
+                field.name for field in dataclasses.fields(kind)
+            } - entry.keys()
             own_arrays = {name: arrays[f"{number}/{name}"] for name in array_fields}
             diagnostics.append(kind(**entry, **own_arrays))
         return diagnostics
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({(str(error).splitlines() or [''])[0]}); repeat the run") from None
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise ValueError(
+            f"{path} is damaged ({(str(error).splitlines() or [''])[0]}); repeat"
+            " the run"
+        ) from None

@@ -1,4 +1,6 @@
-"""Digests: a bit that a disk lost, or a file of another run, must not become part of a result."""
+"""Digests: a bit that a disk lost, or a file of another run, must not become part of a
+result.
+"""
 
 import hashlib
 import json
@@ -15,7 +17,9 @@ SEAL = "digest"
 """The key under which a JSON object carries the digest of all its other entries."""
 
 SUMS = "SHA256SUMS"
-"""The file that holds digests of its folder's other files, as `sha256sum --check SHA256SUMS` reads it."""
+"""The file that holds digests of its folder's other files, as `sha256sum --check
+SHA256SUMS` reads it.
+"""
 
 
 def file_digest(path: Path) -> str:
@@ -34,21 +38,31 @@ def sums_of(folder: Path) -> str:
     Raises:
         OSError: one cannot be read.
     """
-    return "".join(f"{file_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS)
+    return "".join(
+        f"{file_digest(path)}  {path.name}\n"
+        for path in sorted(folder.iterdir())
+        if path.name != SUMS
+    )
 
 
 def frame_digest(frame: pl.DataFrame) -> str:
-    """SHA-256 of the names, types and values of a frame, however it is compressed and laid out in a file."""
+    """SHA-256 of the names, types and values of a frame, however it is compressed and
+    laid out in a file.
+    """
     digest = hashlib.sha256(f"{len(frame)}".encode())
     for column in frame.iter_columns():
         digest.update(f"\0{column.name}\0{column.dtype}\0".encode())
         digest.update(column.is_null().to_numpy().tobytes())
         # Of text the lengths too: ("ab", "c") and ("a", "bc") are different columns.
         if column.dtype == pl.String:
-            digest.update(column.str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy().tobytes())
+            digest.update(
+                column.str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy().tobytes()
+            )
             digest.update(str(column.fill_null("").str.join("")[0]).encode())
         else:
-            digest.update(np.ascontiguousarray(column.fill_null(0).to_numpy()).tobytes())
+            digest.update(
+                np.ascontiguousarray(column.fill_null(0).to_numpy()).tobytes()
+            )
     return digest.hexdigest()
 
 
@@ -62,13 +76,17 @@ def arrays_digest(header: str, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own digest; what JSON does not know (NaN, infinity) becomes null."""
+    """A JSON object with its own digest; what JSON does not know (NaN, infinity)
+    becomes null.
+    """
     plain = finite({key: value for key, value in content.items() if key != SEAL})
     return {**plain, SEAL: _seal(plain)}
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Whether an object is what `sealed` made; True for one without a digest, as fedtailor 0.1 wrote them."""
+    """Whether an object is what `sealed` made; True for one without a digest, as
+    fedtailor 0.1 wrote them.
+    """
     if SEAL not in content:
         return True
     plain = {key: value for key, value in content.items() if key != SEAL}
@@ -76,7 +94,9 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which knows neither NaN nor infinity: None stands for them, in dicts and lists too."""
+    """A value for JSON, which knows neither NaN nor infinity: None stands for them, in
+    dicts and lists too.
+    """
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

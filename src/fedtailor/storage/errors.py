@@ -2,9 +2,11 @@
 
 
 class Unusable(ValueError):
-    """A directory or a file in it cannot be used: it is in use, holds something else, is damaged, or cannot be written.
+    """A directory or a file in it cannot be used: it is in use, holds something else,
+    is damaged, or cannot be written.
 
-    A comparison ends with it, where any other `ValueError` of a run only means that the method refuses its settings.
+    A comparison ends with it, where any other `ValueError` of a run only means that the
+    method refuses its settings.
     """
 
 

@@ -1,5 +1,6 @@
-"""Personal models on disk: `models.safetensors` with the vectors, `manifest.json` with all that prediction needs, and
-`preprocessing.json` where they were trained on a table."""
+"""Personal models on disk: `models.safetensors` with the vectors, `manifest.json` with
+all that prediction needs, and `preprocessing.json` where they were trained on a table.
+"""
 
 import dataclasses
 import json
@@ -12,32 +13,59 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedtailor._files import private_folder, publish, reason, remove_leftovers
-from fedtailor.models import Architecture, Classification, Model, cross_entropy, squared_error, zoo
+from fedtailor.models import (
+    Architecture,
+    Classification,
+    Model,
+    cross_entropy,
+    squared_error,
+    zoo,
+)
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
-from fedtailor.storage.digests import SEAL, arrays_digest, file_digest, is_sealed, sealed
+from fedtailor.storage.digests import (
+    SEAL,
+    arrays_digest,
+    file_digest,
+    is_sealed,
+    sealed,
+)
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
 
-MODELS, MANIFEST, PREPROCESSING = "models.safetensors", "manifest.json", "preprocessing.json"
+MODELS, MANIFEST, PREPROCESSING = (
+    "models.safetensors",
+    "manifest.json",
+    "preprocessing.json",
+)
 
 _FORMAT = "fedtailor personal models 2"
 _WITHOUT_DIGESTS = "fedtailor personal models 1"  # of fedtailor 0.1
 _NEIGHBORS = ("features", "labels", "held", "share", "scale")
-_LOSSES: dict[str, Any] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
+_LOSSES: dict[str, Any] = {
+    "cross_entropy": cross_entropy,
+    "squared_error": squared_error,
+}
 
 
-def export_models(personal: Iterable[PersonalModel], directory: Path | str, *, own_examples: bool = False) -> Path:
-    """Write personal models of one federation into a directory, which must be new or empty; returns it.
+def export_models(
+    personal: Iterable[PersonalModel],
+    directory: Path | str,
+    *,
+    own_examples: bool = False,
+) -> Path:
+    """Write personal models of one federation into a directory, which must be new or
+    empty; returns it.
 
     Models that were trained on a table take its preprocessing with them.
 
     Args:
-        own_examples: write models that predict with their client's own examples, and these with them (kNN-Per): for
-            the client's own disk.
+        own_examples: write models that predict with their client's own examples, and
+            these with them (kNN-Per): for the client's own disk.
 
     Raises:
-        ValueError: the directory holds other files or cannot be written, there are no models, or a client predicts
-            with its own examples and `own_examples` is False.
+        ValueError: the directory holds other files or cannot be written, there are no
+            models, or a client predicts with its own examples and `own_examples` is
+            False.
     """
     everyone, path = list(personal), Path(directory)
     for model in everyone:
@@ -47,7 +75,9 @@ def export_models(personal: Iterable[PersonalModel], directory: Path | str, *, o
         make_new(path)
         write_models(everyone, path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot write models to {path}: {reason(error)}; name another directory") from None
+        raise ValueError(
+            f"cannot write models to {path}: {reason(error)}; name another directory"
+        ) from None
     return path
 
 
@@ -60,10 +90,15 @@ def make_new(directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     remove_leftovers(directory)
-    require(not any(directory.iterdir()), f"{directory} is not empty; name a new directory for the models")
+    require(
+        not any(directory.iterdir()),
+        f"{directory} is not empty; name a new directory for the models",
+    )
 
 
-def write_models(personal: Iterable[PersonalModel], path: Path, manifest_name: str = MANIFEST) -> None:
+def write_models(
+    personal: Iterable[PersonalModel], path: Path, manifest_name: str = MANIFEST
+) -> None:
     """Write personal models of one federation into a folder that may hold other files.
 
     Raises:
@@ -74,7 +109,10 @@ def write_models(personal: Iterable[PersonalModel], path: Path, manifest_name: s
     everyone = list(personal)
     require(len(everyone) > 0, "there are no personal models to export")
     arrays: dict[str, Any] = {}
-    clients = {model.name: _client(model.predictor, str(row), arrays) for row, model in enumerate(everyone)}
+    clients = {
+        model.name: _client(model.predictor, str(row), arrays)
+        for row, model in enumerate(everyone)
+    }
     first = everyone[0]
     manifest: dict[str, Any] = {
         "format": _FORMAT,
@@ -88,9 +126,13 @@ def write_models(personal: Iterable[PersonalModel], path: Path, manifest_name: s
     with private_folder(path, "export") as folder:
         save_file(arrays, folder / MODELS)
         if first.preprocessing is not None:
-            manifest["preprocessing"] = file_digest(first.preprocessing.save(folder / PREPROCESSING))
+            manifest["preprocessing"] = file_digest(
+                first.preprocessing.save(folder / PREPROCESSING)
+            )
             files.insert(0, PREPROCESSING)
-        (folder / manifest_name).write_text(json.dumps(sealed(manifest), indent=2) + "\n", "utf-8")
+        (folder / manifest_name).write_text(
+            json.dumps(sealed(manifest), indent=2) + "\n", "utf-8"
+        )
         for name in files:
             publish(folder / name, path / name)
 
@@ -102,18 +144,28 @@ def load_models(
 
     Args:
         directory: where they are.
-        model: needed where the network is not one of `fedtailor.models` (a module or function of your own).
+        model: needed where the network is not one of `fedtailor.models` (a module or
+            function of your own).
         manifest_name: as they were written (`write_models`).
 
     Raises:
-        ValueError: the directory holds no models, they are damaged, or they need `model`.
+        ValueError: the directory holds no models, they are damaged, or they need
+            `model`.
     """
     path = Path(directory)
     manifest, arrays = _read(path, manifest_name)
     try:
         return _models(manifest, arrays, _preprocessing(path, manifest), model)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # of 0.1, which kept no digests
-        raise ValueError(f"{path} is damaged: {manifest_name} is not what was exported ({reason(error)})") from None
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:  # of 0.1, which kept no digests
+        raise ValueError(
+            f"{path} is damaged: {manifest_name} is not what was exported"
+            f" ({reason(error)})"
+        ) from None
 
 
 def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None:
@@ -122,7 +174,10 @@ def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None
         return None
     file = path / PREPROCESSING
     same = file.is_file() and file_digest(file) == manifest["preprocessing"]
-    require(same, f"{file} is missing or damaged (its digest is wrong); export the models again")
+    require(
+        same,
+        f"{file} is missing or damaged (its digest is wrong); export the models again",
+    )
     return Preprocessing.load(file)
 
 
@@ -135,25 +190,42 @@ def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
     try:
         manifest = json.loads((path / manifest_name).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
+        raise ValueError(
+            f"{path} holds no exported models, or they are damaged ({reason(error)})"
+        ) from None
     made = manifest.get("format") if isinstance(manifest, dict) else None
-    require(made in (_FORMAT, _WITHOUT_DIGESTS), f"{path} holds no exported personal models of fedtailor")
+    require(
+        made in (_FORMAT, _WITHOUT_DIGESTS),
+        f"{path} holds no exported personal models of fedtailor",
+    )
     if made == _FORMAT:
         whole = SEAL in manifest and is_sealed(manifest)
-        require(whole, f"{path / manifest_name} is damaged (its digest is wrong); export the models again")
+        require(
+            whole,
+            f"{path / manifest_name} is damaged (its digest is wrong); export the"
+            " models again",
+        )
     return manifest
 
 
-def _read(path: Path, manifest_name: str = MANIFEST) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(
+    path: Path, manifest_name: str = MANIFEST
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Manifest and arrays of an export, as they were written."""
     manifest = read_manifest(path, manifest_name)
     try:
         arrays = load_file(path / MODELS)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} holds no exported models, or they are damaged ({reason(error)})") from None
+        raise ValueError(
+            f"{path} holds no exported models, or they are damaged ({reason(error)})"
+        ) from None
     if manifest["format"] == _FORMAT:
         same = arrays_digest("", arrays) == manifest.get("arrays")
-        require(same, f"{path / MODELS} is damaged (its digest is wrong); export the models again")
+        require(
+            same,
+            f"{path / MODELS} is damaged (its digest is wrong); export the models"
+            " again",
+        )
     return manifest, arrays
 
 
@@ -169,15 +241,25 @@ def check_export(path: Path) -> tuple[int, bool]:
 
 
 def _client(predictor: Predictor, array: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest says of a client's predictor, whose arrays go into `arrays` under names that begin so."""
+    """What the manifest says of a client's predictor, whose arrays go into `arrays`
+    under names that begin so.
+    """
     if isinstance(predictor, Mixture):
         arrays[array] = np.asarray(predictor.models)
         arrays[f"{array}.weights"] = np.asarray(predictor.weights)
         return {"array": array, "mixture": True, "logits": predictor.logits}
     if isinstance(predictor, NearestNeighbors):
         arrays[array] = np.asarray(predictor.model)
-        arrays |= {f"{array}.{name}": np.asarray(getattr(predictor, name)) for name in _NEIGHBORS}
-        return {"array": array, "mixture": False, "logits": predictor.logits, "neighbors": predictor.k}
+        arrays |= {
+            f"{array}.{name}": np.asarray(getattr(predictor, name))
+            for name in _NEIGHBORS
+        }
+        return {
+            "array": array,
+            "mixture": False,
+            "logits": predictor.logits,
+            "neighbors": predictor.k,
+        }
     arrays[array] = np.asarray(predictor)
     return {"array": array, "mixture": False}
 
@@ -187,33 +269,59 @@ def _predictor(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
     array = entry["array"]
     if "neighbors" in entry:
         rest = {name: arrays[f"{array}.{name}"] for name in _NEIGHBORS}
-        return NearestNeighbors(arrays[array], **rest, k=entry["neighbors"], logits=entry["logits"])
+        return NearestNeighbors(
+            arrays[array], **rest, k=entry["neighbors"], logits=entry["logits"]
+        )
     weights = arrays.get(f"{array}.weights")
-    return arrays[array] if weights is None else Mixture(weights, arrays[array], entry["logits"])
+    return (
+        arrays[array]
+        if weights is None
+        else Mixture(weights, arrays[array], entry["logits"])
+    )
 
 
 def _models(
-    manifest: dict[str, Any], arrays: dict[str, Any], preprocessing: Preprocessing | None, model: Model | None
+    manifest: dict[str, Any],
+    arrays: dict[str, Any],
+    preprocessing: Preprocessing | None,
+    model: Model | None,
 ) -> dict[str, PersonalModel]:
     model = _rebuilt(manifest["model"]) if model is None else model
-    shift, scale = (tuple(part) if isinstance(part, list) else part for part in (manifest["shift"], manifest["scale"]))
+    shift, scale = (
+        tuple(part) if isinstance(part, list) else part
+        for part in (manifest["shift"], manifest["scale"])
+    )
     models = {}
-    require(len(manifest["clients"]) > 0, "the export names no clients; export the models again")
+    require(
+        len(manifest["clients"]) > 0,
+        "the export names no clients; export the models again",
+    )
     for name, entry in manifest["clients"].items():
         size = arrays[entry["array"]].shape[-1]
-        require(size == model.size, f"client {name!r} has {size} parameters, the model {model.size}")
-        models[name] = PersonalModel(name, _predictor(entry, arrays), model, shift, scale, preprocessing)
+        require(
+            size == model.size,
+            f"client {name!r} has {size} parameters, the model {model.size}",
+        )
+        models[name] = PersonalModel(
+            name, _predictor(entry, arrays), model, shift, scale, preprocessing
+        )
     return models
 
 
 def _description(model: Model) -> dict[str, Any]:
     """What `_rebuilt` needs, as JSON values."""
     architecture: Any = model.architecture
-    fields = {field.name: getattr(architecture, field.name) for field in dataclasses.fields(architecture)}
+    fields = {
+        field.name: getattr(architecture, field.name)
+        for field in dataclasses.fields(architecture)
+    }
     loss = next((name for name, loss in _LOSSES.items() if loss == model.loss), None)
     return {
         "architecture": type(architecture).__name__,
-        "fields": {name: value if _is_plain(value) else repr(value) for name, value in fields.items()},
+        "fields": {
+            name: value if _is_plain(value) else repr(value)
+            for name, value in fields.items()
+        },
         "input_shape": list(model.input_shape),
         "outputs": model.outputs,
         "loss": loss or repr(model.loss),
@@ -226,11 +334,24 @@ def _rebuilt(description: dict[str, Any]) -> Model:
     kind = getattr(zoo, description["architecture"], None)
     loss = _LOSSES.get(description["loss"])
     if not (isinstance(kind, type) and issubclass(kind, Architecture)) or loss is None:
-        what = description["architecture"] if loss is not None else f"loss {description['loss']}"
-        raise ValueError(f"these models use {what}, which only your code knows; pass model=... to load them")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in description["fields"].items()}
+        what = (
+            description["architecture"]
+            if loss is not None
+            else f"loss {description['loss']}"
+        )
+        raise ValueError(
+            f"these models use {what}, which only your code knows; pass model=... to"
+            " load them"
+        )
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in description["fields"].items()
+    }
     return kind(**values).bind(
-        tuple(description["input_shape"]), description["outputs"], loss=loss, dtype=description["dtype"]
+        tuple(description["input_shape"]),
+        description["outputs"],
+        loss=loss,
+        dtype=description["dtype"],
     )
 
 

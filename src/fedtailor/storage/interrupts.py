@@ -1,4 +1,6 @@
-"""Ctrl-C and the end of a job's time: the round that is under way ends and is saved first."""
+"""Ctrl-C and the end of a job's time: the round that is under way ends and is saved
+first.
+"""
 
 import signal
 import threading
@@ -7,14 +9,17 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C; what schedulers, containers and `kill` send some seconds before they end a process."""
+"""Ctrl-C; what schedulers, containers and `kill` send some seconds before they end a
+process.
+"""
 
 
 class Interrupted(KeyboardInterrupt):
     """Somebody stopped a run; its directory holds everything up to the last round.
 
     Attributes:
-        code: the exit code that shells have for the last signal: 130 for Ctrl-C, 143 for SIGTERM.
+        code: the exit code that shells have for the last signal: 130 for Ctrl-C, 143
+            for SIGTERM.
     """
 
     code: ClassVar[int] = 128 + signal.SIGINT
@@ -22,7 +27,9 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets, so that a round can end; a second one stops at once."""
+    """An event that Ctrl-C or SIGTERM sets, so that a round can end; a second one stops
+    at once.
+    """
     stopped, asked = threading.Event(), False
     if threading.current_thread() is not threading.main_thread():
         yield stopped

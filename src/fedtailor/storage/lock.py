@@ -17,7 +17,8 @@ _UNKNOWN = -1
 
 
 class DirectoryLock:
-    """The right to write to a directory, from `acquire` to `release`; the end of the process releases it, too.
+    """The right to write to a directory, from `acquire` to `release`; the end of the
+    process releases it, too.
 
     Of several processes of one run the first holds it, for all of them.
     """
@@ -38,13 +39,17 @@ class DirectoryLock:
             holder = int(multihost_utils.broadcast_one_to_all(np.int32(holder)))
         if holder:
             who = "another process" if holder == _UNKNOWN else f"process {holder}"
-            raise Unusable(f"{self._directory} is in use by {who}; wait until it ends, or name another directory")
+            raise Unusable(
+                f"{self._directory} is in use by {who}; wait until it ends, or name"
+                " another directory"
+            )
 
     def release(self) -> None:
         """Give the directory back; nothing happens where it was not taken."""
         if self._lock.is_locked:
             with suppress(OSError):
-                # before the release: another process may take the lock at once, and its file must stay
+                # before the release: another process may take the lock at once, and its
+                # file must stay
                 self._path.unlink()
             self._lock.release()
 

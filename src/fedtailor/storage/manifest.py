@@ -1,4 +1,6 @@
-"""What was run: every setting, the data and the versions, as plain values for `manifest.toml`."""
+"""What was run: every setting, the data and the versions, as plain values for
+`manifest.toml`.
+"""
 
 import dataclasses
 import hashlib
@@ -20,8 +22,8 @@ from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
 
 CIRCUMSTANCES = ("versions", "machine", "origin")
-"""The tables of a manifest that change last bits at most (or nothing: `origin` says where the data, which have their
-digest elsewhere, are found again)."""
+"""The tables of a manifest that change last bits at most (or nothing: `origin` says
+where the data, which have their digest elsewhere, are found again)."""
 
 
 def manifest(
@@ -39,8 +41,8 @@ def manifest(
     canonical: bool = False,
     origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The settings of a run. Two runs with equal manifests give equal results, with other versions or (unless
-    `canonical`) another number of devices to rounding.
+    """The settings of a run. Two runs with equal manifests give equal results, with
+    other versions or (unless `canonical`) another number of devices to rounding.
 
     Args:
         devices: how many devices train.
@@ -58,15 +60,25 @@ def manifest(
         **({"uplink": settings(uplink)} if uplink else {}),
         **({"downlink": settings(downlink)} if downlink else {}),
         "model": settings(model),
-        "data": {"name": federation.name, "clients": len(federation), "digest": digest(federation)},
+        "data": {
+            "name": federation.name,
+            "clients": len(federation),
+            "digest": digest(federation),
+        },
         **({} if origin is None else {"origin": _plain_origin(origin)}),
-        "machine": {"devices": devices, "platform": jax.default_backend(), "canonical": canonical},
+        "machine": {
+            "devices": devices,
+            "platform": jax.default_backend(),
+            "canonical": canonical,
+        },
         "versions": versions(),
     }
 
 
 def versions() -> dict[str, str]:
-    """What a run's results depend on to rounding: the versions of fedtailor, Python, JAX and NumPy."""
+    """What a run's results depend on to rounding: the versions of fedtailor, Python,
+    JAX and NumPy.
+    """
     libraries = {name: version(name) for name in ("jax", "numpy")}
     return {"fedtailor": __version__, "python": platform.python_version(), **libraries}
 
@@ -81,29 +93,51 @@ def _plain_origin(origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(value: Any) -> Any:
-    """A dataclass as a nested dict of TOML values: arrays by digest, functions by name, None left out."""
+    """A dataclass as a nested dict of TOML values: arrays by digest, functions by name,
+    None left out.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _kind(value) | {name: settings(part) for name, part in parts.items() if part is not None}
+        parts = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+        }
+        return _kind(value) | {
+            name: settings(part) for name, part in parts.items() if part is not None
+        }
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return [settings(part) for part in value if part is not None]
     if hasattr(value, "dtype"):
-        return f"array {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
+        return (
+            "array"
+            f" {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
+        )
     return getattr(value, "__qualname__", repr(value))
 
 
 def _kind(value: Any) -> dict[str, str]:
     """What tells apart dataclasses with the same fields; methods go by their names."""
     if isinstance(value, Algorithm):
-        return {"name": value.about.name if hasattr(value, "about") else type(value).__name__.lower()}
-    return {} if isinstance(value, Participation | Model) else {"type": type(value).__name__}
+        return {
+            "name": (
+                value.about.name
+                if hasattr(value, "about")
+                else type(value).__name__.lower()
+            )
+        }
+    return (
+        {}
+        if isinstance(value, Participation | Model)
+        else {"type": type(value).__name__}
+    )
 
 
 def digest(federation: Federation) -> str:
     """A fingerprint of all that a federation holds."""
-    header = repr((federation.names, federation.classes, federation.shift, federation.scale))
+    header = repr(
+        (federation.names, federation.classes, federation.shift, federation.scale)
+    )
     sha256 = hashlib.sha256(header.encode())
     groups = federation.unseen if federation.groups is None else federation.groups
     splits = (federation.train, federation.val, federation.test)
@@ -122,7 +156,8 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
         path: what stands before the names of settings, such as "algorithm.".
 
     Returns:
-        The first setting in which they differ, as "name: old, now new"; None where they agree.
+        The first setting in which they differ, as "name: old, now new"; None where they
+        agree.
     """
     for name in sorted(old.keys() | new.keys()):
         if not path and name in CIRCUMSTANCES:
@@ -142,7 +177,9 @@ def _or_not_set(setting: Any) -> Any:
 
 
 def stored_versions(path: Path) -> dict[str, str]:
-    """The versions that a run's manifest names (`path` is its file); empty where it cannot be read."""
+    """The versions that a run's manifest names (`path` is its file); empty where it
+    cannot be read.
+    """
     try:
         versions = tomllib.loads(path.read_text("utf-8")).get("versions")
     except (OSError, ValueError, RecursionError):
@@ -153,8 +190,8 @@ def stored_versions(path: Path) -> dict[str, str]:
 
 
 def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What may change the last bits of a run that goes on: versions, and the number of devices where results depend
-    on it.
+    """What may change the last bits of a run that goes on: versions, and the number of
+    devices where results depend on it.
 
     Returns:
         One line; "" for nothing.
@@ -163,14 +200,23 @@ def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
     for table in CIRCUMSTANCES:
         before, now = old.get(table), new.get(table)
         if isinstance(before, dict) and isinstance(now, dict):
-            names = [name for name in now if name in before and before[name] != now[name]]
-            changes += [f"{name} {now[name]} instead of {before[name]}" for name in names]
+            names = [
+                name for name in now if name in before and before[name] != now[name]
+            ]
+            changes += [
+                f"{name} {now[name]} instead of {before[name]}" for name in names
+            ]
     machines = [manifest.get("machine", {}) for manifest in (old, new)]
-    if all(isinstance(machine, dict) and machine.get("canonical") for machine in machines):
+    if all(
+        isinstance(machine, dict) and machine.get("canonical") for machine in machines
+    ):
         changes = [change for change in changes if not change.startswith("devices ")]
     if not changes:
         return ""
     line = f"{', '.join(changes)}: last bits may differ"
     if any(change.startswith("devices ") for change in changes):
-        line += "; canonical aggregation (--canonical) makes results independent of the number of devices"
+        line += (
+            "; canonical aggregation (--canonical) makes results independent of the"
+            " number of devices"
+        )
     return line

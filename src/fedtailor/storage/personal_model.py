@@ -1,4 +1,6 @@
-"""`PersonalModel`: what one client takes home after training, by itself on a disk or in memory."""
+"""`PersonalModel`: what one client takes home after training, by itself on a disk or in
+memory.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +22,16 @@ from fedtailor.tables import Preprocessing
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """One client's model after training, self-contained: inputs are as in the federation (it normalises them).
+    """One client's model after training, self-contained: inputs are as in the
+    federation (it normalises them).
 
     Attributes:
         name: the client.
         predictor: a model vector [d], a `Mixture` of models, or `NearestNeighbors`.
         model: maps the vector to a network.
         shift, scale: the normalisation of the federation's inputs.
-        preprocessing: of a federation that was read from a table: how raw rows become inputs (`predict_rows`).
+        preprocessing: of a federation that was read from a table: how raw rows become
+            inputs (`predict_rows`).
     """
 
     name: str
@@ -46,38 +50,57 @@ class PersonalModel:
         """
         require(
             not isinstance(self.predictor, NearestNeighbors),
-            f"client {self.name!r} predicts with a model and its own examples, which are not exported; see .predictor",
+            f"client {self.name!r} predicts with a model and its own examples, which"
+            " are not exported; see .predictor",
         )
         require(
-            not isinstance(self.predictor, Mixture), f"client {self.name!r} has a mixture of models; see .predictor"
+            not isinstance(self.predictor, Mixture),
+            f"client {self.name!r} has a mixture of models; see .predictor",
         )
         return np.asarray(self.predictor)
 
-    # predictions ------------------------------------------------------------------------------------------------------
+    # predictions
+    # ----------------------------------------------------------------------------------
 
     def outputs(self, x: ArrayLike) -> NDArray[Any]:
-        """Logits [n, classes] (of a mixture: log-probabilities), or the predicted targets, for inputs x [n, ...].
+        """Logits [n, classes] (of a mixture: log-probabilities), or the predicted
+        targets, for inputs x [n, ...].
 
         Raises:
-            ValueError: x has another shape than the federation's inputs, or holds NaN or infinite numbers.
+            ValueError: x has another shape than the federation's inputs, or holds NaN
+                or infinite numbers.
         """
         x = np.asarray(x)
         require(
-            x.dtype.kind in "fiub", f"inputs are {x.dtype}; models take numbers (predict_rows takes rows of a table)"
+            x.dtype.kind in "fiub",
+            f"inputs are {x.dtype}; models take numbers (predict_rows takes rows of a"
+            " table)",
         )
         require(
             x.shape[1:] == self.model.input_shape,
-            f"inputs have shape {x.shape}; expected [n, {', '.join(map(str, self.model.input_shape))}]",
+            f"inputs have shape {x.shape}; expected [n,"
+            f" {', '.join(map(str, self.model.input_shape))}]",
         )
         self._require_finite(x)
         kind = self.model.dtype
-        pool = Pool(x, x, x, np.asarray(self.shift, kind), np.asarray(self.scale, kind), normalize=True, largest=len(x))
+        pool = Pool(
+            x,
+            x,
+            x,
+            np.asarray(self.shift, kind),
+            np.asarray(self.scale, kind),
+            normalize=True,
+            largest=len(x),
+        )
         with jax.disable_jit(self.model.in_python):
             return np.asarray(_outputs(self.model, self.predictor, pool))
 
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""
-        require(self.model.classification, "this model does not predict classes; use outputs(x)")
+        require(
+            self.model.classification,
+            "this model does not predict classes; use outputs(x)",
+        )
         return self.probabilities_of(self.outputs(x))
 
     def probabilities_of(self, outputs: NDArray[Any]) -> NDArray[Any]:
@@ -85,7 +108,9 @@ class PersonalModel:
         return np.asarray(jax.nn.softmax(outputs, axis=-1))
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
-        """The most probable class [n] for inputs x [n, ...] (without classes: the predicted targets)."""
+        """The most probable class [n] for inputs x [n, ...] (without classes: the
+        predicted targets).
+        """
         out = self.outputs(x)
         return out.argmax(axis=-1) if self.model.classification else out
 
@@ -96,7 +121,8 @@ class PersonalModel:
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
     ) -> NDArray[Any]:
-        """What the model makes of raw rows, by the names of their columns: labels [n], or targets in their own unit.
+        """What the model makes of raw rows, by the names of their columns: labels [n],
+        or targets in their own unit.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
@@ -104,19 +130,28 @@ class PersonalModel:
             unknown: likewise.
 
         Raises:
-            ValueError: the model was not trained on a table, or all that is wrong with the rows, by column.
+            ValueError: the model was not trained on a table, or all that is wrong with
+                the rows, by column.
         """
         preprocessing = self.preprocessing
         if preprocessing is None:
-            raise ValueError(f"client {self.name!r} was not trained on a table: its model takes arrays; use predict(x)")
-        outputs = self.predict(preprocessing.transform(rows, missing=missing, unknown=unknown))
-        return preprocessing.decode(outputs if self.model.classification else outputs.reshape(len(outputs)))
+            raise ValueError(
+                f"client {self.name!r} was not trained on a table: its model takes"
+                " arrays; use predict(x)"
+            )
+        outputs = self.predict(
+            preprocessing.transform(rows, missing=missing, unknown=unknown)
+        )
+        return preprocessing.decode(
+            outputs if self.model.classification else outputs.reshape(len(outputs))
+        )
 
     def _require_finite(self, x: NDArray[Any]) -> None:
         """Refuse inputs of which no model can say anything.
 
         Raises:
-            ValueError: with the first place that is NaN or infinite in the model's precision.
+            ValueError: with the first place that is NaN or infinite in the model's
+                precision.
         """
         if x.dtype.kind != "f":
             return
@@ -127,21 +162,29 @@ class PersonalModel:
         place = tuple(int(number) for number in np.argwhere(~finite)[0])
         inputs = () if self.preprocessing is None else self.preprocessing.inputs
         where = f"column {place[1]}" if len(place) == 2 else f"place {list(place[1:])}"
-        named = f" ({inputs[place[1]]!r})" if len(place) == 2 and place[1] < len(inputs) else ""
+        named = (
+            f" ({inputs[place[1]]!r})"
+            if len(place) == 2 and place[1] < len(inputs)
+            else ""
+        )
         raise ValueError(
-            f"the input is {x[place]} in row {place[0]}, {where}{named}, counted from 0; fill such places in as they "
-            "were in training, or leave these rows out"
+            f"the input is {x[place]} in row {place[0]}, {where}{named}, counted from"
+            " 0; fill such places in as they were in training, or leave these rows out"
         )
 
-    # on a disk --------------------------------------------------------------------------------------------------------
+    # on a disk
+    # ----------------------------------------------------------------------------------
 
     def save(self, directory: Path | str) -> Path:
-        """Write this model into a new directory (`PersonalModel.load` reads it); returns it.
+        """Write this model into a new directory (`PersonalModel.load` reads it);
+        returns it.
 
         Raises:
             ValueError: the directory holds other files or cannot be written.
         """
-        from fedtailor.storage.export import export_models  # which reads and writes personal models
+        from fedtailor.storage.export import (
+            export_models,
+        )  # which reads and writes personal models
 
         return export_models([self], directory)
 
@@ -154,14 +197,16 @@ class PersonalModel:
             model: needed where the network is not one of `fedtailor.models`.
 
         Raises:
-            ValueError: the directory holds no model or several ones, it is damaged, or it needs `model`.
+            ValueError: the directory holds no model or several ones, it is damaged, or
+                it needs `model`.
         """
         from fedtailor.storage.export import load_models
 
         models = load_models(directory, model)
         require(
             len(models) == 1,
-            f"{directory} holds the models of {len(models)} clients; use load_models({str(directory)!r})",
+            f"{directory} holds the models of {len(models)} clients; use"
+            f" load_models({str(directory)!r})",
         )
         return next(iter(models.values()))
 

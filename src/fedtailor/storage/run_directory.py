@@ -17,9 +17,11 @@
                             holds a finished run
     .lock                   while a process writes here: its id
 
-A file is replaced whole or not at all, and the checkpoint last: whenever a run is killed, `resume` continues from its
-last checkpoint and ends with the same bytes in `metrics.parquet` as a run that was never interrupted. (On accelerators
-to rounding: how many clients are trained at once depends on the memory that is free; `Settings.chunk` fixes it.)
+A file is replaced whole or not at all, and the checkpoint last: whenever a run is
+killed, `resume` continues from its last checkpoint and ends with the same bytes in
+`metrics.parquet` as a run that was never interrupted. (On accelerators to rounding: how
+many clients are trained at once depends on the memory that is free; `Settings.chunk`
+fixes it.)
 """
 
 import json
@@ -49,7 +51,13 @@ from fedtailor._parquet import write_parquet
 from fedtailor.accounting import Ledger
 from fedtailor.federation import Federation
 from fedtailor.protocol.diagnostics import Diagnostic
-from fedtailor.storage.checkpoint import checkpoint_format, load_tree, refuse_other_format, wait_for_all, write_tree
+from fedtailor.storage.checkpoint import (
+    checkpoint_format,
+    load_tree,
+    refuse_other_format,
+    wait_for_all,
+    write_tree,
+)
 from fedtailor.storage.diagnostics import write_diagnostics
 from fedtailor.storage.digests import file_digest, frame_digest, sealed
 from fedtailor.storage.errors import Damaged, Unusable
@@ -85,20 +93,26 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = DirectoryLock(path)
-        self._last_is_good = False  # whether the last checkpoint can be resumed, so that it is worth keeping
+        # whether the last checkpoint can be resumed, so that it is worth keeping
+        self._last_is_good = False
 
     def open(self, settings: dict[str, Any], resume: bool) -> bool:
-        """Make the directory this run's until `close`; whether it holds a checkpoint to continue from.
+        """Make the directory this run's until `close`; whether it holds a checkpoint to
+        continue from.
 
         Raises:
-            Unusable: it is a file, cannot be written, is in use, or holds other things or a run not to be resumed.
+            Unusable: it is a file, cannot be written, is in use, or holds other things
+                or a run not to be resumed.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._inside()
             self._lock.acquire()
         except OSError as error:
-            raise Unusable(f"cannot use {self.path} for a run: {error.strerror}; name another directory") from None
+            raise Unusable(
+                f"cannot use {self.path} for a run: {error.strerror}; name another"
+                " directory"
+            ) from None
         try:
             return self._open(settings, resume)
         except BaseException:
@@ -115,10 +129,15 @@ class RunDirectory:
         Raises:
             Unusable: it is no run.
         """
-        inside = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        inside = sorted(
+            entry.name
+            for entry in self.path.iterdir()
+            if not entry.name.startswith(".")
+        )
         if inside and MANIFEST not in inside:
             raise Unusable(
-                f"{self.path} holds other files ({inside[0]}, ...), not a run; name an empty or new directory"
+                f"{self.path} holds other files ({inside[0]}, ...), not a run; name an"
+                " empty or new directory"
             )
         return inside
 
@@ -126,19 +145,32 @@ class RunDirectory:
         path, inside = self.path, self._inside()
         wait_for_all("run directory seen")  # before one of them writes
         if inside and not resume:
-            raise Unusable(f"{path} already holds a run; continue it with resume, or name another directory")
+            raise Unusable(
+                f"{path} already holds a run; continue it with resume, or name another"
+                " directory"
+            )
         if inside:
             old = self._require_equal(settings)
             self._remove_leftovers()
             if (path / CHECKPOINT).exists() or (path / CHECKPOINT_BEFORE).exists():
                 if changed := other_circumstances(old, settings):
-                    _log.warning("fedtailor: %s goes on under other circumstances: %s", path, changed)
+                    _log.warning(
+                        "fedtailor: %s goes on under other circumstances: %s",
+                        path,
+                        changed,
+                    )
                 return True
-            _log.warning("fedtailor: %s has no checkpoint yet: the run starts again from its first round", path)
+            _log.warning(
+                "fedtailor: %s has no checkpoint yet: the run starts again from its"
+                " first round",
+                path,
+            )
         try:
             self._write_text(MANIFEST, tomli_w.dumps(settings))
         except OSError as error:
-            raise Unusable(f"cannot write to {path}: {error.strerror}; name another directory") from None
+            raise Unusable(
+                f"cannot write to {path}: {error.strerror}; name another directory"
+            ) from None
         return False
 
     def _remove_leftovers(self) -> None:
@@ -152,16 +184,22 @@ class RunDirectory:
     def save(self, training: Training) -> None:
         """Everything up to the last finished round.
 
-        All is written before anything takes the place of an older file: where that fails, the directory stays as it is.
+        All is written before anything takes the place of an older file: where that
+        fails, the directory stays as it is.
 
         Raises:
             Unusable: the files cannot be written (the ones of the save before stay).
         """
-        metrics, ledger = training.metrics.frame(training.client_names), training.ledger.frame()
+        metrics, ledger = (
+            training.metrics.frame(training.client_names),
+            training.ledger.frame(),
+        )
         saved = {
-            "metrics": len(metrics), "ledger": len(ledger), "total_seconds": training.seconds,
+            "metrics": len(metrics),
+            "ledger": len(ledger),
+            "total_seconds": training.seconds,
             "seconds": np.asarray(training.round_seconds, float),
-        }  # fmt: skip
+        }
         snapshot = training.snapshot()  # of several processes, all take part in this
         with self._one_line():
             if jax.process_index() == 0:
@@ -169,13 +207,16 @@ class RunDirectory:
                 self._save(metrics, ledger, {**snapshot, "saved": saved})
             training.executor.saved()
 
-    def _save(self, metrics: pl.DataFrame, ledger: pl.DataFrame, snapshot: dict[str, Any]) -> None:
+    def _save(
+        self, metrics: pl.DataFrame, ledger: pl.DataFrame, snapshot: dict[str, Any]
+    ) -> None:
         with private_folder(self.path, "save") as folder:
             write_parquet(metrics, folder / METRICS)
             write_parquet(ledger, folder / LEDGER)
             write_tree(folder / CHECKPOINT, snapshot)
             sync_tree(folder)
-            # Summary and rows of a finished run that is extended are about fewer rounds.
+            # Summary and rows of a finished run that is extended are about fewer
+            # rounds.
             (self.path / SUMMARY).unlink(missing_ok=True)
             for name in (ROWS, KEPT, MODELS):
                 (self.path / name).unlink(missing_ok=True)
@@ -187,7 +228,9 @@ class RunDirectory:
         self._last_is_good = True
 
     def _digests(self, metrics: pl.DataFrame, ledger: pl.DataFrame) -> dict[str, str]:
-        """What a checkpoint belongs to: manifest and clients of this directory, and the tables so far."""
+        """What a checkpoint belongs to: manifest and clients of this directory, and the
+        tables so far.
+        """
         return {
             "manifest": file_digest(self.path / MANIFEST),
             "clients": frame_digest(read_frame(self.path / CLIENTS)),
@@ -264,34 +307,55 @@ class RunDirectory:
             yield
         except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
             raise Unusable(
-                f"cannot write to {self.path}: {reason(error)}; what was saved before is kept: make room and resume"
+                f"cannot write to {self.path}: {reason(error)}; what was saved before"
+                " is kept: make room and resume"
             ) from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Say that the run is over, and how it ended; with digests of all files that no checkpoint vouches for.
+        """Say that the run is over, and how it ended; with digests of all files that no
+        checkpoint vouches for.
 
         Raises:
             Unusable: it cannot be written.
         """
-        # Checkpoints hold digests of their own and of the states; hidden files are locks and leftovers.
+        # Checkpoints hold digests of their own and of the states; hidden files are
+        # locks and leftovers.
         excluded = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
         with self._one_line():
-            files = [entry for entry in sorted(self.path.iterdir()) if entry.is_file() and entry.name not in excluded]
-            files = [entry for entry in files if not entry.name.startswith(".") and entry.suffix != ".bin"]
-            content = {**summary, DIGESTS: {entry.name: file_digest(entry) for entry in files}}
-            self._write_text(SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False))
+            files = [
+                entry
+                for entry in sorted(self.path.iterdir())
+                if entry.is_file() and entry.name not in excluded
+            ]
+            files = [
+                entry
+                for entry in files
+                if not entry.name.startswith(".") and entry.suffix != ".bin"
+            ]
+            content = {
+                **summary,
+                DIGESTS: {entry.name: file_digest(entry) for entry in files},
+            }
+            self._write_text(
+                SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False)
+            )
 
     def finished_summary(self, rounds: int) -> dict[str, Any] | None:
-        """The summary of a run that has done `rounds` rounds (or diverged on the way); None if it has not ended, or its
-        summary is damaged."""
+        """The summary of a run that has done `rounds` rounds (or diverged on the way);
+        None if it has not ended, or its summary is damaged."""
         try:
             summary = read_summary(self.path / SUMMARY)
         except Unusable:
             return None
-        return summary if summary.get("asked_rounds", summary.get("rounds")) == rounds else None
+        return (
+            summary
+            if summary.get("asked_rounds", summary.get("rounds")) == rounds
+            else None
+        )
 
     def load(self, training: Training) -> None:
-        """Put a fresh training where the last checkpoint stood; where that is damaged, where the one before did.
+        """Put a fresh training where the last checkpoint stood; where that is damaged,
+        where the one before did.
 
         Raises:
             Unusable: a file is missing, damaged or belongs to another run.
@@ -303,16 +367,27 @@ class RunDirectory:
             if not (self.path / CHECKPOINT_BEFORE).exists():
                 raise
             snapshot = load_tree(self.path / CHECKPOINT_BEFORE)
-            _log.warning("fedtailor: %s; going on from the one before, round %d",
-                         str(error).partition(";")[0], snapshot["round"])  # fmt: skip
+            _log.warning(
+                "fedtailor: %s; going on from the one before, round %d",
+                str(error).partition(";")[0],
+                snapshot["round"],
+            )
         saved = snapshot.pop("saved")
-        metrics, ledger = self._frame(METRICS, saved["metrics"]), self._frame(LEDGER, saved["ledger"])
+        metrics, ledger = (
+            self._frame(METRICS, saved["metrics"]),
+            self._frame(LEDGER, saved["ledger"]),
+        )
         digests = self._digests(metrics, ledger)
-        for name, file in (("manifest", MANIFEST), ("clients", CLIENTS), ("metrics", METRICS), ("ledger", LEDGER)):
+        for name, file in (
+            ("manifest", MANIFEST),
+            ("clients", CLIENTS),
+            ("metrics", METRICS),
+            ("ledger", LEDGER),
+        ):
             if digests[name] != saved["digests"][name]:
                 raise Damaged(
-                    f"{self.path / file} is damaged, or the checkpoint is another run's (their digests differ); "
-                    "remove the directory and start again"
+                    f"{self.path / file} is damaged, or the checkpoint is another run's"
+                    " (their digests differ); remove the directory and start again"
                 )
         training.restore(snapshot)
         training.metrics = Metrics.from_frame(metrics, training.client_names)
@@ -321,11 +396,14 @@ class RunDirectory:
         training.seconds = saved["total_seconds"]
 
     def _frame(self, name: str, rows: int) -> pl.DataFrame:
-        """The first `rows` of a table: what is past them was written by a save that did not end."""
+        """The first `rows` of a table: what is past them was written by a save that did
+        not end.
+        """
         frame = read_frame(self.path / name)
         if len(frame) < rows:
             raise Damaged(
-                f"{self.path / name} is shorter than its checkpoint says; remove the directory and start again"
+                f"{self.path / name} is shorter than its checkpoint says; remove the"
+                " directory and start again"
             )
         return frame.head(rows)
 
@@ -339,14 +417,21 @@ class RunDirectory:
         old = read_manifest(path)
         changed = difference(old, tomllib.loads(tomli_w.dumps(settings)))
         if changed is not None:
-            raise Unusable(f"{self.path} holds a run with other settings ({changed}); name another directory")
+            raise Unusable(
+                f"{self.path} holds a run with other settings ({changed}); name another"
+                " directory"
+            )
         return old
 
 
 class Checkpoints(Callback):
-    """Saves a training into a run directory now and then, at its end, and when it is asked to stop."""
+    """Saves a training into a run directory now and then, at its end, and when it is
+    asked to stop.
+    """
 
-    def __init__(self, store: RunDirectory, every: int, stopped: threading.Event) -> None:
+    def __init__(
+        self, store: RunDirectory, every: int, stopped: threading.Event
+    ) -> None:
         self._store, self._every, self._stopped = store, every, stopped
         self._saved: int | None = None
 

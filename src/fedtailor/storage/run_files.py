@@ -1,4 +1,6 @@
-"""The files of a run directory: their names, and how they are read. What they hold says `run_directory`."""
+"""The files of a run directory: their names, and how they are read. What they hold says
+`run_directory`.
+"""
 
 import json
 import tomllib
@@ -15,14 +17,24 @@ from fedtailor.federation.validation import SPLITS
 from fedtailor.storage.digests import file_digest, is_sealed
 from fedtailor.storage.errors import Damaged, Unusable
 
-MANIFEST, CLIENTS, METRICS, LEDGER = "manifest.toml", "clients.parquet", "metrics.parquet", "ledger.parquet"
-CHECKPOINT, CHECKPOINT_BEFORE = "checkpoint.safetensors", "checkpoint-before.safetensors"
+MANIFEST, CLIENTS, METRICS, LEDGER = (
+    "manifest.toml",
+    "clients.parquet",
+    "metrics.parquet",
+    "ledger.parquet",
+)
+CHECKPOINT, CHECKPOINT_BEFORE = (
+    "checkpoint.safetensors",
+    "checkpoint-before.safetensors",
+)
 SUMMARY, DIGESTS = "summary.json", "digests"
 INDEX = "experiment.json"
 """What a comparison says of its runs, in a folder of its own beside them."""
 ROWS, BASELINE = "rows.parquet", "baseline.parquet"
 KEPT = "models.json"
-"""The manifest of the personal models that a run keeps (`fedtailor.storage.export.write_models`)."""
+"""The manifest of the personal models that a run keeps
+(`fedtailor.storage.export.write_models`).
+"""
 
 Content = TypeVar("Content")
 
@@ -31,11 +43,21 @@ def clients(federation: Federation) -> pl.DataFrame:
     """Who took part, as the table `clients.parquet`.
 
     Returns:
-        The columns client (name), group (null where there are none), unseen, and the samples in train, val and test.
+        The columns client (name), group (null where there are none), unseen, and the
+        samples in train, val and test.
     """
-    groups = [None] * len(federation) if federation.groups is None else federation.groups.tolist()
+    groups = (
+        [None] * len(federation)
+        if federation.groups is None
+        else federation.groups.tolist()
+    )
     sizes = {name: getattr(federation, name).sizes for name in SPLITS}
-    columns = {"client": list(federation.names), "group": groups, "unseen": federation.unseen, **sizes}
+    columns = {
+        "client": list(federation.names),
+        "group": groups,
+        "unseen": federation.unseen,
+        **sizes,
+    }
     return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
 
 
@@ -55,7 +77,9 @@ def read_frame(path: Path) -> pl.DataFrame:
         raise Unusable(str(error)) from None
     except pl.exceptions.PolarsError as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Damaged(f"{path} is damaged ({why}); remove the directory and start again") from None
+        raise Damaged(
+            f"{path} is damaged ({why}); remove the directory and start again"
+        ) from None
 
 
 def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Content:
@@ -75,7 +99,12 @@ def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Conte
     try:
         with reading(path):
             return parse(path.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+        tomllib.TOMLDecodeError,
+        RecursionError,
+    ) as error:
         raise Damaged(f"{path} is damaged ({reason(error)}); {advice}") from None
     except ValueError as error:
         raise Unusable(str(error)) from None
@@ -105,7 +134,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
-    """Refuse a file of a finished run that is not the one that its summary is about (0.1 kept no digests).
+    """Refuse a file of a finished run that is not the one that its summary is about
+    (0.1 kept no digests).
 
     Raises:
         Unusable: it cannot be read.

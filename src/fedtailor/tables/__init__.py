@@ -1,4 +1,6 @@
-"""Tables as they come: a file or frame becomes a federation, with the preprocessing that its models need later."""
+"""Tables as they come: a file or frame becomes a federation, with the preprocessing
+that its models need later.
+"""
 
 from fedtailor.tables.options import TableOptions, Task
 from fedtailor.tables.preprocessing import Preprocessing
@@ -6,4 +8,13 @@ from fedtailor.tables.rates import stable_rate
 from fedtailor.tables.reading import ENDINGS
 from fedtailor.tables.table import Table, TableOrigin, from_table
 
-__all__ = ["ENDINGS", "Preprocessing", "Table", "TableOptions", "TableOrigin", "Task", "from_table", "stable_rate"]
+__all__ = [
+    "ENDINGS",
+    "Preprocessing",
+    "Table",
+    "TableOptions",
+    "TableOrigin",
+    "Task",
+    "from_table",
+    "stable_rate",
+]

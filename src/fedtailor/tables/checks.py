@@ -9,22 +9,32 @@ from fedtailor.tables.problems import Problems, listed, no_such_column
 from fedtailor.tables.splitting import Rows
 
 
-def check_columns(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> None:
+def check_columns(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> None:
     """Every column that an option names is there."""
     columns = frame.columns
     for role, column in options.roles.items():
         if column not in columns:
             hint = "" if role != "client" else "; name the client's column with client"
-            hint = "; name the column to predict with target" if role == "target" else hint
+            hint = (
+                "; name the column to predict with target" if role == "target" else hint
+            )
             problems.add(no_such_column(role, column, columns) + hint)
     for role in ("features", "drop", "categories"):
         for column in getattr(options, role) or ():
-            if column not in columns and not any(name.startswith(f"{column}[") for name in columns):
+            if column not in columns and not any(
+                name.startswith(f"{column}[") for name in columns
+            ):
                 problems.add(no_such_column(role, column, columns))
 
 
-def check_clients(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> Rows | None:
-    """The clients of the rows; None if there are problems. Targets are filled in later."""
+def check_clients(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> Rows | None:
+    """The clients of the rows; None if there are problems. Targets are filled in
+    later.
+    """
     series = frame[options.client]
     if not frame.height:
         problems.add("no row has a client and a target")
@@ -33,29 +43,32 @@ def check_clients(frame: pl.DataFrame, options: TableOptions, problems: Problems
     if gaps.any():
         first = (gaps.arg_max() or 0) + 1
         problems.add(
-            f"client column {series.name!r} is missing in {int(gaps.sum()):,} of {len(gaps):,} rows, first in row "
-            f"{first}; fill it in, or leave these rows out with skip-unlabelled"
+            f"client column {series.name!r} is missing in {int(gaps.sum()):,} of"
+            f" {len(gaps):,} rows, first in row {first}; fill it in, or leave these"
+            " rows out with skip-unlabelled"
         )
         return None
     if series.dtype.is_float():
         if not (series == series.round()).all():
             example = series.filter(series != series.round())[0]
             problems.add(
-                f"client column {series.name!r} holds decimal numbers such as {example}; name the column that says "
-                f"who holds the row"
+                f"client column {series.name!r} holds decimal numbers such as"
+                f" {example}; name the column that says who holds the row"
             )
             return None
         series = series.cast(pl.Int64)
     values = series.unique()
     if len(values) < 2:
         problems.add(
-            f"client column {series.name!r} holds one client only, {values[0]!r}; a federation needs two or more"
+            f"client column {series.name!r} holds one client only, {values[0]!r}; a"
+            " federation needs two or more"
         )
         return None
     if len(values) == len(series):
         problems.add(
-            f"client column {series.name!r} names another client in each of the {len(series):,} rows; a client needs "
-            f"two rows or more to learn and be tested on"
+            f"client column {series.name!r} names another client in each of the"
+            f" {len(series):,} rows; a client needs two rows or more to learn and be"
+            " tested on"
         )
         return None
     values = _sorted(values)
@@ -63,14 +76,21 @@ def check_clients(frame: pl.DataFrame, options: TableOptions, problems: Problems
     owners = series.replace_strict(values, codes, return_dtype=pl.Int64).to_numpy()
     names = tuple(str(name) for name in values.to_list())
     if max(map(len, names)) > 200:
-        problems.add(f"client column {series.name!r} holds long text such as {listed([names[0][:40]])}; name another")
+        problems.add(
+            f"client column {series.name!r} holds long text such as"
+            f" {listed([names[0][:40]])}; name another"
+        )
         return None
-    of_client = Ragged.cut(np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(names)))
+    of_client = Ragged.cut(
+        np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(names))
+    )
     return Rows(of_client, owners, names, np.zeros(len(owners)))
 
 
 def _sorted(values: pl.Series) -> pl.Series:
-    """Clients in the order of their names; numbers that came as text in the order of the numbers."""
+    """Clients in the order of their names; numbers that came as text in the order of
+    the numbers.
+    """
     if values.dtype == pl.String:
         numbers = values.cast(pl.Int64, strict=False)
         if numbers.null_count() == 0 and (numbers.cast(pl.String) == values).all():

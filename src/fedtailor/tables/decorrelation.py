@@ -1,7 +1,9 @@
-"""`Decorrelation`: correlated inputs become uncorrelated ones of about equal spread, each still close to its column.
+"""`Decorrelation`: correlated inputs become uncorrelated ones of about equal spread,
+each still close to its column.
 
-Gradient steps fit the directions in which inputs vary, and hardly those in which they do not: where columns say nearly
-the same, a linear regression takes thousands of rounds. Least squares does not care; after decorrelation, nor do they.
+Gradient steps fit the directions in which inputs vary, and hardly those in which they
+do not: where columns say nearly the same, a linear regression takes thousands of
+rounds. Least squares does not care; after decorrelation, nor do they.
 """
 
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ from numpy.typing import NDArray
 MOST_INPUTS = 100
 """Wider tables stay as they are: the matrix of each is saved with every model."""
 _FLOOR = 3e-3
-"""In units of the inputs' mean variance: directions that vary less than this are noise, and fade out."""
+"""In units of the inputs' mean variance: directions that vary less than this are noise,
+and fade out.
+"""
 _DIGITS = 9
 _ROWS = 8192
 
@@ -34,8 +38,8 @@ class Decorrelation:
     def apply(self, x: Float32[NDArray, "rows inputs"]) -> None:
         """Decorrelate inputs in place.
 
-        One input after the other, not by a product of matrices: the sum for a row is then the same to the bit, however
-        many rows come with it.
+        One input after the other, not by a product of matrices: the sum for a row is
+        then the same to the bit, however many rows come with it.
         """
         matrix = np.array(self.matrix)
         for part, centred in _parts(x, np.array(self.mean)):
@@ -48,7 +52,8 @@ class Decorrelation:
 def fit_decorrelation(
     x: Float32[NDArray, "rows inputs"], train: Bool[NDArray, " rows"] | None = None
 ) -> Decorrelation | None:
-    """Learn from training rows how to decorrelate; None where `can_decorrelate` says no, and where all rows are equal.
+    """Learn from training rows how to decorrelate; None where `can_decorrelate` says
+    no, and where all rows are equal.
 
     Args:
         x: encoded inputs.
@@ -62,17 +67,22 @@ def fit_decorrelation(
 
 
 def can_decorrelate(inputs: int) -> bool:
-    """Whether a table of so many inputs is decorrelated: not a single one, nor more than `MOST_INPUTS`."""
+    """Whether a table of so many inputs is decorrelated: not a single one, nor more
+    than `MOST_INPUTS`.
+    """
     return 1 < inputs <= MOST_INPUTS
 
 
 def centred_products(
     rows: Float32[NDArray, "rows inputs"],
 ) -> tuple[Float64[NDArray, " inputs"], Float64[NDArray, "inputs inputs"]]:
-    """The mean of some rows, and the sum of the outer products of their deviations from it."""
+    """The mean of some rows, and the sum of the outer products of their deviations from
+    it.
+    """
     mean = rows.mean(axis=0, dtype=np.float64)
     products = np.zeros((len(mean), len(mean)))
-    # not one product of all rows: a copy in float64 would be twice as large as the table
+    # not one product of all rows: a copy in float64 would be twice as large as the
+    # table
     for _, centred in _parts(rows, mean):
         products += centred.T @ centred
     return mean, products
@@ -83,9 +93,10 @@ def decorrelation_of(
 ) -> Decorrelation | None:
     """What decorrelates rows of a mean and a covariance; None where they do not vary.
 
-    Of all whitenings the symmetric one changes the inputs least (Kessy, Lewin and Strimmer 2018, Optimal Whitening and
-    Decorrelation, section 3): with the covariance V diag(v) V', it is V diag(v^-1/2) V'. Here v^-1/2 is
-    v^1/2 / (v + floor), so that nothing is blown up in which training rows hardly differ.
+    Of all whitenings the symmetric one changes the inputs least (Kessy, Lewin and
+    Strimmer 2018, Optimal Whitening and Decorrelation, section 3): with the covariance
+    V diag(v) V', it is V diag(v^-1/2) V'. Here v^-1/2 is v^1/2 / (v + floor), so that
+    nothing is blown up in which training rows hardly differ.
     """
     variances, directions = np.linalg.eigh(covariance)
     variances = np.maximum(variances, 0.0)
@@ -93,7 +104,9 @@ def decorrelation_of(
     if not floor > 0:
         return None
     matrix = (directions * (np.sqrt(variances) / (variances + floor))) @ directions.T
-    return Decorrelation(_rounded(mean), tuple(_rounded(row) for row in (matrix + matrix.T) / 2))
+    return Decorrelation(
+        _rounded(mean), tuple(_rounded(row) for row in (matrix + matrix.T) / 2)
+    )
 
 
 def _parts(
@@ -106,5 +119,7 @@ def _parts(
 
 
 def _rounded(values: Float[NDArray, " inputs"]) -> tuple[float, ...]:
-    """Nine digits: more than float32 has, and the same wherever the eigenvectors were computed."""
+    """Nine digits: more than float32 has, and the same wherever the eigenvectors were
+    computed.
+    """
     return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

@@ -1,4 +1,6 @@
-"""Reading CSV, TSV and other separated text: encoding, separator and decimal sign are recognised."""
+"""Reading CSV, TSV and other separated text: encoding, separator and decimal sign are
+recognised.
+"""
 
 import codecs
 import csv
@@ -18,10 +20,29 @@ from fedtailor.tables.problems import listed
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt")
 MISSING_WORDS = (
-    "", "?", "-", "--", ".", "NA", "N/A", "n/a", "na", "NaN", "nan", "-nan", "NULL", "Null", "null", "#N/A", "#NA",
-    "<NA>", "NaT",
-)  # fmt: skip
-"""Cells that count as empty (those of pandas without `None`, which can be an answer; and a dash, a dot and UCI's ?)."""
+    "",
+    "?",
+    "-",
+    "--",
+    ".",
+    "NA",
+    "N/A",
+    "n/a",
+    "na",
+    "NaN",
+    "nan",
+    "-nan",
+    "NULL",
+    "Null",
+    "null",
+    "#N/A",
+    "#NA",
+    "<NA>",
+    "NaT",
+)
+"""Cells that count as empty (those of pandas without `None`, which can be an answer;
+and a dash, a dot and UCI's ?).
+"""
 
 _SAMPLE_BYTES = 1 << 18
 _INFER_FROM = 10_000
@@ -42,8 +63,9 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, list[str]]:
     """A file of separated text as a frame, and what was recognised, in sentences.
 
-    Columns hold numbers where all their cells are numbers, else text; the client's and the group's always hold text, so
-    that "007" stays what it is. Missing cells are null; lines without any cell are skipped.
+    Columns hold numbers where all their cells are numbers, else text; the client's and
+    the group's always hold text, so that "007" stays what it is. Missing cells are
+    null; lines without any cell are skipped.
 
     Raises:
         ValueError: the file is empty, no text, or its lines do not fit its header.
@@ -51,7 +73,9 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
     sample, whole = _sample(path)
     encoding = options.encoding or _encoding(sample, path)
     text = _decode(sample, encoding, path, whole)
-    separator = options.separator or ("\t" if ".tsv" in path.suffixes else _separator(text))
+    separator = options.separator or (
+        "\t" if ".tsv" in path.suffixes else _separator(text)
+    )
     header, *lines = _cells(text, separator)[: None if whole else -1] or [[]]
     _check_header(header, lines, path, separator)
     decimal = options.decimal or _decimal(lines, separator)
@@ -60,9 +84,15 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
         notes.append(f"Cells are separated by {separator!r}.")
     if decimal == "," and options.decimal is None:
         notes.append("Numbers are written with a decimal comma.")
-    as_text = {name: pl.String() for name in header if name.strip() in (options.client, options.group)}
+    as_text = {
+        name: pl.String()
+        for name in header
+        if name.strip() in (options.client, options.group)
+    }
 
-    def parse(source: Path | io.BytesIO, infer_from: int | None = _INFER_FROM) -> pl.DataFrame:
+    def parse(
+        source: Path | io.BytesIO, infer_from: int | None = _INFER_FROM
+    ) -> pl.DataFrame:
         try:
             return pl.read_csv(
                 source,
@@ -73,7 +103,8 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
                 schema_overrides=as_text,
             )
         except pl.exceptions.ComputeError as error:
-            # A later cell is of another kind than the first ones. Looking at all lines first takes five times as long.
+            # A later cell is of another kind than the first ones. Looking at all lines
+            # first takes five times as long.
             if infer_from is None or "could not parse" not in str(error):
                 raise
             return parse(source, None)
@@ -84,19 +115,33 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
         except pl.exceptions.PolarsError as error:
             if "utf-8" not in str(error) or options.encoding is not None:
                 raise
-            encoding = "cp1252"  # valid for nearly every file of single bytes: the user is told, and can name another
+            # valid for nearly every file of single bytes: the user is told, and can
+            # name another
+            encoding = "cp1252"
             frame = parse(_transcoded(path, encoding))
     except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
         _check_lines(path, encoding, separator, len(header))
         reason = str(error).splitlines()[0][:200]
-        raise ValueError(f"{path} cannot be read as text separated by {separator!r}: {reason}") from None
+        raise ValueError(
+            f"{path} cannot be read as text separated by {separator!r}: {reason}"
+        ) from None
     if encoding == "cp1252" and options.encoding is None:
-        notes.append("The text is no UTF-8 and was read as Windows-1252; say `encoding` if letters look wrong.")
-    if frame.height and frame[:, -1].null_count():  # lines that end early leave their last cells empty
+        notes.append(
+            "The text is no UTF-8 and was read as Windows-1252; say `encoding` if"
+            " letters look wrong."
+        )
+    if (
+        frame.height and frame[:, -1].null_count()
+    ):  # lines that end early leave their last cells empty
         _check_lines(path, encoding, separator, len(header))
     if any(series.null_count() for series in frame):
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    return frame.rename(dict(zip(frame.columns, (name.strip() for name in header), strict=True))), notes
+    return (
+        frame.rename(
+            dict(zip(frame.columns, (name.strip() for name in header), strict=True))
+        ),
+        notes,
+    )
 
 
 def _sample(path: Path) -> tuple[bytes, bool]:
@@ -107,7 +152,10 @@ def _sample(path: Path) -> tuple[bytes, bool]:
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not sample.strip():
-        raise ValueError(f"{path} is empty; it needs a line of column names and one line for each example")
+        raise ValueError(
+            f"{path} is empty; it needs a line of column names and one line for each"
+            " example"
+        )
     return sample[:_SAMPLE_BYTES], len(sample) <= _SAMPLE_BYTES
 
 
@@ -122,32 +170,53 @@ def _encoding(sample: bytes, path: Path) -> str:
     if b"\0" in sample:
         # Half of the bytes of Western text in UTF-16 are zero, all on one side.
         even, odd = sample[::2].count(0), sample[1::2].count(0)
-        if max(even, odd) > 0.3 * len(sample) / 2 and min(even, odd) < 0.05 * len(sample) / 2:
+        if (
+            max(even, odd) > 0.3 * len(sample) / 2
+            and min(even, odd) < 0.05 * len(sample) / 2
+        ):
             return "utf-16-be" if even > odd else "utf-16-le"
-        raise ValueError(f"{path} is no text file; save the table as CSV, or give .parquet or .xlsx its own ending")
+        raise ValueError(
+            f"{path} is no text file; save the table as CSV, or give .parquet or .xlsx"
+            " its own ending"
+        )
     if sample.startswith((b"PK\3\4", b"PAR1")):
         kind = ".xlsx" if sample.startswith(b"PK") else ".parquet"
-        raise ValueError(f"{path} is no text file, it looks like {kind}; give it that ending")
+        raise ValueError(
+            f"{path} is no text file, it looks like {kind}; give it that ending"
+        )
     return "utf-8"
 
 
 def _decode(sample: bytes, encoding: str, path: Path, whole: bool) -> str:
     try:
-        return codecs.getincrementaldecoder(encoding)().decode(sample, final=whole).removeprefix("\ufeff")
+        return (
+            codecs.getincrementaldecoder(encoding)()
+            .decode(sample, final=whole)
+            .removeprefix("\ufeff")
+        )
     except UnicodeDecodeError as error:
         if encoding == "utf-8":
             return sample.decode("cp1252", errors="replace")
-        raise ValueError(f"{path} is not {encoding}: byte {error.start} is {sample[error.start]}") from None
+        raise ValueError(
+            f"{path} is not {encoding}: byte {error.start} is {sample[error.start]}"
+        ) from None
 
 
 def _transcoded(path: Path, encoding: str) -> io.BytesIO:
     """The whole file as UTF-8 in memory."""
     with _open(path) as file:
-        return io.BytesIO(file.read().decode(encoding, errors="replace").removeprefix("\ufeff").encode())
+        return io.BytesIO(
+            file.read()
+            .decode(encoding, errors="replace")
+            .removeprefix("\ufeff")
+            .encode()
+        )
 
 
 def _separator(text: str) -> str:
-    """The separator under which the first lines have the same number of cells, of several the one with most cells."""
+    """The separator under which the first lines have the same number of cells, of
+    several the one with most cells.
+    """
     lines = [line for line in text.splitlines()[:50] if line.strip()]
     best, cells = ",", 1
     for candidate in _SEPARATORS:
@@ -159,7 +228,11 @@ def _separator(text: str) -> str:
 
 
 def _cells(text: str, separator: str) -> list[list[str]]:
-    return [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row]
+    return [
+        row
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        if row
+    ]
 
 
 def _decimal(lines: Sequence[Sequence[str]], separator: str) -> str:
@@ -168,31 +241,50 @@ def _decimal(lines: Sequence[Sequence[str]], separator: str) -> str:
         return "."
     cells = {cell for line in lines[:1000] for cell in line}
     comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
-    return "," if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells) else "."
+    return (
+        ","
+        if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells)
+        else "."
+    )
 
 
-def _check_header(header: list[str], lines: list[list[str]], path: Path, separator: str) -> None:
+def _check_header(
+    header: list[str], lines: list[list[str]], path: Path, separator: str
+) -> None:
     names = [name.strip() for name in header]
     if len(names) == 1:
         raise ValueError(
-            f"{path} has one column only, {names[0]!r}, when separated by {separator!r}; a table needs a client, a "
-            f"target and inputs: say what separates the cells with `separator`"
+            f"{path} has one column only, {names[0]!r}, when separated by"
+            f" {separator!r}; a table needs a client, a target and inputs: say what"
+            " separates the cells with `separator`"
         )
     twice = [name for name, count in Counter(names).items() if count > 1 and name]
     if twice:
         places = [str(place) for place, name in enumerate(names, 1) if name == twice[0]]
-        raise ValueError(f"{path}: column name {twice[0]!r} stands {len(places)} times, in columns "
-                         f"{' and '.join(places)}; rename all but one")  # fmt: skip
+        raise ValueError(
+            f"{path}: column name {twice[0]!r} stands {len(places)} times, in columns "
+            f"{' and '.join(places)}; rename all but one"
+        )
     nameless = [place for place, name in enumerate(names, 1) if not name]
     if len(nameless) > 1:
-        raise ValueError(f"{path}: columns {listed(nameless)} have no name; give each one in the first line")
-    if len([name for name in names if _NUMBER.fullmatch(name)]) > len(names) / 2 and lines:
-        raise ValueError(f"{path}: the first line holds numbers ({listed(names)}), not column names; add a line of "
-                         f"names above it")  # fmt: skip
+        raise ValueError(
+            f"{path}: columns {listed(nameless)} have no name; give each one in the"
+            " first line"
+        )
+    if (
+        len([name for name in names if _NUMBER.fullmatch(name)]) > len(names) / 2
+        and lines
+    ):
+        raise ValueError(
+            f"{path}: the first line holds numbers ({listed(names)}), not column names;"
+            " add a line of names above it"
+        )
 
 
 def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
-    """Raise if lines have more or fewer cells than the header, with the first of them."""
+    """Raise if lines have more or fewer cells than the header, with the first of
+    them.
+    """
     wrong, total, first = 0, 0, ""
     try:
         for line, cells in _numbered_lines(path, encoding, separator):
@@ -204,13 +296,19 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
         return  # the reader's own error says more
     if wrong:
         raise ValueError(
-            f"{path}: {wrong:,} of {total:,} lines have other than the {width} cells of the header ({first}); mend "
-            f"them, or put quotes around cells that hold {separator!r}"
+            f"{path}: {wrong:,} of {total:,} lines have other than the {width} cells of"
+            f" the header ({first}); mend them, or put quotes around cells that hold"
+            f" {separator!r}"
         )
 
 
-def _numbered_lines(path: Path, encoding: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    with _open(path) as binary, io.TextIOWrapper(binary, encoding, errors="replace", newline="") as text:
+def _numbered_lines(
+    path: Path, encoding: str, separator: str
+) -> Iterator[tuple[int, list[str]]]:
+    with (
+        _open(path) as binary,
+        io.TextIOWrapper(binary, encoding, errors="replace", newline="") as text,
+    ):
         reader = csv.reader(text, delimiter=separator)
         for cells in reader:
             yield reader.line_num, cells

@@ -1,4 +1,6 @@
-"""`ColumnEncoding`: one column as inputs of a model, learned by scikit-learn and kept as plain numbers and text."""
+"""`ColumnEncoding`: one column as inputs of a model, learned by scikit-learn and kept
+as plain numbers and text.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,9 @@ from numpy.typing import NDArray
 from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, Parsed
 
 MIN_ROWS = 5
-"""Training rows that a category needs for an input of its own; rarer ones share the input "other"."""
+"""Training rows that a category needs for an input of its own; rarer ones share the
+input "other".
+"""
 OTHER = "other"
 
 
@@ -22,11 +26,15 @@ class ColumnEncoding:
     Attributes:
         name: of the column.
         kind: what it holds.
-        fill: in the place of a missing cell: the median of numbers and dates, the most frequent category or boolean.
-        indicator: whether an input says that the cell is missing; so if training rows miss cells.
-        mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1 for the other kinds.
+        fill: in the place of a missing cell: the median of numbers and dates, the most
+            frequent category or boolean.
+        indicator: whether an input says that the cell is missing; so if training rows
+            miss cells.
+        mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1
+            for the other kinds.
         categories: one input for each.
-        other: whether a further input stands for all other categories; so if training rows have rare ones.
+        other: whether a further input stands for all other categories; so if training
+            rows have rare ones.
         date_format: how dates are written as text.
     """
 
@@ -51,19 +59,24 @@ class ColumnEncoding:
         return (*values, f"{self.name} is missing") if self.indicator else tuple(values)
 
     def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
-        """Write the inputs of parsed values (null where missing); unknown categories are "other", or all zeros."""
+        """Write the inputs of parsed values (null where missing); unknown categories
+        are "other", or all zeros.
+        """
         width = len(self.inputs) - self.indicator
         filled = values.fill_null(self.fill)
         if self.kind == "category":
             codes = filled.replace_strict(
-                list(self.categories), list(range(len(self.categories))), default=width - self.other
+                list(self.categories),
+                list(range(len(self.categories))),
+                default=width - self.other,
             )
             known = codes.to_numpy()
             out[:, :width] = 0
             rows = np.flatnonzero(known < width)
             out[rows, known[rows]] = 1
         else:
-            # In float64: the difference of two dates would be lost in float32. What is too large for that is infinite.
+            # In float64: the difference of two dates would be lost in float32. What is
+            # too large for that is infinite.
             with np.errstate(over="ignore"):
                 out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
         if self.indicator:
@@ -82,24 +95,43 @@ def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
     Args:
         name: of the column.
         column: its parsed cells, in all rows.
-        train: a mask of the rows to learn from; one cell in them at least is not missing.
+        train: a mask of the rows to learn from; one cell in them at least is not
+            missing.
     """
     values = column.values.filter(train)
     indicator = values.null_count() > 0
     if column.kind == "category":
-        # Numbers in the order of the texts stand for them: scikit-learn is twenty times as fast on numbers.
+        # Numbers in the order of the texts stand for them: scikit-learn is twenty times
+        # as fast on numbers.
         texts = values.drop_nulls().unique().sort()
         codes = values.rank("dense").cast(pl.Float64).to_numpy() - 1
         fill = _impute(codes, "most_frequent")
         frequent, other = _frequent_categories(np.where(np.isnan(codes), fill, codes))
         categories = tuple(texts[code] for code in frequent)
-        return ColumnEncoding(name, column.kind, texts[int(fill)], indicator, categories=categories, other=other)
+        return ColumnEncoding(
+            name,
+            column.kind,
+            texts[int(fill)],
+            indicator,
+            categories=categories,
+            other=other,
+        )
     numbers = values.to_numpy().astype(np.float64)
     if column.kind == "boolean":
-        return ColumnEncoding(name, column.kind, _impute(numbers, "most_frequent"), indicator)
+        return ColumnEncoding(
+            name, column.kind, _impute(numbers, "most_frequent"), indicator
+        )
     fill = _impute(numbers, "median")
     mean, deviation = _standardise(np.where(np.isnan(numbers), fill, numbers))
-    return ColumnEncoding(name, column.kind, fill, indicator, mean, deviation, date_format=column.date_format)
+    return ColumnEncoding(
+        name,
+        column.kind,
+        fill,
+        indicator,
+        mean,
+        deviation,
+        date_format=column.date_format,
+    )
 
 
 def _impute(values: Float[NDArray, " rows"], strategy: str) -> float:
@@ -121,8 +153,12 @@ def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], boo
     from sklearn.preprocessing import OneHotEncoder
 
     encoder: Any = OneHotEncoder(
-        min_frequency=MIN_ROWS, max_categories=MAX_CATEGORIES + 1, handle_unknown="infrequent_if_exist"
+        min_frequency=MIN_ROWS,
+        max_categories=MAX_CATEGORIES + 1,
+        handle_unknown="infrequent_if_exist",
     ).fit(codes[:, None])
     infrequent = encoder.infrequent_categories_[0]
     rare = set() if infrequent is None else set(infrequent)
-    return [int(code) for code in encoder.categories_[0] if code not in rare], bool(rare)
+    return [int(code) for code in encoder.categories_[0] if code not in rare], bool(
+        rare
+    )

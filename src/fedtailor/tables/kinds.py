@@ -1,4 +1,6 @@
-"""What a column holds (numbers, categories, booleans or dates), and its cells as numbers or text."""
+"""What a column holds (numbers, categories, booleans or dates), and its cells as
+numbers or text.
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,19 +13,37 @@ from fedtailor.protocol import require
 Kind = Literal["number", "category", "boolean", "date"]
 
 MAX_CATEGORIES = 20
-"""Categories of a text column with an input of their own; the rarer ones share the input "other"."""
+"""Categories of a text column with an input of their own; the rarer ones share the
+input "other".
+"""
 
 LARGEST = 1e150
-"""Numbers beyond this are mistakes: the sums of their squares, which standardise a column, would be infinite."""
+"""Numbers beyond this are mistakes: the sums of their squares, which standardise a
+column, would be infinite.
+"""
 
 _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 _DAY_MICROSECONDS = 86_400_000_000
 _LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}")
 _DATE_FORMATS = (
-    "%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.fZ", "%Y-%m-%d %H:%M",
-    "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%d-%m-%Y",
-    "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S",
-)  # fmt: skip
+    "%Y-%m-%d",
+    "%Y-%m-%d %H:%M:%S%.f",
+    "%Y-%m-%dT%H:%M:%S%.f",
+    "%Y-%m-%dT%H:%M:%S%.fZ",
+    "%Y-%m-%d %H:%M",
+    "%Y/%m/%d",
+    "%Y/%m/%d %H:%M:%S",
+    "%d.%m.%Y",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y %H:%M:%S",
+    "%d-%m-%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%d/%m/%Y %H:%M",
+    "%m/%d/%Y %H:%M",
+    "%d/%m/%Y %H:%M:%S",
+    "%m/%d/%Y %H:%M:%S",
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +52,8 @@ class Parsed:
 
     Attributes:
         kind: what it holds.
-        values: Float64 (days since 1970 for dates, 0 and 1 for booleans), or String for categories; null where missing.
+        values: Float64 (days since 1970 for dates, 0 and 1 for booleans), or String for
+            categories; null where missing.
         date_format: how the dates are written, if they came as text.
         whole: whether a column of numbers came as integers.
     """
@@ -48,10 +69,12 @@ def recognise(series: pl.Series, *, category: bool = False) -> Parsed:
 
     Args:
         series: the column.
-        category: whether the user calls it a column of codes, so that numbers are categories too.
+        category: whether the user calls it a column of codes, so that numbers are
+            categories too.
 
     Raises:
-        ValueError: it holds something else, or numbers mixed with text; the sentence names the column.
+        ValueError: it holds something else, or numbers mixed with text; the sentence
+            names the column.
     """
     dtype = series.dtype
     if category:
@@ -59,30 +82,50 @@ def recognise(series: pl.Series, *, category: bool = False) -> Parsed:
     if dtype == pl.Boolean:
         return Parsed("boolean", series.cast(pl.Float64))
     if dtype.is_numeric():
-        return Parsed("number", _finite(series.cast(pl.Float64)), whole=dtype.is_integer())
+        return Parsed(
+            "number", _finite(series.cast(pl.Float64)), whole=dtype.is_integer()
+        )
     if dtype.is_temporal():
         return Parsed("date", _days(series))
     if dtype == pl.Null:
         return Parsed("number", series.cast(pl.Float64))
     if dtype == pl.String:
         return _recognise_text(series)
-    raise ValueError(f"column {series.name!r} holds {dtype}, not numbers, text, booleans or dates; drop or encode it")
+    raise ValueError(
+        f"column {series.name!r} holds {dtype}, not numbers, text, booleans or dates;"
+        " drop or encode it"
+    )
 
 
-def parse_as(series: pl.Series, kind: Kind, date_format: str | None) -> tuple[pl.Series, pl.Series]:
-    """A cleaned column read as a known kind: its values, and a mask of the cells that are not of that kind."""
+def parse_as(
+    series: pl.Series, kind: Kind, date_format: str | None
+) -> tuple[pl.Series, pl.Series]:
+    """A cleaned column read as a known kind: its values, and a mask of the cells that
+    are not of that kind.
+    """
     if kind == "category":
         values = category_text(series)
     elif kind == "number":
         values = series.cast(pl.Float64, strict=False)
         values = values.set((values.abs() > LARGEST).fill_null(False), None)
     elif kind == "boolean":
-        values = _booleans(series) if series.dtype == pl.String else series.cast(pl.Float64, strict=False)
+        values = (
+            _booleans(series)
+            if series.dtype == pl.String
+            else series.cast(pl.Float64, strict=False)
+        )
         values = values.set(~values.is_in([0.0, 1.0]).fill_null(True), None)
     elif series.dtype == pl.String:
         formats = (date_format,) if date_format is not None else _DATE_FORMATS
-        values = next((days for form in formats if (days := _dates(series, form)) is not None), None)
-        values = pl.Series(series.name, [None] * len(series), pl.Float64) if values is None else values
+        values = next(
+            (days for form in formats if (days := _dates(series, form)) is not None),
+            None,
+        )
+        values = (
+            pl.Series(series.name, [None] * len(series), pl.Float64)
+            if values is None
+            else values
+        )
     elif series.dtype.is_temporal():
         values = _days(series)
     else:
@@ -91,7 +134,9 @@ def parse_as(series: pl.Series, kind: Kind, date_format: str | None) -> tuple[pl
 
 
 def category_text(series: pl.Series) -> pl.Series:
-    """Categories as text; whole numbers without a decimal point, so that 1.0 and 1 are the same code."""
+    """Categories as text; whole numbers without a decimal point, so that 1.0 and 1 are
+    the same code.
+    """
     if series.dtype.is_float():
         whole = series.drop_nulls()
         if (whole == whole.round()).all() and (whole.abs() < 2**53).all():
@@ -109,17 +154,28 @@ def _recognise_text(series: pl.Series) -> Parsed:
     present = series.drop_nulls()
     numbers = as_numbers(series)
     if numbers is not None:
-        return Parsed("number", _finite(numbers.fill_nan(None)), whole=not present.str.contains(r"[.eE]").any())
+        return Parsed(
+            "number",
+            _finite(numbers.fill_nan(None)),
+            whole=not present.str.contains(r"[.eE]").any(),
+        )
     first = str(present[0])
     if first.lower() in (*_TRUE, *_FALSE):
         booleans = _booleans(series)
         if booleans.null_count() == series.null_count():
             return Parsed("boolean", booleans)
     if _LOOKS_LIKE_A_DATE.match(first):
-        found = [(form, days) for form in _DATE_FORMATS if (days := _dates(series, form)) is not None]
+        found = [
+            (form, days)
+            for form in _DATE_FORMATS
+            if (days := _dates(series, form)) is not None
+        ]
         if len(found) > 1 and not found[0][1].equals(found[1][1], null_equal=True):
-            raise ValueError(f"column {series.name!r} holds dates such as {first!r} that can be read with the day or "
-                             f"the month first; write them as 2024-12-31, or drop the column")  # fmt: skip
+            raise ValueError(
+                f"column {series.name!r} holds dates such as {first!r} that can be read"
+                " with the day or the month first; write them as 2024-12-31, or drop"
+                " the column"
+            )
         if found:
             return Parsed("date", found[0][1], date_format=found[0][0])
     _refuse_mixture(present)
@@ -127,16 +183,25 @@ def _recognise_text(series: pl.Series) -> Parsed:
 
 
 def _refuse_mixture(present: pl.Series) -> None:
-    """Refuse a column of numbers in which some cells are text; codes such as 1, 2, 3A are categories."""
+    """Refuse a column of numbers in which some cells are text; codes such as 1, 2, 3A
+    are categories.
+    """
     is_number = present.cast(pl.Float64, strict=False).is_not_null()
     distinct = present.n_unique()
-    if is_number.mean() < 0.5 or (distinct <= MAX_CATEGORIES and distinct <= len(present) / 2):  # type: ignore[operator]
+    if is_number.sum() < 0.5 * len(present):
+        return
+    if distinct <= MAX_CATEGORIES and distinct <= len(present) / 2:
         return
     words = present.filter(~is_number)
-    comma = "; if that is a decimal comma, say decimal ','" if words.str.contains(r"^[+-]?\d+,\d+$").all() else ""
+    comma = (
+        "; if that is a decimal comma, say decimal ','"
+        if words.str.contains(r"^[+-]?\d+,\d+$").all()
+        else ""
+    )
     raise ValueError(
-        f"column {present.name!r} mixes numbers with {len(words):,} cells of text such as {words[0]!r}{comma}; mend "
-        f"them, name the words that mean a missing cell with `missing`, the column in `categories`, or drop it"
+        f"column {present.name!r} mixes numbers with {len(words):,} cells of text such"
+        f" as {words[0]!r}{comma}; mend them, name the words that mean a missing cell"
+        " with `missing`, the column in `categories`, or drop it"
     )
 
 
@@ -144,23 +209,35 @@ def _finite(values: pl.Series) -> pl.Series:
     infinite = values.is_infinite()
     if infinite.any():
         row = (infinite.arg_max() or 0) + 1
-        raise ValueError(f"column {values.name!r} holds {int(infinite.sum()):,} infinite numbers, first in row {row}; "
-                         f"replace them or leave the cells empty")  # fmt: skip
+        raise ValueError(
+            f"column {values.name!r} holds {int(infinite.sum()):,} infinite numbers,"
+            f" first in row {row}; replace them or leave the cells empty"
+        )
     too_large = beyond(values)
-    require(too_large is None, f"column {values.name!r} holds numbers beyond {LARGEST:g}, first in row {too_large}, "
-                               "which cannot be standardised; mend them or leave the cells empty")  # fmt: skip
+    require(
+        too_large is None,
+        f"column {values.name!r} holds numbers beyond {LARGEST:g}, first in row"
+        f" {too_large}, which cannot be standardised; mend them or leave the cells"
+        " empty",
+    )
     return values
 
 
 def beyond(values: pl.Series) -> int | None:
-    """The first row, from 1, with a number that is too large to be standardised; None if there is none."""
+    """The first row, from 1, with a number that is too large to be standardised; None
+    if there is none.
+    """
     found = values.abs() > LARGEST
     return (found.arg_max() or 0) + 1 if found.any() else None
 
 
 def _booleans(series: pl.Series) -> pl.Series:
     lower = series.str.to_lowercase()
-    words = {word: 1.0 for word in _TRUE} | {word: 0.0 for word in _FALSE} | {"1": 1.0, "0": 0.0}
+    words = (
+        {word: 1.0 for word in _TRUE}
+        | {word: 0.0 for word in _FALSE}
+        | {"1": 1.0, "0": 0.0}
+    )
     return lower.replace_strict(words, default=None, return_dtype=pl.Float64)
 
 

@@ -11,40 +11,58 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How a table becomes a federation: which column plays which role, how rows are split, how cells are read."""
+    """How a table becomes a federation: which column plays which role, how rows are
+    split, how cells are read.
+    """
 
     client: str = "client"
     """The column that names the client of a row."""
     target: str = "label"
     """The column to predict."""
     features: tuple[str, ...] | None = None
-    """The input columns (default: all that have no other role; ids, constants and duplicates are left out)."""
+    """The input columns (default: all that have no other role; ids, constants and
+    duplicates are left out).
+    """
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
     categories: tuple[str, ...] = ()
-    """Columns of numbers that are codes: one input for each value instead of one number."""
+    """Columns of numbers that are codes: one input for each value instead of one
+    number.
+    """
     task: Task | None = None
-    """What is predicted (default: text and few whole numbers are classes, other numbers a regression)."""
+    """What is predicted (default: text and few whole numbers are classes, other numbers
+    a regression).
+    """
     positive: tuple[str, ...] = ()
-    """The labels that count as positive, all others being negative; or one comparison, such as ">0"."""
+    """The labels that count as positive, all others being negative; or one comparison,
+    such as ">0".
+    """
     test: float = 0.2
     """The share of each client's rows to test on."""
     val: float = 0.1
     """The share of each client's rows to validate on."""
     split: str | None = None
-    """A column that says train, val or test (a column called `split` that does is used without asking)."""
+    """A column that says train, val or test (a column called `split` that does is used
+    without asking).
+    """
     time: str | None = None
     """A column of times or dates: each client is tested on its last rows."""
     group: str | None = None
-    """A column whose rows of one value stay together, such as the patient of a visit: never on both sides."""
+    """A column whose rows of one value stay together, such as the patient of a visit:
+    never on both sides.
+    """
     folds: int | None = None
     """Cross-validation: seed s tests on part s of this many parts."""
     unseen: int | float | tuple[str, ...] = 0
     """Clients that never train: how many, which share, or their names."""
     clients: tuple[str, ...] | None = None
-    """The clients to take (default: all of the table); rows of others are not looked at."""
+    """The clients to take (default: all of the table); rows of others are not looked
+    at.
+    """
     missing: tuple[str, ...] = ()
-    """Further words for a missing cell, besides the empty cell, ?, NA, N/A, NaN, null, #N/A, a dash and a dot."""
+    """Further words for a missing cell, besides the empty cell, ?, NA, N/A, NaN, null,
+    #N/A, a dash and a dot.
+    """
     skip_unlabelled: bool = False
     """Leave out rows without a target or without a client, instead of refusing them."""
     keep_correlated: bool = False
@@ -61,43 +79,72 @@ class TableOptions:
     def __post_init__(self) -> None:
         require(
             0 <= self.test < 1 and 0 <= self.val < 1 and self.test + self.val < 1,
-            f"test is {self.test} and val is {self.val}; they are shares, 0 or more, with a sum below 1",
+            f"test is {self.test} and val is {self.val}; they are shares, 0 or more,"
+            " with a sum below 1",
         )
-        require(self.folds is None or self.folds >= 2, f"folds is {self.folds}; it must be 2 or more")
+        require(
+            self.folds is None or self.folds >= 2,
+            f"folds is {self.folds}; it must be 2 or more",
+        )
         separator = self.separator
         require(
-            separator is None or len(separator) == 1, f"separator is {separator!r}; give one character, such as ';'"
+            separator is None or len(separator) == 1,
+            f"separator is {separator!r}; give one character, such as ';'",
         )
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
-            raise ValueError(f"there is no encoding {self.encoding!r}; try utf-8, utf-16, cp1252 or latin-1") from None
-        rules = [name for name in ("split", "time", "folds") if getattr(self, name) is not None]
-        require(len(rules) <= 1, f"{' and '.join(rules)} exclude each other: each says which rows are the test")
+            raise ValueError(
+                f"there is no encoding {self.encoding!r}; try utf-8, utf-16, cp1252 or"
+                " latin-1"
+            ) from None
+        rules = [
+            name
+            for name in ("split", "time", "folds")
+            if getattr(self, name) is not None
+        ]
+        require(
+            len(rules) <= 1,
+            f"{' and '.join(rules)} exclude each other: each says which rows are the"
+            " test",
+        )
         require(
             self.time is None or self.group is None,
-            "time and group exclude each other: a group's rows may lie before and after another's; leave one out",
+            "time and group exclude each other: a group's rows may lie before and after"
+            " another's; leave one out",
         )
         roles: dict[str, str] = {}
         for role in ("client", "target", "split", "time", "group"):
             column = getattr(self, role)
             if column is None:
                 continue
-            require(column not in roles, f"column {column!r} cannot be both {roles.get(column)} and {role}")
+            require(
+                column not in roles,
+                f"column {column!r} cannot be both {roles.get(column)} and {role}",
+            )
             roles[column] = role
         for column in (*(self.features or ()), *self.drop, *self.categories):
             require(
                 column not in (self.client, self.target),
-                f"column {column!r} is the {roles.get(column)} column; take it out of features, drop and categories",
+                f"column {column!r} is the {roles.get(column)} column; take it out of"
+                " features, drop and categories",
             )
         both = set(self.features or ()) & set(self.drop)
-        require(not both, f"column {min(both, default='')!r} stands in features and in drop; take it out of one")
+        require(
+            not both,
+            f"column {min(both, default='')!r} stands in features and in drop; take it"
+            " out of one",
+        )
 
     @property
     def roles(self) -> dict[str, str]:
         """Role -> column, of the roles that a column plays."""
         names = ("client", "target", "split", "time", "group")
-        return {role: getattr(self, role) for role in names if getattr(self, role) is not None}
+        return {
+            role: getattr(self, role)
+            for role in names
+            if getattr(self, role) is not None
+        }
 
 
 def make_options(given: dict[str, Any]) -> TableOptions:
@@ -109,7 +156,10 @@ def make_options(given: dict[str, Any]) -> TableOptions:
     names = [field.name for field in fields(TableOptions)]
     for name in given:
         check_choice(name, names, "option")
-    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+    }
     for name in ("drop", "categories", "positive", "missing", "features", "clients"):
         if isinstance(plain.get(name), str | int | float):
             plain[name] = (plain[name],)

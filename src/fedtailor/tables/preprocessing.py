@@ -1,6 +1,8 @@
-"""`Preprocessing`: what a table's training rows taught about its columns; it turns raw rows into a model's inputs.
+"""`Preprocessing`: what a table's training rows taught about its columns; it turns raw
+rows into a model's inputs.
 
-It is plain data, travels with the models as JSON, and reads rows by the names of their columns.
+It is plain data, travels with the models as JSON, and reads rows by the names of their
+columns.
 """
 
 import dataclasses
@@ -19,7 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.tables.decorrelation import Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import parse_as
-from fedtailor.tables.problems import Problems, listed, no_such_column, rows_of, strange_column
+from fedtailor.tables.problems import (
+    Problems,
+    listed,
+    no_such_column,
+    rows_of,
+    strange_column,
+)
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
 
@@ -38,7 +46,8 @@ class Preprocessing:
         ignored: column -> why rows may have it and models do not see it.
         missing: the user's own words for missing cells.
         decimal: the decimal sign of numbers that come as text.
-        decorrelation: what is done with the encoded columns of a regression; None = nothing.
+        decorrelation: what is done with the encoded columns of a regression; None =
+            nothing.
     """
 
     columns: tuple[ColumnEncoding, ...]
@@ -51,17 +60,23 @@ class Preprocessing:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the model's inputs, in order; a decorrelated one is what others do not say of its column."""
+        """The names of the model's inputs, in order; a decorrelated one is what others
+        do not say of its column.
+        """
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
     def target_shift(self) -> float:
-        """What a regression's predictions are shifted by, after scaling; 0 for classes."""
+        """What a regression's predictions are shifted by, after scaling; 0 for
+        classes.
+        """
         return self.target.shift
 
     @property
     def target_scale(self) -> float:
-        """The unit of a regression's predictions: an error of 1 is so much in the target's own unit; 1 for classes."""
+        """The unit of a regression's predictions: an error of 1 is so much in the
+        target's own unit; 1 for classes.
+        """
         return self.target.scale
 
     def transform(
@@ -73,15 +88,17 @@ class Preprocessing:
     ) -> Float32[NDArray, "rows inputs"]:
         """The model's inputs for raw rows, by the names of their columns.
 
-        Missing cells of a column that had missing cells in training are imputed as they were there (median or most
-        frequent value, and an input that says so). Further columns may be there only if the table had them too.
+        Missing cells of a column that had missing cells in training are imputed as they
+        were there (median or most frequent value, and an input that says so). Further
+        columns may be there only if the table had them too.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
-            missing: what to do with missing cells where training had none: refuse them, or impute the median or most
-                frequent value of training.
-            unknown: what to do with categories that no training row had, where none were rare enough to be "other":
-                refuse them, or set all of the column's inputs to 0.
+            missing: what to do with missing cells where training had none: refuse them,
+                or impute the median or most frequent value of training.
+            unknown: what to do with categories that no training row had, where none
+                were rare enough to be "other": refuse them, or set all of the column's
+                inputs to 0.
 
         Raises:
             ValueError: all that is wrong with the rows, by column.
@@ -97,21 +114,24 @@ class Preprocessing:
             gaps = values.is_null() & ~bad
             if missing == "error" and not column.indicator and gaps.any():
                 problems.add(
-                    f"column {column.name!r} is missing in {_places(gaps)}, and in training it never was; fill it in, "
-                    f"or ask for missing='impute', which puts {column.fill!r} there"
+                    f"column {column.name!r} is missing in {_places(gaps)}, and in"
+                    " training it never was; fill it in, or ask for missing='impute',"
+                    f" which puts {column.fill!r} there"
                 )
             strange = column.unknown(values)
             if unknown == "error" and strange.any():
                 problems.add(
-                    f"column {column.name!r} is {values.filter(strange)[0]!r} in {_places(strange)}, which no training "
-                    f"row was; training had {listed(column.categories)}; or ask for unknown='other'"
+                    f"column {column.name!r} is {values.filter(strange)[0]!r} in"
+                    f" {_places(strange)}, which no training row was; training had"
+                    f" {listed(column.categories)}; or ask for unknown='other'"
                 )
             column.encode(values, out[:, start:end])
             endless = pl.Series(~np.isfinite(out[:, start]))
             if endless.any():
                 problems.add(
-                    f"column {column.name!r} is {values.filter(endless)[0]:g} in {_places(endless)}, which is too "
-                    "far from what training had; mend it"
+                    f"column {column.name!r} is {values.filter(endless)[0]:g} in"
+                    f" {_places(endless)}, which is too far from what training had;"
+                    " mend it"
                 )
             start = end
         problems.raise_if_any()
@@ -126,22 +146,35 @@ class Preprocessing:
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
     ) -> tuple[Float32[NDArray, "rows inputs"], NDArray[Any]]:
-        """Inputs and targets of raw rows that have the target, as models are trained on them.
+        """Inputs and targets of raw rows that have the target, as models are trained on
+        them.
 
         Args:
             rows: as for `transform`; likewise missing and unknown.
 
         Raises:
-            ValueError: all that is wrong with the inputs, or what is wrong with the target.
+            ValueError: all that is wrong with the inputs, or what is wrong with the
+                target.
         """
         x = self.transform(rows, missing=missing, unknown=unknown)
-        frame = clean(_from_dicts(rows, Problems("the rows")) if _is_dicts(rows) else as_frame(rows), self.missing)
+        frame = clean(
+            (
+                _from_dicts(rows, Problems("the rows"))
+                if _is_dicts(rows)
+                else as_frame(rows)
+            ),
+            self.missing,
+        )
         if self.target.name not in frame.columns:
-            raise ValueError(f"the rows have no column {self.target.name!r}, which is the target; add it")
+            raise ValueError(
+                f"the rows have no column {self.target.name!r}, which is the target;"
+                " add it"
+            )
         return x, self.target.encode(frame[self.target.name])
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
-        """The labels of class numbers [rows], or predictions of a regression in the target's own unit.
+        """The labels of class numbers [rows], or predictions of a regression in the
+        target's own unit.
 
         Raises:
             ValueError: a number that is no class.
@@ -149,8 +182,14 @@ class Preprocessing:
         return self.target.decode(predictions)
 
     def to_json(self) -> str:
-        """The preprocessing as JSON; `from_json` gives the same one, to the last bit."""
-        content = {"format": _FORMAT, **dataclasses.asdict(self), "ignored": dict(self.ignored)}
+        """The preprocessing as JSON; `from_json` gives the same one, to the last
+        bit.
+        """
+        content = {
+            "format": _FORMAT,
+            **dataclasses.asdict(self),
+            "ignored": dict(self.ignored),
+        }
         if self.decorrelation is None:
             del content["decorrelation"]  # so that other versions read it
         return json.dumps(content, indent=1, allow_nan=False)
@@ -165,19 +204,26 @@ class Preprocessing:
         try:
             content = json.loads(text)
             if content.pop("format", None) != _FORMAT:
-                raise ValueError("this JSON holds no preprocessing; give what Preprocessing.to_json wrote")
+                raise ValueError(
+                    "this JSON holds no preprocessing; give what Preprocessing.to_json"
+                    " wrote"
+                )
             columns = tuple(
                 ColumnEncoding(**{**column, "categories": tuple(column["categories"])})
                 for column in content.pop("columns")
             )
             target = content.pop("target")
-            sequences = {name: tuple(target.get(name, ())) for name in ("classes", "positive")}
+            sequences = {
+                name: tuple(target.get(name, ())) for name in ("classes", "positive")
+            }
             target = TargetEncoding(**{**target, **sequences})
             decorrelation = _decorrelation(content.pop("decorrelation", None), columns)
             rest = {**content, "missing": tuple(content["missing"])}
             return cls(columns, target, decorrelation=decorrelation, **rest)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no preprocessing, or a damaged one ({error}); write it again") from None
+            raise ValueError(
+                f"this is no preprocessing, or a damaged one ({error}); write it again"
+            ) from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_json` to a file."""
@@ -216,20 +262,31 @@ class Preprocessing:
             problems.add("there are none; give one at least")
         return frame
 
-    def _parse(self, series: pl.Series, column: ColumnEncoding, problems: Problems) -> tuple[pl.Series, pl.Series]:
-        """The cells as the column's kind (null where they are missing or wrong), and which are wrong."""
-        if self.decimal == "," and column.kind == "number" and series.dtype == pl.String:
+    def _parse(
+        self, series: pl.Series, column: ColumnEncoding, problems: Problems
+    ) -> tuple[pl.Series, pl.Series]:
+        """The cells as the column's kind (null where they are missing or wrong), and
+        which are wrong.
+        """
+        if (
+            self.decimal == ","
+            and column.kind == "number"
+            and series.dtype == pl.String
+        ):
             series = series.str.replace(",", ".", literal=True)
         values, bad = parse_as(series, column.kind, column.date_format)
         if bad.any():
             problems.add(
-                f"column {column.name!r} holds {series.filter(bad)[0]!r} in {_places(bad)}, which is no {column.kind} "
-                f"as in training; mend it, or leave the cell empty"
+                f"column {column.name!r} holds {series.filter(bad)[0]!r} in"
+                f" {_places(bad)}, which is no {column.kind} as in training; mend it,"
+                " or leave the cell empty"
             )
         return values, bad
 
 
-def _decorrelation(content: Mapping[str, Any] | None, columns: Sequence[ColumnEncoding]) -> Decorrelation | None:
+def _decorrelation(
+    content: Mapping[str, Any] | None, columns: Sequence[ColumnEncoding]
+) -> Decorrelation | None:
     """What JSON holds of it.
 
     Raises:
@@ -240,33 +297,59 @@ def _decorrelation(content: Mapping[str, Any] | None, columns: Sequence[ColumnEn
     width = sum(len(column.inputs) for column in columns)
     strange = TypeError(f"the decorrelation is not of {width} inputs")
     try:
-        mean, matrix = np.array(content["mean"], np.float64), np.array(content["matrix"], np.float64)
+        mean, matrix = (
+            np.array(content["mean"], np.float64),
+            np.array(content["matrix"], np.float64),
+        )
     except ValueError:
         raise strange from None
-    if mean.shape != (width,) or matrix.shape != (width, width) or not np.isfinite(mean @ matrix).all():
+    if (
+        mean.shape != (width,)
+        or matrix.shape != (width, width)
+        or not np.isfinite(mean @ matrix).all()
+    ):
         raise strange
-    return Decorrelation(tuple(mean.tolist()), tuple(tuple(row) for row in matrix.tolist()))
+    return Decorrelation(
+        tuple(mean.tolist()), tuple(tuple(row) for row in matrix.tolist())
+    )
 
 
 def _is_dicts(rows: Any) -> bool:
-    return isinstance(rows, Mapping) or (isinstance(rows, Sequence) and not isinstance(rows, str))
+    return isinstance(rows, Mapping) or (
+        isinstance(rows, Sequence) and not isinstance(rows, str)
+    )
 
 
-def _from_dicts(rows: Mapping[str, Any] | Sequence[Any], problems: Problems) -> pl.DataFrame:
-    """One dict or a list of them as a frame; a key that a row lacks is a problem, not a missing cell."""
+def _from_dicts(
+    rows: Mapping[str, Any] | Sequence[Any], problems: Problems
+) -> pl.DataFrame:
+    """One dict or a list of them as a frame; a key that a row lacks is a problem, not a
+    missing cell.
+    """
     given = [rows] if isinstance(rows, Mapping) else list(rows)
     strange = next((row for row in given if not isinstance(row, Mapping)), None)
     if strange is not None:
-        problems.add(f"each row is a dict of column names and values, not {type(strange).__name__}; or give a frame")
+        problems.add(
+            "each row is a dict of column names and values, not"
+            f" {type(strange).__name__}; or give a frame"
+        )
         return pl.DataFrame()
     names = list(dict.fromkeys(str(name) for row in given for name in row))
     for name in names:
         lacking = [number for number, row in enumerate(given, 1) if name not in row]
         if lacking:
-            problems.add(f"column {name!r} is not given in {rows_of(lacking)}; use None for a missing cell")
+            problems.add(
+                f"column {name!r} is not given in {rows_of(lacking)}; use None for a"
+                " missing cell"
+            )
     if problems.found:
         return pl.DataFrame()
-    return pl.DataFrame({name: mixed_series(name, [_plain(row[name]) for row in given]) for name in names})
+    return pl.DataFrame(
+        {
+            name: mixed_series(name, [_plain(row[name]) for row in given])
+            for name in names
+        }
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -277,5 +360,9 @@ def _plain(value: Any) -> Any:
 def _places(mask: pl.Series) -> str:
     rows = mask.arg_true() + 1
     if len(rows) <= _EXAMPLES:
-        return f"row {listed(rows.to_list())}" if len(rows) == 1 else f"rows {listed(rows.to_list())}"
+        return (
+            f"row {listed(rows.to_list())}"
+            if len(rows) == 1
+            else f"rows {listed(rows.to_list())}"
+        )
     return f"{len(rows):,} rows, first in row {rows[0]}"

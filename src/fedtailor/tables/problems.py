@@ -34,10 +34,15 @@ class Problems:
             return
         if len(self.found) == 1:
             raise ValueError(f"{self.where}: {self.found[0]}")
-        lines = [f"{number}. {problem}" for number, problem in enumerate(self.found[:MAX_LISTED], 1)]
+        lines = [
+            f"{number}. {problem}"
+            for number, problem in enumerate(self.found[:MAX_LISTED], 1)
+        ]
         if len(self.found) > MAX_LISTED:
             lines.append(f"and {len(self.found) - MAX_LISTED} more")
-        raise ValueError(f"{self.where}: {len(self.found)} problems:\n  " + "\n  ".join(lines))
+        raise ValueError(
+            f"{self.where}: {len(self.found)} problems:\n  " + "\n  ".join(lines)
+        )
 
 
 def listed(names: Sequence[object], most: int = 6) -> str:
@@ -48,18 +53,30 @@ def listed(names: Sequence[object], most: int = 6) -> str:
 
 def no_such_column(role: str, column: str, columns: Sequence[str]) -> str:
     """The sentence for a column that is not there, with the nearest name that is."""
-    return f"there is no column {column!r} for {role}{_nearest(column, columns)} (columns: {listed(columns, 12)})"
+    return (
+        f"there is no column {column!r} for {role}{_nearest(column, columns)} (columns:"
+        f" {listed(columns, 12)})"
+    )
 
 
 def strange_column(column: str, columns: Sequence[str]) -> str:
-    """The sentence for a column of rows that training did not have, with the nearest one that it had."""
+    """The sentence for a column of rows that training did not have, with the nearest
+    one that it had.
+    """
     hint = _nearest(column, columns)
-    return f"column {column!r} was not in the table that the model learned from; {hint[2:] or 'take it out'}"
+    return (
+        f"column {column!r} was not in the table that the model learned from;"
+        f" {hint[2:] or 'take it out'}"
+    )
 
 
 def rows_of(rows: Sequence[int]) -> str:
     """Row numbers, counted from 1 below the header, in a message."""
-    return f"row {rows[0]}" if len(rows) == 1 else f"{len(rows):,} rows, first row {rows[0]}"
+    return (
+        f"row {rows[0]}"
+        if len(rows) == 1
+        else f"{len(rows):,} rows, first row {rows[0]}"
+    )
 
 
 def _nearest(column: str, columns: Sequence[str]) -> str:

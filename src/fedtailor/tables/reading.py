@@ -1,4 +1,6 @@
-"""A user's file or frame as a polars frame of plain columns, before anything is learned from it."""
+"""A user's file or frame as a polars frame of plain columns, before anything is learned
+from it.
+"""
 
 import os
 import stat
@@ -51,7 +53,10 @@ def read(source: Any, options: TableOptions) -> RawTable:
     else:
         frame, where, name, notes = as_frame(source), "the frame", "own data", []
     if not frame.height:
-        raise ValueError(f"{where} has columns ({listed(frame.columns)}) and no rows; add one for each example")
+        raise ValueError(
+            f"{where} has columns ({listed(frame.columns)}) and no rows; add one for"
+            " each example"
+        )
     return RawTable(clean(frame, options.missing), where, name, tuple(notes))
 
 
@@ -69,35 +74,60 @@ def as_frame(rows: Any) -> pl.DataFrame:
         names = [str(name) for name in rows.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"the frame has several columns {twice[0]!r}; rename all but one")
-        return pl.DataFrame({name: _from_pandas(name, rows.iloc[:, place]) for place, name in enumerate(names)})
-    raise ValueError(f"a table is a path, a polars or a pandas frame, not {type(rows).__name__}")
+            raise ValueError(
+                f"the frame has several columns {twice[0]!r}; rename all but one"
+            )
+        return pl.DataFrame(
+            {
+                name: _from_pandas(name, rows.iloc[:, place])
+                for place, name in enumerate(names)
+            }
+        )
+    raise ValueError(
+        f"a table is a path, a polars or a pandas frame, not {type(rows).__name__}"
+    )
 
 
 def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
-    """The frame with null for every missing cell, text stripped, and arrays as one column for each entry.
+    """The frame with null for every missing cell, text stripped, and arrays as one
+    column for each entry.
 
     Args:
         frame: as it came.
-        missing: the user's words for missing cells; numbers among them are missing in columns of numbers too.
+        missing: the user's words for missing cells; numbers among them are missing in
+            columns of numbers too.
     """
     columns: list[pl.Series] = []
     for series in frame:
-        columns.extend(_entries(series) if isinstance(series.dtype, pl.List | pl.Array) else [series])
-    return pl.DataFrame({series.name: _clean_column(series, missing) for series in columns})
+        columns.extend(
+            _entries(series)
+            if isinstance(series.dtype, pl.List | pl.Array)
+            else [series]
+        )
+    return pl.DataFrame(
+        {series.name: _clean_column(series, missing) for series in columns}
+    )
 
 
 def _check_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ValueError(f"there is no file {path} ({error.strerror}); check the path") from None
+        raise ValueError(
+            f"there is no file {path} ({error.strerror}); check the path"
+        ) from None
     if stat.S_ISDIR(mode):
         raise ValueError(f"{path} is a directory; give the file in it")
     if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is no regular file (it may be a pipe); save the table to a file first")
+        raise ValueError(
+            f"{path} is no regular file (it may be a pipe); save the table to a file"
+            " first"
+        )
     if not path.name.lower().endswith(ENDINGS):
-        raise ValueError(f"{path} is of no known kind; give a file that ends in {listed(ENDINGS, 12)}")
+        raise ValueError(
+            f"{path} is of no known kind; give a file that ends in"
+            f" {listed(ENDINGS, 12)}"
+        )
     if not mode & 0o444 or not os.access(path, os.R_OK):
         raise ValueError(f"{path} may not be read; change its permissions")
 
@@ -111,24 +141,48 @@ def _read_file(path: Path, options: TableOptions) -> tuple[pl.DataFrame, list[st
     try:
         return read_foreign_parquet(path), []
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def _read_excel(path: Path, options: TableOptions) -> pl.DataFrame:
     if find_spec("fastexcel") is None:
-        raise ValueError(f"{path}: Excel files need `pip install 'fedtailor[excel]'`; or save the sheet as CSV")
+        raise ValueError(
+            f"{path}: Excel files need `pip install 'fedtailor[excel]'`; or save the"
+            " sheet as CSV"
+        )
     try:
-        # Text first, numbers where all cells are numbers: a '?' among a thousand numbers does not decide for a column.
-        return pl.read_excel(path, sheet_name=options.sheet, engine="calamine", infer_schema_length=None)
-    except Exception as error:  # the reader raises errors of its own kinds, without a common base
-        raise ValueError(f"{path} cannot be read as Excel: {str(error).splitlines()[0][:200]}") from None
+        # Text first, numbers where all cells are numbers: a '?' among a thousand
+        # numbers does not decide for a column.
+        return pl.read_excel(
+            path, sheet_name=options.sheet, engine="calamine", infer_schema_length=None
+        )
+    except (
+        Exception
+    ) as error:  # the reader raises errors of its own kinds, without a common base
+        raise ValueError(
+            f"{path} cannot be read as Excel: {str(error).splitlines()[0][:200]}"
+        ) from None
 
 
 def _from_pandas(name: str, column: Any) -> pl.Series:
     """A pandas column; what pandas calls missing (NaN, NA, NaT, None) is null."""
-    if str(column.dtype) in ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool"):
+    if str(column.dtype) in (
+        "float64",
+        "float32",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ):
         return pl.Series(name, column.to_numpy())
-    if str(column.dtype).startswith("datetime64[") and getattr(column.dtype, "tz", None) is None:
+    if (
+        str(column.dtype).startswith("datetime64[")
+        and getattr(column.dtype, "tz", None) is None
+    ):
         return pl.Series(name, column.to_numpy().astype("datetime64[us]"))
     values = column.astype(object)
     values = values.where(values.notna(), None)
@@ -141,22 +195,35 @@ def mixed_series(name: str, values: list[Any]) -> pl.Series:
         return pl.Series(name, values, strict=True)
     except (TypeError, pl.exceptions.PolarsError, OverflowError):
         if all(value is None or isinstance(value, int | float) for value in values):
-            return pl.Series(name, [None if value is None else float(value) for value in values])
-        return pl.Series(name, [None if value is None else str(value) for value in values])
+            return pl.Series(
+                name, [None if value is None else float(value) for value in values]
+            )
+        return pl.Series(
+            name, [None if value is None else str(value) for value in values]
+        )
 
 
 def _entries(series: pl.Series) -> list[pl.Series]:
-    """A column of arrays of a common length, one column for each entry; others stay as they are, and are refused."""
+    """A column of arrays of a common length, one column for each entry; others stay as
+    they are, and are refused.
+    """
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().unique()
         if series.null_count() or len(lengths) != 1 or not lengths[0]:
             return [series]
         series = series.list.to_array(int(lengths[0]))
     assert isinstance(series.dtype, pl.Array)
-    if series.null_count() or not series.dtype.inner.is_numeric() or len(series.dtype.shape) != 1:
+    if (
+        series.null_count()
+        or not series.dtype.inner.is_numeric()
+        or len(series.dtype.shape) != 1
+    ):
         return [series]
     values = series.to_numpy()
-    return [pl.Series(f"{series.name}[{place}]", values[:, place]) for place in range(values.shape[1])]
+    return [
+        pl.Series(f"{series.name}[{place}]", values[:, place])
+        for place in range(values.shape[1])
+    ]
 
 
 def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
@@ -172,7 +239,11 @@ def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
         series = series.fill_nan(None)
     if dtype.is_numeric():
         numbers = [number for number in map(_number, missing) if number is not None]
-        return series.set(series.cast(pl.Float64).is_in(numbers), None) if numbers else series
+        return (
+            series.set(series.cast(pl.Float64).is_in(numbers), None)
+            if numbers
+            else series
+        )
     return series
 
 

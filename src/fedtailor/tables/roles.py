@@ -1,4 +1,6 @@
-"""The columns of a table that are no inputs: who has a row, what is predicted, the split, and the time."""
+"""The columns of a table that are no inputs: who has a row, what is predicted, the
+split, and the time.
+"""
 
 from dataclasses import replace
 
@@ -14,14 +16,25 @@ from fedtailor.tables.splitting import is_split_column
 from fedtailor.tables.target import Target, read_target
 
 SPLIT_COLUMN = "split"
-"""A column of this name that says train, val or test gives the split without being asked for."""
+"""A column of this name that says train, val or test gives the split without being
+asked for.
+"""
 
 
-def find_split_column(frame: pl.DataFrame, options: TableOptions, notes: list[str]) -> tuple[TableOptions, list[str]]:
-    """A column called `split` that says train, val and test gives the split, unless another rule is asked for."""
+def find_split_column(
+    frame: pl.DataFrame, options: TableOptions, notes: list[str]
+) -> tuple[TableOptions, list[str]]:
+    """A column called `split` that says train, val and test gives the split, unless
+    another rule is asked for.
+    """
     free = options.split is None and options.time is None and options.folds is None
     named = {*options.drop, *(options.features or ()), *options.roles.values()}
-    if free and SPLIT_COLUMN in frame.columns and SPLIT_COLUMN not in named and is_split_column(frame[SPLIT_COLUMN]):
+    if (
+        free
+        and SPLIT_COLUMN in frame.columns
+        and SPLIT_COLUMN not in named
+        and is_split_column(frame[SPLIT_COLUMN])
+    ):
         notes.append("Column 'split' gives the split (drop it to draw one at random).")
         return replace(options, split=SPLIT_COLUMN), notes
     return options, notes
@@ -36,24 +49,36 @@ def rows_of_clients(
     names = category_text(frame[options.client])
     strange = sorted(set(options.clients) - set(names.unique()))
     if strange:
-        problems.add(f"client column {options.client!r} never holds {strange[0]!r}, which clients asks for")
+        problems.add(
+            f"client column {options.client!r} never holds {strange[0]!r}, which"
+            " clients asks for"
+        )
     keep = names.is_in(list(options.clients)).fill_null(False)
     return frame.filter(keep), keep.arg_true().to_numpy().astype(np.int64)
 
 
 def labelled_rows(
-    frame: pl.DataFrame, rows: Int[NDArray, " rows"], options: TableOptions, notes: list[str]
+    frame: pl.DataFrame,
+    rows: Int[NDArray, " rows"],
+    options: TableOptions,
+    notes: list[str],
 ) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
-    """The rows with a client and a target, if the others are to be left out; and their numbers."""
+    """The rows with a client and a target, if the others are to be left out; and their
+    numbers.
+    """
     if not options.skip_unlabelled:
         return frame, rows
     keep = frame[options.client].is_not_null() & frame[options.target].is_not_null()
     if not keep.all():
-        notes.append(f"{int((~keep).sum()):,} rows without a target or a client are left out.")
+        notes.append(
+            f"{int((~keep).sum()):,} rows without a target or a client are left out."
+        )
     return frame.filter(keep), rows[keep.arg_true().to_numpy()]
 
 
-def target_of(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> Target | None:
+def target_of(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> Target | None:
     """The column to predict, read; None, and a problem, where cells are missing."""
     series = frame[options.target]
     gaps = series.is_null()
@@ -61,15 +86,20 @@ def target_of(frame: pl.DataFrame, options: TableOptions, problems: Problems) ->
         first = (gaps.arg_max() or 0) + 1
         client = frame[options.client][first - 1]
         problems.add(
-            f"target column {options.target!r} is missing in {int(gaps.sum()):,} of {len(gaps):,} rows, first in row "
-            f"{first} (client {client!r}); fill it in, or leave these rows out with skip-unlabelled"
+            f"target column {options.target!r} is missing in {int(gaps.sum()):,} of"
+            f" {len(gaps):,} rows, first in row {first} (client {client!r}); fill it"
+            " in, or leave these rows out with skip-unlabelled"
         )
         return None
     return read_target(series, options, problems)
 
 
-def with_times(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> pl.DataFrame:
-    """The frame with its time column as numbers; a time that is missing or none is a problem."""
+def with_times(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> pl.DataFrame:
+    """The frame with its time column as numbers; a time that is missing or none is a
+    problem.
+    """
     if options.time is None:
         return frame
     try:
@@ -78,11 +108,14 @@ def with_times(frame: pl.DataFrame, options: TableOptions, problems: Problems) -
         problems.add(str(error))
         return frame
     if parsed.kind not in ("number", "date"):
-        problems.add(f"time column {options.time!r} holds {parsed.kind} values, neither numbers nor dates")
+        problems.add(
+            f"time column {options.time!r} holds {parsed.kind} values, neither numbers"
+            " nor dates"
+        )
     elif parsed.values.null_count():
         first = (parsed.values.is_null().arg_max() or 0) + 1
         problems.add(
-            f"time column {options.time!r} is missing in {parsed.values.null_count():,} rows, first in row {first}; "
-            f"fill it in or remove these rows"
+            f"time column {options.time!r} is missing in {parsed.values.null_count():,}"
+            f" rows, first in row {first}; fill it in or remove these rows"
         )
     return frame.with_columns(parsed.values.alias(options.time))

@@ -1,4 +1,6 @@
-"""Columns that no model should see: constants, duplicates, running numbers, and what names the client."""
+"""Columns that no model should see: constants, duplicates, running numbers, and what
+names the client.
+"""
 
 import hashlib
 import re
@@ -13,12 +15,18 @@ from numpy.typing import NDArray
 from fedtailor.tables.kinds import MAX_CATEGORIES, Parsed
 
 _MOSTLY = 0.9
-"""A text column with more different texts than this share of its rows tells rows apart, not kinds of rows."""
+"""A text column with more different texts than this share of its rows tells rows apart,
+not kinds of rows.
+"""
 _FEW_ROWS = 20
 """In tables with fewer rows, different values in all rows say nothing."""
 _WITH_UNIT = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
-"""A number with thousands' separators, a unit, a currency or a per cent sign, as polars searches for it."""
-_NAME_OF_AN_ID = re.compile(r"(?i)(^|[_ .-])(id|uuid|index|key|nr|no|number|row|record)$|^unnamed|^$")
+"""A number with thousands' separators, a unit, a currency or a per cent sign, as polars
+searches for it.
+"""
+_NAME_OF_AN_ID = re.compile(
+    r"(?i)(^|[_ .-])(id|uuid|index|key|nr|no|number|row|record)$|^unnamed|^$"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ def screen(
         columns: the candidates for inputs.
         train: the training rows of the clients that train; nothing else is looked at.
         owners: the client of each row.
-        named: columns that the user asked for, which are kept even if they tell rows or clients apart.
+        named: columns that the user asked for, which are kept even if they tell rows or
+            clients apart.
     """
     mask = pl.Series(train)
     clients = pl.Series("owner", owners).filter(mask)
@@ -65,7 +74,10 @@ def screen(
         if reason is None:
             suspicion = _identifies(name, column, values, clients)
             if suspicion is not None and name in named:
-                warnings.append(f"Column {name!r} is kept because it was asked for, although it is {suspicion}.")
+                warnings.append(
+                    f"Column {name!r} is kept because it was asked for, although it is"
+                    f" {suspicion}."
+                )
             else:
                 reason = suspicion
         if reason is None:
@@ -88,28 +100,44 @@ def _digest(values: pl.Series) -> str:
     """Equal for columns with equal values and equal gaps."""
     numbers = values.hash(seed=0) if values.dtype == pl.String else values
     content = np.ascontiguousarray(numbers.to_numpy())
-    return hashlib.blake2b(content.tobytes() + str(values.dtype).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        content.tobytes() + str(values.dtype).encode(), digest_size=16
+    ).hexdigest()
 
 
-def _identifies(name: str, column: Parsed, values: pl.Series, clients: pl.Series) -> str | None:
+def _identifies(
+    name: str, column: Parsed, values: pl.Series, clients: pl.Series
+) -> str | None:
     """Why a column tells rows or clients apart, or None."""
     present = values.is_not_null()
     values, clients = values.filter(present), clients.filter(present)
     distinct, rows = values.n_unique(), len(values)
     if rows >= _FEW_ROWS:
-        if column.kind == "category" and distinct > MAX_CATEGORIES and distinct > _MOSTLY * rows:
+        if (
+            column.kind == "category"
+            and distinct > MAX_CATEGORIES
+            and distinct > _MOSTLY * rows
+        ):
             if float(values.str.contains(_WITH_UNIT).sum()) > _MOSTLY * rows:
-                return f"text such as {values[0]!r} (quantities are to be plain numbers)"
+                return (
+                    f"text such as {values[0]!r} (quantities are to be plain numbers)"
+                )
             return "different text in nearly all rows (a name, an id or free text)"
         if column.kind == "number" and column.whole and distinct == rows:
             span = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]
             if span <= 2 * rows or _NAME_OF_AN_ID.search(name):
-                return "a different whole number in every row (an id or a running number)"
+                return (
+                    "a different whole number in every row (an id or a running number)"
+                )
     return _gives_client_away(column, values, clients, distinct)
 
 
-def _gives_client_away(column: Parsed, values: pl.Series, clients: pl.Series, distinct: int) -> str | None:
-    """One value for each client: a second name of the client, from which a model learns nothing about others."""
+def _gives_client_away(
+    column: Parsed, values: pl.Series, clients: pl.Series, distinct: int
+) -> str | None:
+    """One value for each client: a second name of the client, from which a model learns
+    nothing about others.
+    """
     m = clients.n_unique()
     if distinct < 2 or m < 2 or (column.kind != "category" and not column.whole):
         return None
@@ -117,5 +145,7 @@ def _gives_client_away(column: Parsed, values: pl.Series, clients: pl.Series, di
     if pairs != distinct:
         return None  # some value occurs in several clients
     if column.kind == "category" or pairs == m:
-        return "given to one client only, value by value, so that it gives the client away"
+        return (
+            "given to one client only, value by value, so that it gives the client away"
+        )
     return None

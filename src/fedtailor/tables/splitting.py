@@ -1,7 +1,9 @@
-"""Each client's train, validation and test rows: at random, by a column, by time, by groups of rows, or by folds.
+"""Each client's train, validation and test rows: at random, by a column, by time, by
+groups of rows, or by folds.
 
-Random choices are those of `fedtailor.federation.splits`: keyed by the seed, the client's name and the place among the
-client's rows, so that other clients and their order change nothing.
+Random choices are those of `fedtailor.federation.splits`: keyed by the seed, the
+client's name and the place among the client's rows, so that other clients and their
+order change nothing.
 """
 
 from collections.abc import Sequence
@@ -23,10 +25,15 @@ Splits = tuple[Ragged, Ragged, Ragged]
 """Train, validation and test rows of each client."""
 
 SPLIT_WORDS = {
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
 
 
 @dataclass(frozen=True)
@@ -46,44 +53,69 @@ class Rows:
     y: NDArray[Any]
 
 
-def split_rows(frame: pl.DataFrame, rows: Rows, options: TableOptions, problems: Problems, seed: int) -> Splits:
+def split_rows(
+    frame: pl.DataFrame,
+    rows: Rows,
+    options: TableOptions,
+    problems: Problems,
+    seed: int,
+) -> Splits:
     """Train, validation and test rows as the options say (see `TableOptions`).
 
     Args:
-        frame: the cleaned table, for the columns that splits, times and groups stand in.
+        frame: the cleaned table, for the columns that splits, times and groups stand
+            in.
         rows: the clients' rows.
         options: one rule at most of split, time and folds, and perhaps a group.
-        problems: what is wrong with those columns is added here; the splits then hold nothing of use.
+        problems: what is wrong with those columns is added here; the splits then hold
+            nothing of use.
         seed: of random splits; with folds it says which part is the test.
     """
     pool, expand = rows, None
     if options.group is not None:
         pool, expand = _pool_of_groups(frame[options.group], rows)
     if options.split is not None:
-        splits = _given(frame[options.split], options, rows, pool, expand, problems, seed)
+        splits = _given(
+            frame[options.split], options, rows, pool, expand, problems, seed
+        )
     elif options.time is not None:
         splits = _latest(frame[options.time], rows, options)
     elif options.folds is not None:
         splits = _fold(pool, options, seed)
     else:
-        splits = draw_splits(pool.of_client, pool.y, pool.names, test=options.test, val=options.val, seed=seed)
-    return splits if expand is None or options.split is not None else _expand(splits, rows, expand)
+        splits = draw_splits(
+            pool.of_client,
+            pool.y,
+            pool.names,
+            test=options.test,
+            val=options.val,
+            seed=seed,
+        )
+    return (
+        splits
+        if expand is None or options.split is not None
+        else _expand(splits, rows, expand)
+    )
 
 
 def is_split_column(series: pl.Series) -> bool:
-    """Whether half of the cells or more say train, validation or test: what the others say is then a mistake, since an
-    input that tells which rows are the test would be a leak."""
+    """Whether half of the cells or more say train, validation or test: what the others
+    say is then a mistake, since an input that tells which rows are the test would be a
+    leak."""
     if series.dtype != pl.String:
         return False
     says = series.str.to_lowercase().is_in(list(SPLIT_WORDS)).fill_null(False)
     return int(says.sum()) * 2 >= len(says) > 0
 
 
-def _pool_of_groups(groups: pl.Series, rows: Rows) -> tuple[Rows, Int[NDArray, " rows"]]:
+def _pool_of_groups(
+    groups: pl.Series, rows: Rows
+) -> tuple[Rows, Int[NDArray, " rows"]]:
     """Groups in the place of rows, and the group of each row.
 
-    A group belongs to the client with most of its rows; those with other clients follow it, so that nobody trains on
-    a group that somebody tests on. Its class is its most frequent one.
+    A group belongs to the client with most of its rows; those with other clients follow
+    it, so that nobody trains on a group that somebody tests on. Its class is its most
+    frequent one.
     """
     # A row without a group is a group of its own.
     texts = groups.cast(pl.String)
@@ -92,18 +124,26 @@ def _pool_of_groups(groups: pl.Series, rows: Rows) -> tuple[Rows, Int[NDArray, "
     codes = np.where(missing, codes.max(initial=-1) + np.cumsum(missing), codes)
     count = int(codes.max()) + 1
     owners = most_frequent(codes, rows.owners, count)
-    labels = most_frequent(codes, rows.y, count) if rows.y.dtype.kind in "iu" else np.zeros(count)
+    labels = (
+        most_frequent(codes, rows.y, count)
+        if rows.y.dtype.kind in "iu"
+        else np.zeros(count)
+    )
     sizes = np.bincount(owners, minlength=len(rows.names))
     of_client = Ragged.cut(np.argsort(owners, kind="stable"), sizes)
     return Rows(of_client, owners, rows.names, labels), codes
 
 
-def most_frequent(groups: Int[NDArray, " rows"], values: Int[NDArray, " rows"], count: int) -> Int[NDArray, " groups"]:
+def most_frequent(
+    groups: Int[NDArray, " rows"], values: Int[NDArray, " rows"], count: int
+) -> Int[NDArray, " groups"]:
     """The most frequent value of each group, of equally frequent ones the smallest."""
     pairs, often = np.unique(np.stack([groups, values]), axis=1, return_counts=True)
     order = np.lexsort((-pairs[1], often, pairs[0]))
     found = np.zeros(count, np.int64)
-    found[pairs[0][order]] = pairs[1][order]  # of several assignments to one place the last one stays
+    found[pairs[0][order]] = pairs[1][
+        order
+    ]  # of several assignments to one place the last one stays
     return found
 
 
@@ -113,7 +153,10 @@ def _expand(splits: Splits, rows: Rows, group_of_row: Int[NDArray, " rows"]) -> 
     for number, split in enumerate(splits):
         part[split.rows] = number
     of_row = part[group_of_row]
-    train, val, test = (rows.of_client.where(of_row[rows.of_client.rows] == number) for number in range(3))
+    train, val, test = (
+        rows.of_client.where(of_row[rows.of_client.rows] == number)
+        for number in range(3)
+    )
     return train, val, test
 
 
@@ -126,37 +169,50 @@ def _given(
     problems: Problems,
     seed: int,
 ) -> Splits:
-    """The splits that a column says; without validation rows in it, a share of the training rows is taken."""
-    words = column.cast(pl.String).str.to_lowercase().replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
+    """The splits that a column says; without validation rows in it, a share of the
+    training rows is taken.
+    """
+    words = (
+        column.cast(pl.String)
+        .str.to_lowercase()
+        .replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
+    )
     if words.null_count():
         strange = column.filter(words.is_null()).cast(pl.String).fill_null("nothing")
         first = (words.is_null().arg_max() or 0) + 1
         problems.add(
-            f"column {column.name!r} gives the split, and says {listed(strange.unique().sort().to_list())} in "
-            f"{len(strange):,} rows, first in row {first}; write train, val or test, or drop it"
+            f"column {column.name!r} gives the split, and says"
+            f" {listed(strange.unique().sort().to_list())} in {len(strange):,} rows,"
+            f" first in row {first}; write train, val or test, or drop it"
         )
         return rows.of_client, rows.of_client, rows.of_client
     given = words.to_numpy()
     val = 0.0 if (given == "val").any() else options.val
     if group_of_row is None:
-        return follow_splits(rows.of_client, given, rows.y, rows.names, val=val, seed=seed)
+        return follow_splits(
+            rows.of_client, given, rows.y, rows.names, val=val, seed=seed
+        )
     pairs = pl.DataFrame({"group": group_of_row, "word": words}).unique()
     straddling = pairs.filter(pl.col("group").is_duplicated())["group"].unique()
     if len(straddling):
         row = int(np.isin(group_of_row, straddling.to_numpy()).argmax()) + 1
         problems.add(
-            f"{len(straddling):,} groups of column {options.group!r} have rows in more than one split (first the group "
-            f"of row {row}); give each group one split"
+            f"{len(straddling):,} groups of column {options.group!r} have rows in more"
+            f" than one split (first the group of row {row}); give each group one split"
         )
         return rows.of_client, rows.of_client, rows.of_client
     of_group = np.full(int(group_of_row.max()) + 1, "train", dtype="U5")
     of_group[group_of_row] = given.astype("U5")
-    splits = follow_splits(pool.of_client, of_group, pool.y, pool.names, val=val, seed=seed)
+    splits = follow_splits(
+        pool.of_client, of_group, pool.y, pool.names, val=val, seed=seed
+    )
     return _expand(splits, rows, group_of_row)
 
 
 def _latest(times: pl.Series, rows: Rows, options: TableOptions) -> Splits:
-    """The last rows of each client are its test, those before them its validation rows; of equal times, file order."""
+    """The last rows of each client are its test, those before them its validation rows;
+    of equal times, file order.
+    """
     order = np.lexsort((np.arange(len(times)), times.to_numpy(), rows.owners))
     sizes = rows.of_client.sizes
     place = np.arange(len(order)) - np.repeat(rows.of_client.offsets[:-1], sizes)
@@ -170,7 +226,9 @@ def _latest(times: pl.Series, rows: Rows, options: TableOptions) -> Splits:
     return train, val, test
 
 
-def _count(sizes: Int[NDArray, " clients"], share: float, left: Int[NDArray, " clients"]) -> Int[NDArray, " clients"]:
+def _count(
+    sizes: Int[NDArray, " clients"], share: float, left: Int[NDArray, " clients"]
+) -> Int[NDArray, " clients"]:
     """A share of each client's rows: at least one, but leaving one to train on."""
     if share == 0:
         return np.zeros_like(sizes)
@@ -180,16 +238,25 @@ def _count(sizes: Int[NDArray, " clients"], share: float, left: Int[NDArray, " c
 
 
 def _fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
-    """Part `seed % folds` of each client's rows is the test; every row is tested on by one seed of each `folds`."""
+    """Part `seed % folds` of each client's rows is the test; every row is tested on by
+    one seed of each `folds`.
+    """
     assert options.folds is not None
     division, part = divmod(seed, options.folds)
     sizes, owners = pool.of_client.sizes, pool.of_client.owners
     place = np.arange(len(owners)) - np.repeat(pool.of_client.offsets[:-1], sizes)
     ids = client_ids(pool.names)
     start = draw_bits(division, "fold", 0, ids)
-    shuffle = draw_bits(division, "fold", 1, np.repeat(start, sizes) + place.astype(np.uint64))
-    strata = pool.y[pool.of_client.rows] if pool.y.dtype.kind in "iu" else np.zeros(len(owners))
-    # The client's rows in a line, class after class and shuffled within each, are dealt to the parts in turn.
+    shuffle = draw_bits(
+        division, "fold", 1, np.repeat(start, sizes) + place.astype(np.uint64)
+    )
+    strata = (
+        pool.y[pool.of_client.rows]
+        if pool.y.dtype.kind in "iu"
+        else np.zeros(len(owners))
+    )
+    # The client's rows in a line, class after class and shuffled within each, are dealt
+    # to the parts in turn.
     line = np.lexsort((shuffle, strata, owners))
     offset = (start % np.uint64(options.folds)).astype(np.int64)[owners]
     fold = np.empty(len(owners), np.int64)
@@ -198,7 +265,14 @@ def _fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
     is_test = (fold == part) & (sizes[owners] > 1)
     rest = pool.of_client.where(~is_test)
     remaining = 1 - 1 / options.folds
-    train, val, _ = draw_splits(rest, pool.y, pool.names, test=0, val=min(options.val / remaining, 0.9), seed=division)
+    train, val, _ = draw_splits(
+        rest,
+        pool.y,
+        pool.names,
+        test=0,
+        val=min(options.val / remaining, 0.9),
+        seed=division,
+    )
     return train, val, pool.of_client.where(is_test)
 
 

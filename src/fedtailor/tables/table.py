@@ -1,4 +1,6 @@
-"""`from_table`: a user's file or frame becomes a federation, with the preprocessing that its models need later."""
+"""`from_table`: a user's file or frame becomes a federation, with the preprocessing
+that its models need later.
+"""
 
 import hashlib
 import os
@@ -18,12 +20,23 @@ from fedtailor.tables.checks import check_clients, check_columns
 from fedtailor.tables.decorrelation import fit_decorrelation
 from fedtailor.tables.encoding import ColumnEncoding, fit_column
 from fedtailor.tables.kinds import Parsed, recognise
-from fedtailor.tables.notes import about_columns, about_decorrelation, about_dropped, about_splits
+from fedtailor.tables.notes import (
+    about_columns,
+    about_decorrelation,
+    about_dropped,
+    about_splits,
+)
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
 from fedtailor.tables.problems import Problems, listed
 from fedtailor.tables.reading import RawTable, read
-from fedtailor.tables.roles import find_split_column, labelled_rows, rows_of_clients, target_of, with_times
+from fedtailor.tables.roles import (
+    find_split_column,
+    labelled_rows,
+    rows_of_clients,
+    target_of,
+    with_times,
+)
 from fedtailor.tables.screening import screen
 from fedtailor.tables.splitting import Splits, split_rows
 from fedtailor.tables.target import Target, TargetEncoding
@@ -50,14 +63,17 @@ class TableOrigin:
 class Table(Federation):
     """A federation that was read from a table.
 
-    Its inputs are standardised numbers and indicators, float32, of a regression decorrelated; its targets are
-    standardised too (`preprocessing.target_shift` and `target_scale` lead back to their own unit).
+    Its inputs are standardised numbers and indicators, float32, of a regression
+    decorrelated; its targets are standardised too (`preprocessing.target_shift` and
+    `target_scale` lead back to their own unit).
 
     Attributes:
-        preprocessing: how rows of the table become inputs of the models, and predictions what the user calls them.
+        preprocessing: how rows of the table become inputs of the models, and
+            predictions what the user calls them.
         notes: what was decided, imputed and left out, in sentences.
         rows: [N] the row of the table, counted from 0, in which each example stood.
-        origin: the file and the options, by which the table can be read again; None of a frame.
+        origin: the file and the options, by which the table can be read again; None of
+            a frame.
     """
 
     preprocessing: Preprocessing | None = None
@@ -67,22 +83,28 @@ class Table(Federation):
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
-    """A federation from a table as it comes: one row for each example, a column that names its client.
+    """A federation from a table as it comes: one row for each example, a column that
+    names its client.
 
-    Missing cells, text, booleans and dates are encoded, numbers are standardised; constants, duplicates, and columns
-    that tell rows or clients apart are left out. All that is learned for this comes from the training rows of clients
-    that train. In a real federation those statistics would be obtained by secure aggregation.
+    Missing cells, text, booleans and dates are encoded, numbers are standardised;
+    constants, duplicates, and columns that tell rows or clients apart are left out. All
+    that is learned for this comes from the training rows of clients that train. In a
+    real federation those statistics would be obtained by secure aggregation.
 
     Args:
-        source: a path (.csv, .tsv, .txt, .parquet, with the extra `excel` also .xlsx), a polars or a pandas frame.
-        seed: of the splits and of the unseen clients; with `folds` it says which part is the test.
-        options: the fields of `TableOptions`, such as client="hospital", target="num", positive=">0".
+        source: a path (.csv, .tsv, .txt, .parquet, with the extra `excel` also .xlsx),
+            a polars or a pandas frame.
+        seed: of the splits and of the unseen clients; with `folds` it says which part
+            is the test.
+        options: the fields of `TableOptions`, such as client="hospital", target="num",
+            positive=">0".
 
     Returns:
         The federation; `.preprocessing` and `.notes` say what was done.
 
     Raises:
-        ValueError: the file cannot be read, or all that is wrong with its columns, in one list.
+        ValueError: the file cannot be read, or all that is wrong with its columns, in
+            one list.
 
     Example:
         >>> table = ft.tables.from_table("heart.csv", client="hospital", target="num", positive=">0")
@@ -97,9 +119,15 @@ def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None
     if not isinstance(source, str | os.PathLike):
         return None
     path, default = Path(source).expanduser(), TableOptions()
-    changed = {name: value for name, value in vars(options).items() if value != getattr(default, name)}
+    changed = {
+        name: value
+        for name, value in vars(options).items()
+        if value != getattr(default, name)
+    }
     with path.open("rb") as file:
-        return TableOrigin(path, hashlib.file_digest(file, "sha256").hexdigest(), seed, changed)
+        return TableOrigin(
+            path, hashlib.file_digest(file, "sha256").hexdigest(), seed, changed
+        )
 
 
 def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
@@ -116,7 +144,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     problems.raise_if_any()
     assert rows is not None and target is not None
     rows = replace(rows, y=target.values)
-    splits = split_rows(with_times(frame, options, problems), rows, options, problems, seed)
+    splits = split_rows(
+        with_times(frame, options, problems), rows, options, problems, seed
+    )
     problems.raise_if_any()
     del frame  # of a large table, the parsed columns are as large again
     unseen = choose_unseen(options.unseen, rows.names, seed)
@@ -128,14 +158,24 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     notes += [*target.notes, *about_splits(splits, rows, options)]
     encoding, y = _standardise_target(target, train)
     ignored = _ignored(raw.frame.columns, encodings, options, ignored)
-    decimal = options.decimal or ("," if any("decimal comma" in note for note in raw.notes) else ".")
+    decimal = options.decimal or (
+        "," if any("decimal comma" in note for note in raw.notes) else "."
+    )
     x, decorrelation = _inputs(columns, encodings), None
     if encoding.task == "regression" and not options.keep_correlated:
         decorrelation = fit_decorrelation(x, train)
         notes += about_decorrelation(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
-    preprocessing = Preprocessing(encodings, encoding, options.client, ignored, options.missing, decimal, decorrelation)
+    preprocessing = Preprocessing(
+        encodings,
+        encoding,
+        options.client,
+        ignored,
+        options.missing,
+        decimal,
+        decorrelation,
+    )
     return Table(
         x,
         y,
@@ -151,7 +191,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     )
 
 
-def _recognise(frame: pl.DataFrame, options: TableOptions, problems: Problems) -> dict[str, Parsed]:
+def _recognise(
+    frame: pl.DataFrame, options: TableOptions, problems: Problems
+) -> dict[str, Parsed]:
     """The candidates for inputs, parsed; what cannot be parsed is a problem."""
     special = [*options.roles.values(), *options.drop]
     names = options.features or [name for name in frame.columns if name not in special]
@@ -162,13 +204,21 @@ def _recognise(frame: pl.DataFrame, options: TableOptions, problems: Problems) -
         except ValueError as error:
             problems.add(str(error))
     if not columns and not problems.found:
-        problems.add(f"there is no input column besides {listed(special)}; a model needs one at least")
+        problems.add(
+            f"there is no input column besides {listed(special)}; a model needs one at"
+            " least"
+        )
     return columns
 
 
 def _expanded(names: Iterable[str], columns: list[str]) -> list[str]:
     """Names, a column of arrays being the columns of its entries."""
-    return [column for name in names for column in ([name] if name in columns else columns) if is_entry(column, name)]
+    return [
+        column
+        for name in names
+        for column in ([name] if name in columns else columns)
+        if is_entry(column, name)
+    ]
 
 
 def is_entry(column: str, name: str) -> bool:
@@ -176,7 +226,9 @@ def is_entry(column: str, name: str) -> bool:
     return column == name or (column.startswith(f"{name}[") and column.endswith("]"))
 
 
-def _training_rows(splits: Splits, unseen: Bool[NDArray, " clients"], count: int) -> Bool[NDArray, " rows"]:
+def _training_rows(
+    splits: Splits, unseen: Bool[NDArray, " clients"], count: int
+) -> Bool[NDArray, " rows"]:
     """The training rows of the clients that train."""
     mask = np.zeros(count, np.bool_)
     mask[splits[0].take(np.flatnonzero(~unseen)).rows] = True
@@ -184,14 +236,28 @@ def _training_rows(splits: Splits, unseen: Bool[NDArray, " clients"], count: int
 
 
 def _check_training(
-    splits: Splits, unseen: Bool[NDArray, " clients"], names: tuple[str, ...], options: TableOptions, problems: Problems
+    splits: Splits,
+    unseen: Bool[NDArray, " clients"],
+    names: tuple[str, ...],
+    options: TableOptions,
+    problems: Problems,
 ) -> None:
-    idle = [name for name, size, held in zip(names, splits[0].sizes, unseen, strict=True) if not size and not held]
+    idle = [
+        name
+        for name, size, held in zip(names, splits[0].sizes, unseen, strict=True)
+        if not size and not held
+    ]
     if idle:
         rule = "split" if options.split else "group"
-        problems.add(f"clients {listed(idle)} have no training rows; change the {rule} column, or name them in unseen")
+        problems.add(
+            f"clients {listed(idle)} have no training rows; change the {rule} column,"
+            " or name them in unseen"
+        )
     if not splits[2].rows.size and (options.test > 0 or options.split):
-        problems.add("no client has a row to test on; give clients with two rows or more, and other groups or splits")
+        problems.add(
+            "no client has a row to test on; give clients with two rows or more, and"
+            " other groups or splits"
+        )
 
 
 def _learn(
@@ -202,45 +268,77 @@ def _learn(
     notes: list[str],
     problems: Problems,
 ) -> tuple[tuple[ColumnEncoding, ...], dict[str, str]]:
-    """The encodings of the columns that are worth an input, and why the others are ignored."""
-    named = frozenset(_expanded((*(options.features or ()), *options.categories), list(columns)))
+    """The encodings of the columns that are worth an input, and why the others are
+    ignored.
+    """
+    named = frozenset(
+        _expanded((*(options.features or ()), *options.categories), list(columns))
+    )
     screened = screen(columns, train, owners, named)
-    empty = [name for name, why in screened.dropped.items() if name in named and why.startswith("missing")]
+    empty = [
+        name
+        for name, why in screened.dropped.items()
+        if name in named and why.startswith("missing")
+    ]
     for name in empty:
-        problems.add(f"column {name!r} is asked for and is missing in all training rows; fill it in or leave it out")
+        problems.add(
+            f"column {name!r} is asked for and is missing in all training rows; fill it"
+            " in or leave it out"
+        )
     if not screened.kept:
         problems.add(
-            f"no input column is left: {'; '.join(f'{name!r} is {why}' for name, why in screened.dropped.items())}"
+            "no input column is left:"
+            f" {'; '.join(f'{name!r} is {why}' for name, why in screened.dropped.items())}"
         )
     notes += [*about_dropped(screened.dropped), *screened.warnings]
     mask = pl.Series(train)
     encodings = tuple(fit_column(name, columns[name], mask) for name in screened.kept)
     notes += about_columns(encodings, columns)
-    return encodings, dict(screened.dropped) | dict.fromkeys(options.drop, "dropped by the user")
+    return encodings, dict(screened.dropped) | dict.fromkeys(
+        options.drop, "dropped by the user"
+    )
 
 
-def _standardise_target(target: Target, train: Bool[NDArray, " rows"]) -> tuple[TargetEncoding, NDArray[Any]]:
-    """Class numbers as they are; the targets of a regression with mean 0 and deviation 1 over the training rows."""
+def _standardise_target(
+    target: Target, train: Bool[NDArray, " rows"]
+) -> tuple[TargetEncoding, NDArray[Any]]:
+    """Class numbers as they are; the targets of a regression with mean 0 and deviation
+    1 over the training rows.
+    """
     if target.encoding.task == "classification":
         return target.encoding, target.values.astype(np.int32)
-    shift, scale = float(target.values[train].mean()), float(target.values[train].std()) or 1.0
+    shift, scale = (
+        float(target.values[train].mean()),
+        float(target.values[train].std()) or 1.0,
+    )
     encoding = replace(target.encoding, shift=shift, scale=scale)
     return encoding, ((target.values - shift) / scale).astype(np.float32)
 
 
 def _ignored(
-    names: list[str], encodings: tuple[ColumnEncoding, ...], options: TableOptions, left_out: dict[str, str]
+    names: list[str],
+    encodings: tuple[ColumnEncoding, ...],
+    options: TableOptions,
+    left_out: dict[str, str],
 ) -> dict[str, str]:
-    """Every column of the table that is no input, and why: rows may have it when the models are used."""
+    """Every column of the table that is no input, and why: rows may have it when the
+    models are used.
+    """
     inputs = {encoding.name for encoding in encodings}
     reasons = dict.fromkeys(names, "not among the features")
-    reasons |= {column: f"the {role} column" for role, column in options.roles.items()} | left_out
+    reasons |= {
+        column: f"the {role} column" for role, column in options.roles.items()
+    } | left_out
     return {name: why for name, why in reasons.items() if name not in inputs}
 
 
-def _inputs(columns: dict[str, Parsed], encodings: tuple[ColumnEncoding, ...]) -> Float32[NDArray, "rows inputs"]:
+def _inputs(
+    columns: dict[str, Parsed], encodings: tuple[ColumnEncoding, ...]
+) -> Float32[NDArray, "rows inputs"]:
     rows = len(columns[encodings[0].name].values)
-    x = np.empty((rows, sum(len(encoding.inputs) for encoding in encodings)), np.float32)
+    x = np.empty(
+        (rows, sum(len(encoding.inputs) for encoding in encodings)), np.float32
+    )
     start = 0
     for encoding in encodings:
         end = start + len(encoding.inputs)

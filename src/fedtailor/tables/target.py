@@ -1,4 +1,6 @@
-"""The column to predict: classes or numbers, as the models see them and as the user wrote them."""
+"""The column to predict: classes or numbers, as the models see them and as the user
+wrote them.
+"""
 
 import operator
 import re
@@ -10,15 +12,26 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.tables.kinds import LARGEST, MAX_CATEGORIES, as_numbers, beyond, category_text
+from fedtailor.tables.kinds import (
+    LARGEST,
+    MAX_CATEGORIES,
+    as_numbers,
+    beyond,
+    category_text,
+)
 from fedtailor.tables.options import TableOptions, Task
 from fedtailor.tables.problems import Problems, listed
 
 MAX_CLASSES = 1000
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 Label = bool | int | float | str
 
@@ -32,7 +45,8 @@ class TargetEncoding:
         task: "classification" or "regression".
         classes: what each class is called in the user's file; empty for a regression.
         shift, scale: a regression's model predicts (target - shift) / scale.
-        positive: what counts as positive, where the user named it (`TableOptions.positive`).
+        positive: what counts as positive, where the user named it
+            (`TableOptions.positive`).
     """
 
     name: str
@@ -43,33 +57,58 @@ class TargetEncoding:
     positive: tuple[str, ...] = ()
 
     def encode(self, series: pl.Series) -> NDArray[Any]:
-        """The target of further rows as the models see it: class numbers [n], or standardised float32 [n].
+        """The target of further rows as the models see it: class numbers [n], or
+        standardised float32 [n].
 
         Raises:
-            ValueError: a cell is missing, no number, or of a class that training did not have.
+            ValueError: a cell is missing, no number, or of a class that training did
+                not have.
         """
         if series.null_count():
             row = (series.is_null().arg_max() or 0) + 1
-            raise ValueError(f"target column {self.name!r} is missing in row {row}; fill it in or leave the row out")
+            raise ValueError(
+                f"target column {self.name!r} is missing in row {row}; fill it in or"
+                " leave the row out"
+            )
         numbers = as_numbers(series) if series.dtype == pl.String else series
         if self.task == "regression":
-            if numbers is None or not numbers.dtype.is_numeric() or not numbers.cast(pl.Float64).is_finite().all():
-                raise ValueError(f"target column {self.name!r} holds more than finite numbers; mend or leave out rows")
-            return ((numbers.cast(pl.Float64).to_numpy() - self.shift) / self.scale).astype(np.float32)
+            if (
+                numbers is None
+                or not numbers.dtype.is_numeric()
+                or not numbers.cast(pl.Float64).is_finite().all()
+            ):
+                raise ValueError(
+                    f"target column {self.name!r} holds more than finite numbers; mend"
+                    " or leave out rows"
+                )
+            return (
+                (numbers.cast(pl.Float64).to_numpy() - self.shift) / self.scale
+            ).astype(np.float32)
         if self.positive:
-            return _positive_rows(series if numbers is None else numbers, self.positive).astype(np.int32)
-        codes = {_label_text(label): number for number, label in enumerate(self.classes)}
-        labels = [_label_text(_plain(value)) for value in (series if numbers is None else numbers).to_list()]
-        strange = next((row for row, label in enumerate(labels, 1) if label not in codes), None)
+            return _positive_rows(
+                series if numbers is None else numbers, self.positive
+            ).astype(np.int32)
+        codes = {
+            _label_text(label): number for number, label in enumerate(self.classes)
+        }
+        labels = [
+            _label_text(_plain(value))
+            for value in (series if numbers is None else numbers).to_list()
+        ]
+        strange = next(
+            (row for row, label in enumerate(labels, 1) if label not in codes), None
+        )
         if strange is not None:
             raise ValueError(
-                f"target column {self.name!r} is {series[strange - 1]!r} in row {strange}; training had no such class; "
-                f"the classes are {listed([str(label) for label in self.classes])}"
+                f"target column {self.name!r} is {series[strange - 1]!r} in row"
+                f" {strange}; training had no such class; the classes are"
+                f" {listed([str(label) for label in self.classes])}"
             )
         return np.array([codes[label] for label in labels], np.int32)
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
-        """The user's labels of class numbers [n], or predictions of a regression [n] in the target's own unit.
+        """The user's labels of class numbers [n], or predictions of a regression [n] in
+        the target's own unit.
 
         Raises:
             ValueError: a number that is no class.
@@ -77,8 +116,15 @@ class TargetEncoding:
         given = np.asarray(predictions)
         if self.task == "regression":
             return given.astype(np.float64) * self.scale + self.shift
-        if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= len(self.classes)):
-            raise ValueError(f"predictions of {self.name!r} must be class numbers 0..{len(self.classes) - 1}")
+        if given.size and (
+            given.dtype.kind not in "iu"
+            or given.min() < 0
+            or given.max() >= len(self.classes)
+        ):
+            raise ValueError(
+                f"predictions of {self.name!r} must be class numbers"
+                f" 0..{len(self.classes) - 1}"
+            )
         labels = np.empty(len(self.classes), object)
         labels[:] = self.classes
         kinds = {type(label) for label in self.classes}
@@ -100,23 +146,33 @@ class Target:
     notes: tuple[str, ...]
 
 
-def read_target(series: pl.Series, options: TableOptions, problems: Problems) -> Target | None:
-    """Read a complete (no cell is missing), cleaned column; None if there are problems."""
+def read_target(
+    series: pl.Series, options: TableOptions, problems: Problems
+) -> Target | None:
+    """Read a complete (no cell is missing), cleaned column; None if there are
+    problems.
+    """
     name = series.name
     if series.dtype == pl.String:
         numbers = as_numbers(series)
         series = series if numbers is None else numbers
     if not (series.dtype in (pl.String, pl.Boolean) or series.dtype.is_numeric()):
-        problems.add(f"target column {name!r} holds {series.dtype}; it must hold numbers, text or booleans")
+        problems.add(
+            f"target column {name!r} holds {series.dtype}; it must hold numbers, text"
+            " or booleans"
+        )
         return None
     if series.dtype.is_float() and series.is_infinite().any():
         row = (series.is_infinite().arg_max() or 0) + 1
-        problems.add(f"target column {name!r} holds infinite numbers, first in row {row}; replace or remove them")
+        problems.add(
+            f"target column {name!r} holds infinite numbers, first in row {row};"
+            " replace or remove them"
+        )
         return None
     if series.dtype.is_float() and (too_large := beyond(series)) is not None:
         problems.add(
-            f"target column {name!r} holds numbers beyond {LARGEST:g}, first in row {too_large}, which cannot be "
-            "standardised; mend or remove them"
+            f"target column {name!r} holds numbers beyond {LARGEST:g}, first in row"
+            f" {too_large}, which cannot be standardised; mend or remove them"
         )
         return None
     if options.positive:
@@ -135,57 +191,101 @@ def _task(series: pl.Series, wanted: Task | None) -> tuple[Task, tuple[str, ...]
     if not series.dtype.is_numeric():
         return "classification", ()
     if series.dtype.is_float() and not (series == series.round()).all():
-        return "regression", (f"The target {name!r} holds decimal numbers: a regression.",)
+        return "regression", (
+            f"The target {name!r} holds decimal numbers: a regression.",
+        )
     distinct = series.n_unique()
     if distinct <= MAX_CATEGORIES:
         return "classification", (
-            f"The target {name!r} holds {distinct} different whole numbers: classes (say task regression if they are "
-            f"quantities, or name the positive ones with positive).",
+            (
+                f"The target {name!r} holds {distinct} different whole numbers: classes"
+                " (say task regression if they are quantities, or name the positive"
+                " ones with positive)."
+            ),
         )
     return "regression", (
-        f"The target {name!r} holds {distinct:,} different whole numbers: a regression (say task classification if "
-        f"they are classes).",
+        (
+            f"The target {name!r} holds {distinct:,} different whole numbers: a"
+            " regression (say task classification if they are classes)."
+        ),
     )
 
 
-def _regression(series: pl.Series, notes: tuple[str, ...], problems: Problems) -> Target | None:
+def _regression(
+    series: pl.Series, notes: tuple[str, ...], problems: Problems
+) -> Target | None:
     if not series.dtype.is_numeric():
-        values = series.cast(pl.Float64, strict=False) if series.dtype == pl.String else None
-        bad = "" if values is None or not values.null_count() else f", such as {series.filter(values.is_null())[0]!r}"
-        problems.add(f"target column {series.name!r} holds {series.dtype}{bad}, not numbers; say task classification")
+        values = (
+            series.cast(pl.Float64, strict=False) if series.dtype == pl.String else None
+        )
+        bad = (
+            ""
+            if values is None or not values.null_count()
+            else f", such as {series.filter(values.is_null())[0]!r}"
+        )
+        problems.add(
+            f"target column {series.name!r} holds {series.dtype}{bad}, not numbers; say"
+            " task classification"
+        )
         return None
     values = series.cast(pl.Float64).to_numpy()
     if len(values) and values.min() == values.max():
-        problems.add(f"target column {series.name!r} is {values[0]:g} in all rows; there is nothing to predict")
+        problems.add(
+            f"target column {series.name!r} is {values[0]:g} in all rows; there is"
+            " nothing to predict"
+        )
         return None
     return Target(TargetEncoding(series.name, "regression"), values, notes)
 
 
-def _classes(series: pl.Series, options: TableOptions, notes: tuple[str, ...], problems: Problems) -> Target | None:
+def _classes(
+    series: pl.Series, options: TableOptions, notes: tuple[str, ...], problems: Problems
+) -> Target | None:
     name, classes = series.name, series.unique().sort()
     if len(classes) < 2:
-        problems.add(f"target column {name!r} holds one class only, {classes[0]!r}; there is nothing to tell apart")
+        problems.add(
+            f"target column {name!r} holds one class only, {classes[0]!r}; there is"
+            " nothing to tell apart"
+        )
         return None
     if len(classes) > MAX_CLASSES or len(classes) > len(series) / 2:
         also = ", or say task regression" if series.dtype.is_numeric() else ""
         problems.add(
-            f"target column {name!r} has {len(classes):,} different values in {len(series):,} rows, too many for "
-            f"classes; name another column{also}"
+            f"target column {name!r} has {len(classes):,} different values in"
+            f" {len(series):,} rows, too many for classes; name another column{also}"
         )
         return None
     labels = [_plain(label) for label in classes.to_list()]
-    codes = series.replace_strict(classes, pl.Series(range(len(classes)), dtype=pl.Int64), return_dtype=pl.Int64)
-    rare = [label for label, count in zip(labels, np.bincount(codes.to_numpy()), strict=True) if count < 3]
+    codes = series.replace_strict(
+        classes, pl.Series(range(len(classes)), dtype=pl.Int64), return_dtype=pl.Int64
+    )
+    rare = [
+        label
+        for label, count in zip(labels, np.bincount(codes.to_numpy()), strict=True)
+        if count < 3
+    ]
     if rare:
-        notes = (*notes, f"Classes of fewer than three rows: {listed(rare)}; no test can judge them.")
-    return Target(TargetEncoding(name, "classification", tuple(labels)), codes.to_numpy(), notes)
+        notes = (
+            *notes,
+            (
+                f"Classes of fewer than three rows: {listed(rare)}; no test can judge"
+                " them."
+            ),
+        )
+    return Target(
+        TargetEncoding(name, "classification", tuple(labels)), codes.to_numpy(), notes
+    )
 
 
-def _one_against_rest(series: pl.Series, options: TableOptions, problems: Problems) -> Target | None:
+def _one_against_rest(
+    series: pl.Series, options: TableOptions, problems: Problems
+) -> Target | None:
     """Two classes: what `positive` says, and the rest."""
     name = series.name
     if options.task == "regression":
-        problems.add("positive is for classes, and task is regression; leave one of them out")
+        problems.add(
+            "positive is for classes, and task is regression; leave one of them out"
+        )
         return None
     comparison = _comparison(options.positive)
     try:
@@ -195,25 +295,38 @@ def _one_against_rest(series: pl.Series, options: TableOptions, problems: Proble
         return None
     if not comparison:
         present = _label_texts(series).unique().sort().to_list()
-        strange = [label for label in _wanted(series, options.positive) if label not in present]
+        strange = [
+            label for label in _wanted(series, options.positive) if label not in present
+        ]
         if strange:
-            problems.add(f"positive names {strange[0]!r}, which target column {name!r} never holds; it holds "
-                         f"{listed(present)}")  # fmt: skip
+            problems.add(
+                f"positive names {strange[0]!r}, which target column {name!r} never"
+                f" holds; it holds {listed(present)}"
+            )
             return None
     if is_positive.all() or not is_positive.any():
         which = "all" if is_positive.all() else "no"
-        problems.add(f"{which} rows of target column {name!r} are positive ({', '.join(options.positive)}); name "
-                     f"other labels with positive")  # fmt: skip
+        problems.add(
+            f"{which} rows of target column {name!r} are positive"
+            f" ({', '.join(options.positive)}); name other labels with positive"
+        )
         return None
     classes = _side_names(series, is_positive, options.positive, comparison is not None)
     positives = int(is_positive.sum())
-    note = f"The target {name!r} is positive ({classes[1]}) in {positives:,} of {len(series):,} rows."
-    encoding = TargetEncoding(name, "classification", classes, positive=options.positive)
+    note = (
+        f"The target {name!r} is positive ({classes[1]}) in {positives:,} of"
+        f" {len(series):,} rows."
+    )
+    encoding = TargetEncoding(
+        name, "classification", classes, positive=options.positive
+    )
     return Target(encoding, is_positive.astype(np.int64), (note,))
 
 
 def _comparison(positive: Sequence[str]) -> re.Match[str] | None:
-    """The sign and the number of a comparison, such as ">0"; None where labels are named."""
+    """The sign and the number of a comparison, such as ">0"; None where labels are
+    named.
+    """
     return _COMPARISON.fullmatch(positive[0]) if len(positive) == 1 else None
 
 
@@ -229,9 +342,15 @@ def _positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.boo
     try:
         limit = float(comparison[2])
     except ValueError:
-        raise ValueError(f"positive is {positive[0]!r}; after {comparison[1]} stands a number, as in '>0'") from None
+        raise ValueError(
+            f"positive is {positive[0]!r}; after {comparison[1]} stands a number, as in"
+            " '>0'"
+        ) from None
     if not series.dtype.is_numeric():
-        raise ValueError(f"positive is {positive[0]!r}, and target column {series.name!r} holds text; name its labels")
+        raise ValueError(
+            f"positive is {positive[0]!r}, and target column {series.name!r} holds"
+            " text; name its labels"
+        )
     return _OPERATORS[comparison[1]](series.cast(pl.Float64).to_numpy(), limit)
 
 
@@ -242,18 +361,27 @@ def _label_texts(series: pl.Series) -> pl.Series:
 
 
 def _wanted(series: pl.Series, positive: Sequence[str]) -> list[str]:
-    return [label.lower() if series.dtype == pl.Boolean else label for label in positive]
+    return [
+        label.lower() if series.dtype == pl.Boolean else label for label in positive
+    ]
 
 
 def _label_text(label: Label) -> str:
-    """A label as text, whatever type its column is read as: true, 1 and 1.0 are written in several ways."""
+    """A label as text, whatever type its column is read as: true, 1 and 1.0 are written
+    in several ways.
+    """
     return str(label).lower() if isinstance(label, bool) else str(label)
 
 
 def _side_names(
-    series: pl.Series, is_positive: NDArray[np.bool_], positive: Sequence[str], comparison: bool
+    series: pl.Series,
+    is_positive: NDArray[np.bool_],
+    positive: Sequence[str],
+    comparison: bool,
 ) -> tuple[Label, Label]:
-    """What the rest and the positives are called: the label, where a side has one only; else the rule."""
+    """What the rest and the positives are called: the label, where a side has one only;
+    else the rule.
+    """
     rule = positive[0].strip() if comparison else " or ".join(positive)
     names: list[Label] = []
     for side, other in ((~is_positive, f"not {rule}"), (is_positive, rule)):

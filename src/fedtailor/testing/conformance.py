@@ -1,7 +1,8 @@
 """Properties that every method must have: `check_algorithm(MyMethod())` runs them all.
 
-Each check trains the method for two or three rounds on five small clients, and raises `AssertionError` where the
-property does not hold. A method that rightly lacks one is exempted by name, with the reason.
+Each check trains the method for two or three rounds on five small clients, and raises
+`AssertionError` where the property does not hold. A method that rightly lacks one is
+exempted by name, with the reason.
 """
 
 import tempfile
@@ -20,7 +21,14 @@ from fedtailor.models import Classification, cross_entropy
 from fedtailor.protocol import SGD, Algorithm, Exchange, drive
 from fedtailor.runs import run
 from fedtailor.storage.run_files import LEDGER, METRICS
-from fedtailor.testing.problems import EXACT, classification, float64, predictors, softmax_model, train
+from fedtailor.testing.problems import (
+    EXACT,
+    classification,
+    float64,
+    predictors,
+    softmax_model,
+    train,
+)
 from fedtailor.training import Participation, Training
 from fedtailor.training.personal import personal_models
 
@@ -31,13 +39,17 @@ FOURFOLD = Classification(lambda outputs, y: 4.0 * cross_entropy(outputs, y))
 
 
 def check_algorithm(
-    algorithm: Algorithm, *, for_one_client: Algorithm | None = None, exempt: Mapping[str, str] | None = None
+    algorithm: Algorithm,
+    *,
+    for_one_client: Algorithm | None = None,
+    exempt: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Run every check on a method with its settings.
 
     Args:
         algorithm: small batches and rates around 0.1 suit the problems.
-        for_one_client: the same method for a population of one, where its settings ask for more clients.
+        for_one_client: the same method for a population of one, where its settings ask
+            for more clients.
         exempt: check -> why the method need not pass it.
 
     Returns:
@@ -50,26 +62,39 @@ def check_algorithm(
     exempt = exempt or {}
     unknown = sorted(set(exempt) - set(CHECKS))
     if unknown:
-        raise ValueError(f"there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}")
+        raise ValueError(
+            f"there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}"
+        )
     passed = []
     for name, check in CHECKS.items():
         if name in exempt:
             continue
-        subject = for_one_client if name == "one client" and for_one_client is not None else algorithm
+        subject = (
+            for_one_client
+            if name == "one client" and for_one_client is not None
+            else algorithm
+        )
         try:
             check(subject)
         except AssertionError as error:
-            raise AssertionError(f"{algorithm.about.name} fails '{name}': {error}") from error
+            raise AssertionError(
+                f"{algorithm.about.name} fails '{name}': {error}"
+            ) from error
         passed.append(name)
     return passed
 
 
 def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federation:
-    """Five ragged clients in two groups, one of them unseen, perhaps listed in another order."""
+    """Five ragged clients in two groups, one of them unseen, perhaps listed in another
+    order.
+    """
     clients = classification(groups=GROUPS, unseen=UNSEEN)
     if order is not None:
         assert clients.groups is not None
-        splits = {split: getattr(clients, split).take(order) for split in ("train", "val", "test")}
+        splits = {
+            split: getattr(clients, split).take(order)
+            for split in ("train", "val", "test")
+        }
         clients = replace(
             clients,
             **splits,
@@ -107,7 +132,8 @@ def assert_equal(ours: Any, expected: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-# the checks -----------------------------------------------------------------------------------------------------------
+# the checks
+# --------------------------------------------------------------------------------------
 
 
 def check_order(algorithm: Algorithm) -> None:
@@ -116,13 +142,23 @@ def check_order(algorithm: Algorithm) -> None:
         participation = participation_of(algorithm)
 
         def trained(clients: Federation, **settings: Any) -> Training[DeviceExecutor]:
-            return train(algorithm, clients, softmax_model(), 3, participation=participation, **settings)
+            return train(
+                algorithm,
+                clients,
+                softmax_model(),
+                3,
+                participation=participation,
+                **settings,
+            )
 
         base = trained(federation())
         models = predictors(base)
-        assert all(np.isfinite(leaf).all() for leaf in models), "a personal model is not finite"
-        # All three at once, for each is a program of its own to compile: listed in another order, on one device instead
-        # of all, and two clients at a time instead of one.
+        assert all(np.isfinite(leaf).all() for leaf in models), (
+            "a personal model is not finite"
+        )
+        # All three at once, for each is a program of its own to compile: listed in
+        # another order, on one device instead of all, and two clients at a time instead
+        # of one.
         order = np.array([3, 0, 4, 2, 1])
         other = predictors(trained(federation(order), devices=1, chunk=2))
         assert_same(other, [leaf[order] for leaf in models])
@@ -138,7 +174,9 @@ def check_empty_round(algorithm: Algorithm) -> None:
         clients, nobody = training.executor.seen, np.zeros(4, bool)
         cohort = training._cohort(clients, np.arange(4), seen=True, reporting=nobody)
         downlink = algorithm.broadcast(training.server, cohort)
-        answers = training.executor.exchange(Exchange("client", algorithm, cohort, downlink))
+        answers = training.executor.exchange(
+            Exchange("client", algorithm, cohort, downlink)
+        )
         training.server = algorithm.server(training.server, downlink, answers, cohort)
         assert_equal(_models(training), before)
 
@@ -147,10 +185,14 @@ def check_identical_clients(algorithm: Algorithm) -> None:
     """Clients with equal data end with one model."""
     with float64():
         # 8 samples are one batch, so that all clients draw the same one
-        same = classification(sizes=[8] * 5, same=True, groups=np.zeros(5, int), unseen=UNSEEN)
+        same = classification(
+            sizes=[8] * 5, same=True, groups=np.zeros(5, int), unseen=UNSEEN
+        )
         for leaf in predictors(train(algorithm, same, softmax_model(), 2)):
             seen = leaf[~UNSEEN]
-            np.testing.assert_allclose(seen, np.broadcast_to(seen[:1], seen.shape), **EXACT)
+            np.testing.assert_allclose(
+                seen, np.broadcast_to(seen[:1], seen.shape), **EXACT
+            )
 
 
 def check_one_client(algorithm: Algorithm) -> None:
@@ -158,16 +200,22 @@ def check_one_client(algorithm: Algorithm) -> None:
     with float64():
         single = replace(classification(clients=1, sizes=[20]), groups=np.zeros(1, int))
         models = predictors(train(algorithm, single, softmax_model(), 2))
-        assert all(np.isfinite(leaf).all() for leaf in models), "the model is not finite"
+        assert all(np.isfinite(leaf).all() for leaf in models), (
+            "the model is not finite"
+        )
 
 
 def check_enrolment(algorithm: Algorithm) -> None:
-    """An unseen client with a seen client's data gets its model: for methods whose personal model is a function of the
-    server's models and the data."""
+    """An unseen client with a seen client's data gets its model: for methods whose
+    personal model is a function of the server's models and the data."""
     with float64():
-        twins = np.array([0, 1, 2, 1, 4])  # the unseen one holds client 1's data, in one batch
+        twins = np.array(
+            [0, 1, 2, 1, 4]
+        )  # the unseen one holds client 1's data, in one batch
         base = classification(sizes=[8] * 5, groups=GROUPS[twins], unseen=UNSEEN)
-        training = train(algorithm, replace(base, train=base.train.take(twins)), softmax_model(), 2)
+        training = train(
+            algorithm, replace(base, train=base.train.take(twins)), softmax_model(), 2
+        )
         for leaf in predictors(training):
             np.testing.assert_allclose(leaf[3], leaf[1], **EXACT)
 
@@ -178,28 +226,45 @@ def check_no_trace(algorithm: Algorithm) -> None:
         training = train(algorithm, federation(), softmax_model(), 2)
         before = states_of(training)
         first, second = predictors(training), predictors(training)
-        assert all(np.isfinite(leaf).all() for leaf in first), "a personal model is not finite"
+        assert all(np.isfinite(leaf).all() for leaf in first), (
+            "a personal model is not finite"
+        )
         assert_equal(first, second)
         assert_equal(states_of(training), before)
 
 
 def check_never_sampled(algorithm: Algorithm) -> None:
-    """A client of the population that no round sampled is served as a newcomer with its data is."""
+    """A client of the population that no round sampled is served as a newcomer with its
+    data is.
+    """
     with float64():
         try:
-            training = train(algorithm, federation(), softmax_model(), 0, participation=SAMPLED)
+            training = train(
+                algorithm, federation(), softmax_model(), 0, participation=SAMPLED
+            )
         except ValueError:
             return  # defined for full participation only
         reporting = np.array([False, True, True, True])
         for _ in range(2):
             training.advance(reporting)
         name, executor = training.population.names[0], training.executor
-        personal = jax.tree.leaves(drive(personal_models(training, np.array([0]), unseen=False), executor)[name])
+        personal = jax.tree.leaves(
+            drive(personal_models(training, np.array([0]), unseen=False), executor)[
+                name
+            ]
+        )
         if training.took_part[0] or not training.keeps_states:
-            assert all(np.isfinite(leaf).all() for leaf in personal), "a personal model is not finite"
+            assert all(np.isfinite(leaf).all() for leaf in personal), (
+                "a personal model is not finite"
+            )
             return
-        newcomer = drive(training.service(executor.seen, np.array([0]), seen=False), executor)
-        assert_equal(personal, [leaf[0] for leaf in jax.tree.leaves(training.predictors(newcomer))])
+        newcomer = drive(
+            training.service(executor.seen, np.array([0]), seen=False), executor
+        )
+        assert_equal(
+            personal,
+            [leaf[0] for leaf in jax.tree.leaves(training.predictors(newcomer))],
+        )
 
 
 def check_test_rows(algorithm: Algorithm) -> None:
@@ -222,7 +287,9 @@ def check_test_rows(algorithm: Algorithm) -> None:
 
 
 def check_loss_scale(algorithm: Algorithm) -> None:
-    """c F with rate eta / c trains the same models (for methods without a term of another scale)."""
+    """c F with rate eta / c trains the same models (for methods without a term of
+    another scale).
+    """
     c = 4.0
     with float64():
         model = softmax_model()
@@ -233,7 +300,9 @@ def check_loss_scale(algorithm: Algorithm) -> None:
         }
         slower = replace(algorithm, **rates)  # pyright: ignore[reportArgumentType]
         one = train(slower, federation(), replace(model, loss=FOURFOLD), 2)
-        assert_same(predictors(one), predictors(train(algorithm, federation(), model, 2)))
+        assert_same(
+            predictors(one), predictors(train(algorithm, federation(), model, 2))
+        )
 
 
 def check_resume(algorithm: Algorithm) -> None:
@@ -241,13 +310,19 @@ def check_resume(algorithm: Algorithm) -> None:
     with float64(), tempfile.TemporaryDirectory() as folder:
 
         def measured(directory: Path, rounds: int, resume: bool = False) -> list[bytes]:
-            options: dict[str, Any] = {"directory": directory, "checkpoint_every": 2, "resume": resume}
+            options: dict[str, Any] = {
+                "directory": directory,
+                "checkpoint_every": 2,
+                "resume": resume,
+            }
             run(algorithm, federation(), softmax_model(), rounds, **options)
             return [(directory / file).read_bytes() for file in (METRICS, LEDGER)]
 
         whole = measured(Path(folder) / "whole", 4)
         measured(Path(folder) / "parts", 2)
-        assert measured(Path(folder) / "parts", 4, resume=True) == whole, "a resumed run measures something else"
+        assert measured(Path(folder) / "parts", 4, resume=True) == whole, (
+            "a resumed run measures something else"
+        )
 
 
 CHECKS: dict[str, Callable[[Algorithm], None]] = {

@@ -52,18 +52,30 @@ def constant(theta: Float[Array, " d"], x: Float[Array, "b 0"]) -> Float[Array, 
     return jnp.broadcast_to(theta, (len(x), *theta.shape))
 
 
-def quadratic_loss(outputs: Float[Array, "b d"], y: Float[Array, "b 2*d"]) -> Float[Array, " b"]:
-    """(outputs - a) A (outputs - a) / 2 with A = diag(curvature), y = [curvature, a]."""
+def quadratic_loss(
+    outputs: Float[Array, "b d"], y: Float[Array, "b 2*d"]
+) -> Float[Array, " b"]:
+    """(outputs - a) A (outputs - a) / 2 with A = diag(curvature), y = [curvature,
+    a].
+    """
     curvature, a = jnp.split(y, 2, axis=-1)
     return 0.5 * (curvature * jnp.square(outputs - a)).sum(-1)
 
 
-_INITS = {(kind, size): partial(kind, size=size) for kind in (zeros, shifted) for size in (1, 2, 3)}
+_INITS = {
+    (kind, size): partial(kind, size=size)
+    for kind in (zeros, shifted)
+    for size in (1, 2, 3)
+}
 
 
 def quadratic_model(size: int, init: Any = zeros) -> Model:
-    """theta [size] with loss (theta - a) A (theta - a) / 2; one program for every problem of one size."""
-    return models.from_function(_INITS[init, size], constant).bind((0,), size, loss=quadratic_loss, dtype="float64")
+    """theta [size] with loss (theta - a) A (theta - a) / 2; one program for every
+    problem of one size.
+    """
+    return models.from_function(_INITS[init, size], constant).bind(
+        (0,), size, loss=quadratic_loss, dtype="float64"
+    )
 
 
 def quadratics(
@@ -74,12 +86,16 @@ def quadratics(
     unseen: ArrayLike | None = None,
     names: Sequence[str] | None = None,
 ) -> Federation:
-    """Client i has sizes[i] equal samples of f_i(theta) = sum_k curvature_ik (theta_k - a_ik)^2 / 2.
+    """Client i has sizes[i] equal samples of f_i(theta) = sum_k curvature_ik (theta_k -
+    a_ik)^2 / 2.
 
-    Every batch of a client gives its full gradient, so closed forms hold for any batch size; `sizes` are ragged and
-    no multiples of BATCH by default."""
+    Every batch of a client gives its full gradient, so closed forms hold for any batch
+    size; `sizes` are ragged and no multiples of BATCH by default."""
     a = np.atleast_2d(np.asarray(a, float).T).T
-    curvature = np.broadcast_to(np.reshape(curvature, (-1, 1)) if np.ndim(curvature) == 1 else curvature, a.shape)
+    curvature = np.broadcast_to(
+        np.reshape(curvature, (-1, 1)) if np.ndim(curvature) == 1 else curvature,
+        a.shape,
+    )
     clients = len(a)
     sizes = np.asarray([3 + 5 * i for i in range(clients)] if sizes is None else sizes)
     y = np.repeat(np.concatenate([curvature, a], axis=1), sizes, axis=0)
@@ -106,7 +122,9 @@ def classification(
     val: int = 5,
     same: bool = False,
 ) -> Federation:
-    """Ragged clients with Gaussian inputs [4], 3 classes and a labelling of their own (`same`: identical clients)."""
+    """Ragged clients with Gaussian inputs [4], 3 classes and a labelling of their own
+    (`same`: identical clients).
+    """
     rng = np.random.default_rng(seed)
     sizes = np.asarray([11 + 6 * i for i in range(clients)] if sizes is None else sizes)
     x, y, parts = [], [], ([], [], [])
@@ -155,7 +173,12 @@ def train(
     """A training after `rounds` rounds, without evaluations."""
     participation = participation or Participation()
     training = simulate(
-        algorithm, federation, model, seed=seed, participation=participation, settings=Settings(**settings)
+        algorithm,
+        federation,
+        model,
+        seed=seed,
+        participation=participation,
+        settings=Settings(**settings),
     )
     for _ in range(rounds):
         training.advance()
@@ -168,12 +191,17 @@ def personal(training: Training[DeviceExecutor]) -> NDArray[Any]:
 
 
 def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
-    """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...] in the federation's order."""
+    """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...]
+    in the federation's order.
+    """
     executor, by_client = training.executor, None
     for table in (executor.seen, executor.unseen):
         for service in drive(training.services(table, np.arange(len(table))), executor):
             leaves = jax.tree.leaves(training.predictors(service))
-            by_client = by_client or [np.full((len(executor.federation), *leaf.shape[1:]), np.nan) for leaf in leaves]
+            by_client = by_client or [
+                np.full((len(executor.federation), *leaf.shape[1:]), np.nan)
+                for leaf in leaves
+            ]
             for target, leaf in zip(by_client, leaves, strict=True):
                 target[table.listed[service.cohort.rows]] = leaf
     assert by_client is not None
@@ -190,17 +218,30 @@ def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any
 def answers_of(cohort: Cohort, **arrays: Any) -> Answers:
     """Answers of a cohort whose clients sent these arrays [c, ...]."""
     rows = np.arange(len(cohort))
-    return Answers(cohort.reporting, {kind: ClientRows(jnp.asarray(value), rows) for kind, value in arrays.items()})
+    return Answers(
+        cohort.reporting,
+        {kind: ClientRows(jnp.asarray(value), rows) for kind, value in arrays.items()},
+    )
 
 
-def assert_absent_keep_their_state(training: Training[DeviceExecutor], rounds: int = 3) -> None:
-    """Advance: the states of clients that do not report stay as they are to the bit, those of reporters change."""
+def assert_absent_keep_their_state(
+    training: Training[DeviceExecutor], rounds: int = 3
+) -> None:
+    """Advance: the states of clients that do not report stay as they are to the bit,
+    those of reporters change.
+    """
     for _ in range(rounds):
-        report = training.participation.sample(training.population.ids, training.seed, training.round)
+        report = training.participation.sample(
+            training.population.ids, training.seed, training.round
+        )
         assert 0 < report.sum() < len(report)
-        before = [np.array(leaf) for leaf in jax.tree.leaves(training.executor.client_states)]
+        before = [
+            np.array(leaf) for leaf in jax.tree.leaves(training.executor.client_states)
+        ]
         training.advance()
         changed = np.zeros(len(report), bool)
-        for old, new in zip(before, jax.tree.leaves(training.executor.client_states), strict=True):
+        for old, new in zip(
+            before, jax.tree.leaves(training.executor.client_states), strict=True
+        ):
             changed |= (old != np.asarray(new)).reshape(len(report), -1).any(axis=1)
         np.testing.assert_array_equal(changed, report)

@@ -1,4 +1,6 @@
-"""MLflow: a run in the store that MLFLOW_TRACKING_URI names, by default a SQLite file here."""
+"""MLflow: a run in the store that MLFLOW_TRACKING_URI names, by default a SQLite file
+here.
+"""
 
 import os
 import time
@@ -16,16 +18,23 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow(Tracker):
-    """A run of an MLflow experiment: settings as parameters, measurements as metrics by round."""
+    """A run of an MLflow experiment: settings as parameters, measurements as metrics by
+    round.
+    """
 
     name: ClassVar[str] = "mlflow"
     package: ClassVar[str] = "mlflow"
 
-    def begin(self, title: str, known: str | None, told: int, described: Mapping[str, Setting]) -> tuple[str, int]:
-        # MLflow reports its use to its makers unless told not to; only who asks for that should have it.
+    def begin(
+        self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
+    ) -> tuple[str, int]:
+        # MLflow reports its use to its makers unless told not to; only who asks for
+        # that should have it.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what MLflow and its libraries say to each other
+            warnings.simplefilter(
+                "ignore"
+            )  # what MLflow and its libraries say to each other
             entities = self.library("entities")
             self._client: Any = self.library("tracking").MlflowClient(
                 tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or STORE
@@ -37,17 +46,33 @@ class MLflow(Tracker):
                 return known, max((int(metric.step) for metric in history), default=0)
             experiment = self._client.get_experiment_by_name(self.experiment)
             experiment_id = (
-                self._client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
+                self._client.create_experiment(self.experiment)
+                if experiment is None
+                else experiment.experiment_id
             )
-            self._run_id = self._client.create_run(experiment_id, run_name=title).info.run_id
-            params = [entities.Param(key, str(value)[:LONGEST]) for key, value in described.items()]
+            self._run_id = self._client.create_run(
+                experiment_id, run_name=title
+            ).info.run_id
+            params = [
+                entities.Param(key, str(value)[:LONGEST])
+                for key, value in described.items()
+            ]
             self._client.log_batch(self._run_id, params=params)
             return self._run_id, told
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        now, told = int(time.time() * 1000), {**values, "round": float(round)}  # milliseconds
+        now, told = (
+            int(time.time() * 1000),
+            {
+                **values,
+                "round": float(round),
+            },
+        )  # milliseconds
         # `round` comes last: where it is there, everything of the round is.
-        metrics = [self.library("entities").Metric(name, value, now, round) for name, value in told.items()]
+        metrics = [
+            self.library("entities").Metric(name, value, now, round)
+            for name, value in told.items()
+        ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def end(self, ended: Ended) -> None:

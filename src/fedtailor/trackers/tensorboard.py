@@ -1,4 +1,6 @@
-"""TensorBoard: event files beside the run, written by tensorboardX (TensorBoard itself is not needed to write them)."""
+"""TensorBoard: event files beside the run, written by tensorboardX (TensorBoard itself
+is not needed to write them).
+"""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +12,8 @@ from fedtailor.trackers.tracker import Ended, Setting, Tracker
 
 
 class TensorBoard(Tracker):
-    """Event files in `tensorboard` in the run's directory: `tensorboard --logdir RESULTS` finds those of all runs.
+    """Event files in `tensorboard` in the run's directory: `tensorboard --logdir
+    RESULTS` finds those of all runs.
 
     Without a directory, in `tensorboard/TITLE TIME` here.
     """
@@ -18,17 +21,28 @@ class TensorBoard(Tracker):
     name: ClassVar[str] = "tensorboard"
     package: ClassVar[str] = "tensorboardX"
 
-    def begin(self, title: str, known: str | None, told: int, described: Mapping[str, Setting]) -> tuple[str, int]:
+    def begin(
+        self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
+    ) -> tuple[str, int]:
         if self.directory is not None:
             folder = self.directory / "tensorboard"
         else:
-            folder = Path("tensorboard") / f"{title.replace(os.sep, '-')} {datetime.now():%Y-%m-%d %H-%M-%S}"
-        # tensorboardX names a file by its second: of two in one second, the later one would replace the other.
+            folder = (
+                Path("tensorboard")
+                / f"{title.replace(os.sep, '-')} {datetime.now():%Y-%m-%d %H-%M-%S}"
+            )
+        # tensorboardX names a file by its second: of two in one second, the later one
+        # would replace the other.
         suffix = f".{os.getpid()}.{told}"
-        self._writer: Any = self.library().SummaryWriter(str(folder), filename_suffix=suffix)
+        self._writer: Any = self.library().SummaryWriter(
+            str(folder), filename_suffix=suffix
+        )
         if known is None:
             rows = "\n".join(f"| {key} | {value} |" for key, value in described.items())
-            self._writer.add_text("settings", f"{self.experiment}: {title}\n\n| setting | value |\n|---|---|\n{rows}")
+            self._writer.add_text(
+                "settings",
+                f"{self.experiment}: {title}\n\n| setting | value |\n|---|---|\n{rows}",
+            )
         return folder.name, told
 
     def log(self, round: int, values: Mapping[str, float]) -> None:

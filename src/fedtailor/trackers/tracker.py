@@ -1,4 +1,6 @@
-"""`Tracker`: what every experiment tracker is told of a run, and how a resumed run goes on in the same one."""
+"""`Tracker`: what every experiment tracker is told of a run, and how a resumed run goes
+on in the same one.
+"""
 
 import json
 from abc import abstractmethod
@@ -20,7 +22,9 @@ from fedtailor.storage.manifest import settings
 from fedtailor.training import Callback, Training
 
 ENTRY_POINTS = "fedtailor.trackers"
-"""Group of entry points in which other packages offer subclasses of `Tracker`, under their names."""
+"""Group of entry points in which other packages offer subclasses of `Tracker`, under
+their names.
+"""
 
 Ended = Literal["finished", "interrupted", "failed"]
 
@@ -28,15 +32,18 @@ Setting = str | int | float | bool
 
 
 class Tracker(Callback):
-    """Base of all trackers: subclass it, set the three class variables, write `begin`, `log` and `end`.
+    """Base of all trackers: subclass it, set the three class variables, write `begin`,
+    `log` and `end`.
 
-    What is told after each evaluation: the mean over clients of every metric on every split (`test/accuracy`,
-    `unseen_test/accuracy` for clients that never train), the worst tenth of what the run is judged by
-    (`test/accuracy_worst10`), the traffic so far (`traffic/bytes_down`, multicast, and `traffic/bytes_up`) and the time
+    What is told after each evaluation: the mean over clients of every metric on every
+    split (`test/accuracy`, `unseen_test/accuracy` for clients that never train), the
+    worst tenth of what the run is judged by (`test/accuracy_worst10`), the traffic so
+    far (`traffic/bytes_down`, multicast, and `traffic/bytes_up`) and the time
     (`time/seconds`).
 
-    With a directory, `tracker-NAME.json` in it holds the tracker's own id of the run and the last round that it was
-    told: a run that is resumed goes on there, and rounds that are repeated after a kill are told once.
+    With a directory, `tracker-NAME.json` in it holds the tracker's own id of the run
+    and the last round that it was told: a run that is resumed goes on there, and rounds
+    that are repeated after a kill are told once.
     """
 
     name: ClassVar[str]
@@ -46,7 +53,11 @@ class Tracker(Callback):
     registry: ClassVar[dict[str, type["Tracker"]]] = {}
 
     def __init__(
-        self, directory: Path | str | None = None, *, experiment: str = "fedtailor", run: str | None = None
+        self,
+        directory: Path | str | None = None,
+        *,
+        experiment: str = "fedtailor",
+        run: str | None = None,
     ) -> None:
         """Nothing is written before the run starts.
 
@@ -60,14 +71,20 @@ class Tracker(Callback):
         """
         installed = find_spec(self.package) is not None
         advice = f"pip install 'fedtailor[{self.name}]'"
-        require(installed, f"tracking with {self.name} needs {self.package}, which is not installed: {advice}")
+        require(
+            installed,
+            f"tracking with {self.name} needs {self.package}, which is not installed:"
+            f" {advice}",
+        )
         self.directory = None if directory is None else Path(directory)
         self.experiment, self.run = experiment, run
         self._id: str | None = None
         self._last_round = 0  # that the tracker was told
 
     def library(self, module: str = "") -> Any:
-        """The library, or one of its modules; imported here, and not known to type checkers, for it may be missing."""
+        """The library, or one of its modules; imported here, and not known to type
+        checkers, for it may be missing.
+        """
         return import_module(f"{self.package}.{module}" if module else self.package)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -75,10 +92,13 @@ class Tracker(Callback):
         if "name" in cls.__dict__:
             Tracker.registry[cls.name] = cls
 
-    # what a tracker does --------------------------------------------------------------------------------------------
+    # what a tracker does
+    # ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def begin(self, title: str, known: str | None, told: int, described: Mapping[str, Setting]) -> tuple[str, int]:
+    def begin(
+        self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
+    ) -> tuple[str, int]:
         """Open a run of the tracker's.
 
         Args:
@@ -99,15 +119,20 @@ class Tracker(Callback):
     def end(self, ended: Ended) -> None:
         """Close what `begin` opened."""
 
-    # how a run tells it ---------------------------------------------------------------------------------------------
+    # how a run tells it
+    # ----------------------------------------------------------------------------------
 
     def on_start(self, training: Training, rounds: int) -> None:
         if jax.process_index():  # of several processes the first one tells
             return
         known, told = self._read()
-        title = self.run or f"{training.schedule[-1][0].about.name}, seed {training.seed}"
+        title = (
+            self.run or f"{training.schedule[-1][0].about.name}, seed {training.seed}"
+        )
         with self._one_line():
-            self._id, self._last_round = self.begin(title, known, told, _described(training, rounds))
+            self._id, self._last_round = self.begin(
+                title, known, told, _described(training, rounds)
+            )
         self._write()
 
     def after_round(self, training: Training, evaluated: bool) -> None:
@@ -123,7 +148,11 @@ class Tracker(Callback):
         self._id = None
         ended: Ended = "finished" if error is None else "failed"
         with self._one_line():
-            self.end("interrupted" if isinstance(error, KeyboardInterrupt | GeneratorExit) else ended)
+            self.end(
+                "interrupted"
+                if isinstance(error, KeyboardInterrupt | GeneratorExit)
+                else ended
+            )
 
     def _tell(self, training: Training) -> None:
         if self._id is None or training.round <= self._last_round:
@@ -137,7 +166,11 @@ class Tracker(Callback):
 
     @property
     def _state(self) -> Path | None:
-        return None if self.directory is None else self.directory / f"tracker-{self.name}.json"
+        return (
+            None
+            if self.directory is None
+            else self.directory / f"tracker-{self.name}.json"
+        )
 
     def _read(self) -> tuple[str | None, int]:
         if self._state is None or not self._state.exists():
@@ -147,37 +180,57 @@ class Tracker(Callback):
             require(is_sealed(saved), "its digest is wrong")
             return str(saved["run"]), int(saved["round"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise Unusable(f"{self._state} is damaged; remove it, and the tracker starts another run") from None
+            raise Unusable(
+                f"{self._state} is damaged; remove it, and the tracker starts"
+                " another run"
+            ) from None
 
     def _write(self) -> None:
         if self._state is not None:
             with self._one_line():
                 self._state.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(self._state) as temporary:
-                    temporary.write_text(json.dumps(sealed({"run": self._id, "round": self._last_round})), "utf-8")
+                    temporary.write_text(
+                        json.dumps(
+                            sealed({"run": self._id, "round": self._last_round})
+                        ),
+                        "utf-8",
+                    )
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
-        """Whatever the library raises, in one line: no method is to blame for it, so a comparison ends, too."""
+        """Whatever the library raises, in one line: no method is to blame for it, so a
+        comparison ends, too.
+        """
         try:
             yield
         except Unusable:
             raise
         except Exception as error:
-            raise Unusable(f"the tracker {self.name} failed: {reason(error)}; run without it, or mend that") from error
+            raise Unusable(
+                f"the tracker {self.name} failed: {reason(error)}; run without it, or"
+                " mend that"
+            ) from error
 
 
 def find_tracker(name: str) -> type[Tracker]:
     """The tracker of that name.
 
     Raises:
-        ValueError: neither fedtailor nor an installed package has a tracker of that name, or the package's is broken.
+        ValueError: neither fedtailor nor an installed package has a tracker of that
+            name, or the package's is broken.
     """
-    return find_registered(Tracker.registry, name, "tracker", ENTRY_POINTS, base=Tracker)
+    return find_registered(
+        Tracker.registry, name, "tracker", ENTRY_POINTS, base=Tracker
+    )
 
 
 def find_trackers(
-    names: Sequence[str], directory: Path | str | None = None, *, experiment: str = "fedtailor", run: str | None = None
+    names: Sequence[str],
+    directory: Path | str | None = None,
+    *,
+    experiment: str = "fedtailor",
+    run: str | None = None,
 ) -> list[Tracker]:
     """Trackers by name, each once, for one run; arguments as of `Tracker`.
 
@@ -189,7 +242,9 @@ def find_trackers(
 
 
 def _measured(training: Training) -> dict[str, float]:
-    """What was measured after the last round, by the tracker's names; empty where nothing was."""
+    """What was measured after the last round, by the tracker's names; empty where
+    nothing was.
+    """
     values: dict[str, float] = {}
     for evaluation in training.metrics.evaluations:
         if evaluation.round != training.round:
@@ -201,22 +256,27 @@ def _measured(training: Training) -> dict[str, float]:
             values[f"{name}_worst10"] = over_clients["worst10"]
     if values:
         totals = training.ledger.totals()
-        values["traffic/bytes_down"], values["traffic/bytes_up"] = float(totals.bytes_down), float(totals.bytes_up)
+        values["traffic/bytes_down"], values["traffic/bytes_up"] = (
+            float(totals.bytes_down),
+            float(totals.bytes_up),
+        )
         values["time/seconds"] = training.seconds
     return values
 
 
 def _described(training: Training, rounds: int) -> dict[str, Setting]:
     """The settings of a run by dotted name."""
-    return _flat({
-        "algorithm": settings(training.schedule[-1][0]),
-        "model": settings(training.model),
-        "participation": settings(training.participation),
-        "clients": len(training.population),
-        "rounds": rounds,
-        "seed": training.seed,
-        "metric": training.metric.name,
-    })  # fmt: skip
+    return _flat(
+        {
+            "algorithm": settings(training.schedule[-1][0]),
+            "model": settings(training.model),
+            "participation": settings(training.participation),
+            "clients": len(training.population),
+            "rounds": rounds,
+            "seed": training.seed,
+            "metric": training.metric.name,
+        }
+    )
 
 
 def _flat(described: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
@@ -225,5 +285,7 @@ def _flat(described: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
         if isinstance(value, Mapping):
             settings |= _flat(value, f"{prefix}{name}.")
         else:
-            settings[f"{prefix}{name}"] = value if isinstance(value, Setting) else str(value)
+            settings[f"{prefix}{name}"] = (
+                value if isinstance(value, Setting) else str(value)
+            )
     return settings

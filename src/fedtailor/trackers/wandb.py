@@ -1,4 +1,6 @@
-"""Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync` uploads what is to be shared."""
+"""Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync` uploads what
+is to be shared.
+"""
 
 import os
 import uuid
@@ -9,24 +11,42 @@ from fedtailor.trackers.tracker import Ended, Setting, Tracker
 
 
 class WandB(Tracker):
-    """A run of a W&B project, in `wandb` in the run's directory (without one: here, or in WANDB_DIR).
+    """A run of a W&B project, in `wandb` in the run's directory (without one: here, or
+    in WANDB_DIR).
 
-    A resumed run writes another folder with the same id there; `wandb sync` makes one run of both.
+    A resumed run writes another folder with the same id there; `wandb sync` makes one
+    run of both.
     """
 
     name: ClassVar[str] = "wandb"
     package: ClassVar[str] = "wandb"
 
-    def begin(self, title: str, known: str | None, told: int, described: Mapping[str, Setting]) -> tuple[str, int]:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its own faults are not reported to its makers either
+    def begin(
+        self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
+    ) -> tuple[str, int]:
+        os.environ.setdefault(
+            "WANDB_ERROR_REPORTING", "false"
+        )  # its own faults are not reported to its makers either
         wandb = self.library()
-        quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True)
+        quiet = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+        )
         run_id = known or uuid.uuid4().hex[:12]
         self._run: Any = wandb.init(
-            project=self.experiment, name=title, id=run_id, resume="allow", config=dict(described),
-            dir=None if self.directory is None else str(self.directory), reinit="create_new",
-            mode="offline" if os.environ.get("WANDB_MODE") is None else None, settings=quiet,
-        )  # fmt: skip
+            project=self.experiment,
+            name=title,
+            id=run_id,
+            resume="allow",
+            config=dict(described),
+            dir=None if self.directory is None else str(self.directory),
+            reinit="create_new",
+            mode="offline" if os.environ.get("WANDB_MODE") is None else None,
+            settings=quiet,
+        )
         return run_id, told
 
     def log(self, round: int, values: Mapping[str, float]) -> None:

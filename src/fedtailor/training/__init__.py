@@ -1,4 +1,6 @@
-"""The server's side of a run: rounds, participation, service of clients, measurements, callbacks."""
+"""The server's side of a run: rounds, participation, service of clients, measurements,
+callbacks.
+"""
 
 from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
 from fedtailor.training.metrics import Metrics

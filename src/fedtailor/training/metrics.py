@@ -26,8 +26,10 @@ class Evaluation:
         clients: [c] positions in the federation.
         unseen: whether these clients never trained.
         split: "val" or "test"; of an epsilon `PRIVACY`.
-        metric: name of what was measured: a `Metric`'s, or of a further number that it reports.
-        values: [c], as `Metric.result` gives them; targets' units are those of the data as the user gave them.
+        metric: name of what was measured: a `Metric`'s, or of a further number that it
+            reports.
+        values: [c], as `Metric.result` gives them; targets' units are those of the data
+            as the user gave them.
     """
 
     round: int
@@ -55,14 +57,16 @@ class Metrics:
     ) -> None:
         """Add what clients answered to the task "evaluate".
 
-        Clients are listed in the federation's order. Left out are those without samples in a split, and those for which
-        a metric is not defined (as the area under the curve where all samples are of one class).
+        Clients are listed in the federation's order. Left out are those without samples
+        in a split, and those for which a metric is not defined (as the area under the
+        curve where all samples are of one class).
 
         Args:
             round: rounds done.
             clients: [c] who answered, as positions in the federation.
             unseen: whether they never trained.
-            scores: split -> "count" [c] and "statistics", of every metric by its name, stacked [c, ...].
+            scores: split -> "count" [c] and "statistics", of every metric by its name,
+                stacked [c, ...].
             metrics: what was measured.
             target_scale: what one unit of the model's target is in the user's own.
         """
@@ -73,17 +77,31 @@ class Metrics:
             if not len(present):
                 continue
             for metric in metrics:
-                statistic = {key: rows[present] for key, rows in of_split["statistics"][metric.name].items()}
+                statistic = {
+                    key: rows[present]
+                    for key, rows in of_split["statistics"][metric.name].items()
+                }
                 for name, values in metric.values_of_clients(statistic).items():
                     defined = ~np.isnan(values)
                     if not defined.any():
                         continue
-                    scaled = values * target_scale if metric.unit == "target" else values
+                    scaled = (
+                        values * target_scale if metric.unit == "target" else values
+                    )
                     measured = clients[present][defined]
-                    self.evaluations.append(Evaluation(round, measured, unseen, split, name, scaled[defined]))
+                    self.evaluations.append(
+                        Evaluation(
+                            round, measured, unseen, split, name, scaled[defined]
+                        )
+                    )
 
     def values(
-        self, metric: str = "accuracy", split: str = "test", *, round: int | None = None, unseen: bool = False
+        self,
+        metric: str = "accuracy",
+        split: str = "test",
+        *,
+        round: int | None = None,
+        unseen: bool = False,
     ) -> NDArray[np.float64]:
         """A metric of all clients after one round.
 
@@ -94,9 +112,14 @@ class Metrics:
             unseen: of the clients that never trained, instead of those that did.
 
         Returns:
-            [c], in the federation's order; empty where nothing of this kind was measured.
+            [c], in the federation's order; empty where nothing of this kind was
+            measured.
         """
-        matching = [it for it in self._select(metric, split, unseen) if round is None or it.round == round]
+        matching = [
+            it
+            for it in self._select(metric, split, unseen)
+            if round is None or it.round == round
+        ]
         return matching[-1].values if matching else np.zeros(0)
 
     def curve(
@@ -114,7 +137,11 @@ class Metrics:
 
     def _select(self, metric: str, split: str, unseen: bool) -> list[Evaluation]:
         """The evaluations of one kind, in the order in which they were made."""
-        return [it for it in self.evaluations if (it.metric, it.split, it.unseen) == (metric, split, unseen)]
+        return [
+            it
+            for it in self.evaluations
+            if (it.metric, it.split, it.unseen) == (metric, split, unseen)
+        ]
 
     def frame(self, names: tuple[str, ...]) -> "pl.DataFrame":
         """The evaluations as a tidy frame (the layout of `metrics.parquet`).
@@ -140,8 +167,18 @@ class Metrics:
             )
             for e in self.evaluations
         ]
-        types = {"round": pl.Int32, "client": pl.String, "unseen": pl.Boolean, "split": pl.String, "metric": pl.String}
-        return pl.concat(parts) if parts else pl.DataFrame(schema=types | {"value": pl.Float64})
+        types = {
+            "round": pl.Int32,
+            "client": pl.String,
+            "unseen": pl.Boolean,
+            "split": pl.String,
+            "metric": pl.String,
+        }
+        return (
+            pl.concat(parts)
+            if parts
+            else pl.DataFrame(schema=types | {"value": pl.Float64})
+        )
 
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame", names: tuple[str, ...]) -> "Metrics":
@@ -154,7 +191,8 @@ class Metrics:
         Returns:
             The evaluations in the order in which they first occur in the frame.
         """
-        # rows of one evaluation stand together in the frame, in the order in which they were written
+        # rows of one evaluation stand together in the frame, in the order in which they
+        # were written
         position = {name: index for index, name in enumerate(names)}
         metrics = cls()
         keys = ["round", "unseen", "split", "metric"]
@@ -163,6 +201,13 @@ class Metrics:
             clients = np.array([position[name] for name in part["client"]], np.int64)
             values = part["value"].to_numpy().copy()
             metrics.evaluations.append(
-                Evaluation(int(str(round)), clients, bool(unseen), str(split), str(metric), values)
+                Evaluation(
+                    int(str(round)),
+                    clients,
+                    bool(unseen),
+                    str(split),
+                    str(metric),
+                    values,
+                )
             )
         return metrics

@@ -15,13 +15,16 @@ class Participation:
     """Sampling of clients, keyed by client id (independent of the order of listing).
 
     Attributes:
-        fraction: share of the seen clients that report in a round, in (0, 1]; max(floor(fraction * m), 1) clients.
+        fraction: share of the seen clients that report in a round, in (0, 1];
+            max(floor(fraction * m), 1) clients.
         count: number of reporters instead of a share.
-        sampling: None = without replacement, always as many clients, each as likely. "samples": the same, but one after
-            another is drawn of those that are left in proportion to its training samples n_i (Li et al. 2020, FedProx;
-            they average such reporters with equal weights, which the method's `weights="uniform"` does). "poisson":
-            every client reports with probability `fraction`, independently of all others, so that the number of
-            reporters varies and may be 0 (what the accounting of noise on sums assumes).
+        sampling: None = without replacement, always as many clients, each as likely.
+            "samples": the same, but one after another is drawn of those that are left
+            in proportion to its training samples n_i (Li et al. 2020, FedProx; they
+            average such reporters with equal weights, which the method's
+            `weights="uniform"` does). "poisson": every client reports with probability
+            `fraction`, independently of all others, so that the number of reporters
+            varies and may be 0 (what the accounting of noise on sums assumes).
     """
 
     fraction: float = 1.0
@@ -29,15 +32,30 @@ class Participation:
     sampling: Literal["samples", "poisson"] | None = None
 
     def __post_init__(self) -> None:
-        require(0 < self.fraction <= 1, f"participation fraction is {self.fraction}; it must be in (0, 1]")
-        require(self.count is None or self.count >= 1, f"participation count is {self.count}; it must be 1 or more")
+        require(
+            0 < self.fraction <= 1,
+            f"participation fraction is {self.fraction}; it must be in (0, 1]",
+        )
+        require(
+            self.count is None or self.count >= 1,
+            f"participation count is {self.count}; it must be 1 or more",
+        )
         known = self.sampling in (None, "samples", "poisson")
-        require(known, f"participation sampling is {self.sampling!r}; it must be 'samples', 'poisson' or None")
+        require(
+            known,
+            f"participation sampling is {self.sampling!r}; it must be 'samples',"
+            " 'poisson' or None",
+        )
         fits = self.sampling != "poisson" or self.count is None
-        require(fits, "Poisson participation takes a probability (fraction), not a count of clients")
+        require(
+            fits,
+            "Poisson participation takes a probability (fraction), not a count of"
+            " clients",
+        )
 
     def reporters(self, clients: int) -> int:
-        """How many of `clients` report in a round; under Poisson sampling, how many are expected.
+        """How many of `clients` report in a round; under Poisson sampling, how many are
+        expected.
 
         Raises:
             ValueError: a count above the number of clients.
@@ -45,18 +63,27 @@ class Participation:
         # 1e-9 against products just below a whole number, such as 0.29 times 100
         if self.count is None:
             return max(int(self.fraction * clients + 1e-9), 1)
-        require(self.count <= clients, f"participation count {self.count} exceeds the {clients} seen clients")
+        require(
+            self.count <= clients,
+            f"participation count {self.count} exceeds the {clients} seen clients",
+        )
         return self.count
 
     def room(self, clients: int) -> int:
-        """Rows that programs make room for where the number of reporters varies: 8, 12, 16, 24, ... ; else 0."""
+        """Rows that programs make room for where the number of reporters varies: 8, 12,
+        16, 24, ... ; else 0.
+        """
         if self.sampling != "poisson":
             return 0
         power = next_power_of_two(max(clients, 8))
         return power * 3 // 4 if clients <= power * 3 // 4 else power
 
     def sample(
-        self, ids: NDArray[np.uint64], seed: int, round: int, sizes: NDArray[np.int64] | None = None
+        self,
+        ids: NDArray[np.uint64],
+        seed: int,
+        round: int,
+        sizes: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_]:
         """Who reports in a round.
 
@@ -67,17 +94,20 @@ class Participation:
             sizes: training samples [m], which `sampling="samples"` needs.
 
         Returns:
-            A mask [m]: a function of seed, round and ids, whatever the order of the clients.
+            A mask [m]: a function of seed, round and ids, whatever the order of the
+                clients.
         """
         if self.sampling == "poisson":
             return draw_uniform(seed, "participation", round, ids) < self.fraction
         report = np.ones(len(ids), bool)
         if (wanted := self.reporters(len(ids))) < len(ids):
-            # Every client draws a number, and the smallest ones report: without replacement, each as likely.
+            # Every client draws a number, and the smallest ones report: without
+            # replacement, each as likely.
             order: NDArray[Any] = draw_bits(seed, "participation", round, ids)
             if self.sampling == "samples":
                 assert sizes is not None
-                # the first of exponential clocks of rates n_i to ring is client i with probability n_i / sum n_j
+                # the first of exponential clocks of rates n_i to ring is client i with
+                # probability n_i / sum n_j
                 uniform = (order.astype(np.float64) + 0.5) / 2.0**64
                 order = -np.log(uniform) / np.maximum(sizes, _LEAST)
             report[np.argsort(order, kind="stable")[wanted:]] = False
@@ -85,20 +115,25 @@ class Participation:
 
 
 _LEAST = 1e-9
-"""Counts as the samples of a client that has none: it is drawn when no other is left."""
+"""Counts as the samples of a client that has none: it is drawn when no other is left.
+"""
 
 Sampling = Literal["uniform", "samples", "poisson"]
 """How files and the command line say `Participation.sampling`; "uniform" is None."""
 
 
-def as_participation(value: Participation | float | int, sampling: Sampling = "uniform") -> Participation:
-    """A `Participation` from one number, the same in Python, in files and on the command line: up to 1 it is a share
-    of the seen clients (1 = all of them, written as 1 or 1.0), from 2 on it is a number of them.
+def as_participation(
+    value: Participation | float | int, sampling: Sampling = "uniform"
+) -> Participation:
+    """A `Participation` from one number, the same in Python, in files and on the
+    command line: up to 1 it is a share of the seen clients (1 = all of them, written as
+    1 or 1.0), from 2 on it is a number of them.
 
     Args:
         value: the number; a `Participation` stays as it is.
-        sampling: "samples": clients are drawn in proportion to their training samples. "poisson": the number is the
-            probability with which each client reports, independently of all others.
+        sampling: "samples": clients are drawn in proportion to their training samples.
+            "poisson": the number is the probability with which each client reports,
+            independently of all others.
 
     Returns:
         The participation that the number stands for.
@@ -110,10 +145,18 @@ def as_participation(value: Participation | float | int, sampling: Sampling = "u
         return value
     if sampling != "uniform":
         likely = sampling == "samples" or value <= 1
-        require(likely, f"participation is {value}; of Poisson sampling it must be a probability, up to 1")
+        require(
+            likely,
+            f"participation is {value}; of Poisson sampling it must be a probability,"
+            " up to 1",
+        )
         return replace(as_participation(value), sampling=sampling)
     if value <= 1:
         return Participation(fraction=float(value))
     whole = math.isfinite(value) and value == int(value)
-    require(whole, f"participation is {value}; it must be a share of the clients (up to 1) or a number (from 2)")
+    require(
+        whole,
+        f"participation is {value}; it must be a share of the clients (up to 1) or a"
+        " number (from 2)",
+    )
     return Participation(count=int(value))

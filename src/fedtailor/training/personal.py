@@ -10,11 +10,14 @@ from fedtailor.protocol import Clients, Exchanges, Predictor, on_host
 from fedtailor.training.training import Service, Training
 
 
-def personal_models(training: Training, clients: NDArray[np.int64], *, unseen: bool) -> Exchanges[dict[str, Predictor]]:
+def personal_models(
+    training: Training, clients: NDArray[np.int64], *, unseen: bool
+) -> Exchanges[dict[str, Predictor]]:
     """What clients predict with, by name, in the present state of a training.
 
     Args:
-        clients: rows, ascending, in the executor's table of seen clients, or of `unseen` ones.
+        clients: rows, ascending, in the executor's table of seen clients, or of
+            `unseen` ones.
 
     Returns:
         The clients' names, and what each predicts with, on the host.
@@ -25,17 +28,23 @@ def personal_models(training: Training, clients: NDArray[np.int64], *, unseen: b
 
 
 def guest_model(training: Training, guests: Clients) -> Exchanges[dict[str, Predictor]]:
-    """What clients predict with that no executor of the training knows; whoever answers for them drives this."""
+    """What clients predict with that no executor of the training knows; whoever answers
+    for them drives this.
+    """
     service = yield from training.service(guests, np.arange(len(guests)), seen=False)
     return (yield from _predictors(training, [service]))
 
 
-def _predictors(training: Training, services: Sequence[Service]) -> Exchanges[dict[str, Predictor]]:
+def _predictors(
+    training: Training, services: Sequence[Service]
+) -> Exchanges[dict[str, Predictor]]:
     """What the clients of services predict with, by name."""
     predictors = {}
     for service in services:
         answers = yield from training.run_personal("personal", service)
         stacked, cohort = on_host(answers.output), service.cohort
         for number, row in enumerate(cohort.rows):
-            predictors[cohort.clients.names[row]] = jax.tree.map(lambda leaf, number=number: leaf[number], stacked)
+            predictors[cohort.clients.names[row]] = jax.tree.map(
+                lambda leaf, number=number: leaf[number], stacked
+            )
     return predictors

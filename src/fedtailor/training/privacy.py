@@ -1,4 +1,6 @@
-"""What a training gives away, and what it may promise: differential privacy of clients and of single examples."""
+"""What a training gives away, and what it may promise: differential privacy of clients
+and of single examples.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,22 +18,37 @@ from fedtailor.accounting.privacy import (
 from fedtailor.algorithms import FedAvg, FedPer, FineTune
 from fedtailor.client.private_steps import private_settings
 from fedtailor.pipelines import GaussianNoise
-from fedtailor.protocol import PRIVATE_STEPS, SGD, Algorithm, Answers, Cohort, Pipeline, Population, require
+from fedtailor.protocol import (
+    PRIVATE_STEPS,
+    SGD,
+    Algorithm,
+    Answers,
+    Cohort,
+    Pipeline,
+    Population,
+    require,
+)
 from fedtailor.training.participation import Participation
 
 CLIENT_EPSILON, EXAMPLE_EPSILON = "client_epsilon", "example_epsilon"
-"""Names of what is measured: epsilon for a client with all that it holds, and for one example of a client."""
+"""Names of what is measured: epsilon for a client with all that it holds, and for one
+example of a client.
+"""
 
 DELTA = 1e-5
 """Of private steps that do not say theirs."""
 
 
 def needs_only_mean(algorithm: Algorithm) -> bool:
-    """Whether all that the server makes of what clients send in a round is a mean of one model each."""
+    """Whether all that the server makes of what clients send in a round is a mean of
+    one model each.
+    """
     # By the function itself: a subclass with a server of its own promises nothing.
     server = type(algorithm).server
     averages = server in (FedAvg.server, FedPer.server)
-    if isinstance(algorithm, FineTune) and server is FineTune.server:  # looks at more where it seeks the best round
+    if (
+        isinstance(algorithm, FineTune) and server is FineTune.server
+    ):  # looks at more where it seeks the best round
         averages = not algorithm.best
     return averages and not algorithm.probes
 
@@ -61,22 +78,30 @@ class PrivacyAccount:
         self.steps = np.zeros(len(self.sizes), np.int64)
 
     def add(self, cohort: Cohort, answers: Answers) -> None:
-        """Add a round: what was asked of a cohort (`cohort.reporting`), and what it answered."""
+        """Add a round: what was asked of a cohort (`cohort.reporting`), and what it
+        answered.
+        """
         self.reports[cohort.reporters] += 1
         if PRIVATE_STEPS in answers.update:
             self.steps[cohort.position] += answers.host(PRIVATE_STEPS).astype(np.int64)
 
     def epsilons(self, rounds: int) -> dict[str, NDArray[np.float64]]:
         """Name -> epsilon of every client [m] after `rounds` rounds."""
-        # Noise on the sum hides a client in every round alike, whether it was drawn or not; noise of its own is spent
-        # only where it was asked, and private steps only where it took them.
+        # Noise on the sum hides a client in every round alike, whether it was drawn or
+        # not; noise of its own is spent only where it was asked, and private steps only
+        # where it took them.
         epsilons = {}
         noise, sgd = self.noise, self.sgd
         if noise is not None and noise.by == "server":
-            epsilon = sampled_gaussian_epsilon(noise.multiplier, self.probability, rounds, noise.delta)
+            epsilon = sampled_gaussian_epsilon(
+                noise.multiplier, self.probability, rounds, noise.delta
+            )
             epsilons[CLIENT_EPSILON] = np.full(len(self.sizes), epsilon)
         elif noise is not None:
-            each = [sampled_gaussian_epsilon(noise.multiplier, 1.0, int(n), noise.delta) for n in self.reports]
+            each = [
+                sampled_gaussian_epsilon(noise.multiplier, 1.0, int(n), noise.delta)
+                for n in self.reports
+            ]
             epsilons[CLIENT_EPSILON] = np.array(each)
         if sgd is not None:
             assert sgd.dp_noise is not None
@@ -90,7 +115,9 @@ class PrivacyAccount:
 
     def largest(self, rounds: int) -> dict[str, float]:
         """Name -> the largest epsilon of a client after `rounds` rounds."""
-        return {name: float(values.max()) for name, values in self.epsilons(rounds).items()}
+        return {
+            name: float(values.max()) for name, values in self.epsilons(rounds).items()
+        }
 
     def snapshot(self) -> Any:
         """What `restore` takes back."""
@@ -98,11 +125,15 @@ class PrivacyAccount:
 
     def restore(self, snapshot: Any) -> None:
         """Go on where an account stood."""
-        self.reports, self.steps = (np.array(snapshot[name], np.int64) for name in ("reports", "steps"))
+        self.reports, self.steps = (
+            np.array(snapshot[name], np.int64) for name in ("reports", "steps")
+        )
 
 
 def promises_privacy(methods: Sequence[Algorithm], uplink: Pipeline) -> bool:
-    """Whether a training with these methods and this uplink promises differential privacy of anything."""
+    """Whether a training with these methods and this uplink promises differential
+    privacy of anything.
+    """
     noisy = any(isinstance(transform, GaussianNoise) for transform in uplink)
     return noisy or any(private_settings(method) for method in methods)
 
@@ -126,49 +157,84 @@ def privacy_account(
         An empty account, to which rounds are added.
 
     Raises:
-        ValueError: what it would promise is not true of these methods or of this participation, or the accountant is
-            not installed.
+        ValueError: what it would promise is not true of these methods or of this
+            participation, or the accountant is not installed.
     """
-    # Everything is checked before a promise is made: a number that is not true is worse than none.
-    noise = next((transform for transform in uplink if isinstance(transform, GaussianNoise)), None)
+    # Everything is checked before a promise is made: a number that is not true is worse
+    # than none.
+    noise = next(
+        (transform for transform in uplink if isinstance(transform, GaussianNoise)),
+        None,
+    )
     private = [settings for method in methods for settings in private_settings(method)]
     if not promises_privacy(methods, uplink):
         return None
     require_accountant()
     if noise is not None:
         require_delta(noise.delta, len(population), "clients")
-        require(not downlink, "noise on updates needs to know the models that clients start from: leave out downlink")
+        require(
+            not downlink,
+            "noise on updates needs to know the models that clients start from: leave"
+            " out downlink",
+        )
         for method in methods:
             _check_noise(noise, method, participation, len(population))
     for settings in private:
         told = (settings.dp_noise, settings.batch_size, settings.dp_delta)
         same = told == (private[0].dp_noise, private[0].batch_size, private[0].dp_delta)
-        require(same, "all private training of a run needs the same dp_noise, dp_delta and batch_size")
+        require(
+            same,
+            "all private training of a run needs the same dp_noise, dp_delta and"
+            " batch_size",
+        )
     if private:
         delta = DELTA if private[0].dp_delta is None else private[0].dp_delta
-        require_delta(delta, int(population.sizes.max()), "training rows of a client (dp_delta)")
+        require_delta(
+            delta, int(population.sizes.max()), "training rows of a client (dp_delta)"
+        )
         for method in methods:
-            everybody = method.participants == "reporters" or participation.reporters(len(population)) == len(
-                population
+            everybody = method.participants == "reporters" or participation.reporters(
+                len(population)
+            ) == len(population)
+            require(
+                everybody,
+                f"{method.about.name} trains clients that do not report, and their"
+                " private steps would not be counted; have everybody report"
+                " (participation 1)",
             )
-            require(everybody, f"{method.about.name} trains clients that do not report, and their private steps would "
-                               "not be counted; have everybody report (participation 1)")  # fmt: skip
     probability = participation.reporters(len(population)) / len(population)
     if participation.sampling == "poisson":
         probability = participation.fraction
-    return PrivacyAccount(noise, private[0] if private else None, probability, population.sizes)
+    return PrivacyAccount(
+        noise, private[0] if private else None, probability, population.sizes
+    )
 
 
-def _check_noise(noise: GaussianNoise, method: Algorithm, participation: Participation, clients: int) -> None:
+def _check_noise(
+    noise: GaussianNoise, method: Algorithm, participation: Participation, clients: int
+) -> None:
     """Refuse what noise on updates does not cover."""
     if noise.by == "client":
         return
     name = method.about.name
-    require(needs_only_mean(method), f"noise on the mean does not cover all that {name}'s server uses of what clients "
-            "send; choose a method that averages models (fedavg, ditto, mr-mtl, ...), or by = 'client'")  # fmt: skip
+    require(
+        needs_only_mean(method),
+        f"noise on the mean does not cover all that {name}'s server uses of what"
+        " clients send; choose a method that averages models (fedavg, ditto, mr-mtl,"
+        " ...), or by = 'client'",
+    )
     weights = getattr(method, "weights", None)
-    require(weights == "uniform", f"noise on the mean needs clients that weigh alike, as large ones could weigh "
-            f"without a bound: set weights = 'uniform' of {name}, not {weights!r}")  # fmt: skip
-    drawn = participation.sampling == "poisson" or participation.reporters(clients) == clients
-    require(drawn, "noise on the mean is accounted for clients that report independently of each other: use Poisson "
-                   "participation, or have everybody report")  # fmt: skip
+    require(
+        weights == "uniform",
+        "noise on the mean needs clients that weigh alike, as large ones could weigh "
+        f"without a bound: set weights = 'uniform' of {name}, not {weights!r}",
+    )
+    drawn = (
+        participation.sampling == "poisson"
+        or participation.reporters(clients) == clients
+    )
+    require(
+        drawn,
+        "noise on the mean is accounted for clients that report independently of each"
+        " other: use Poisson participation, or have everybody report",
+    )

@@ -1,6 +1,8 @@
-"""The server's side of rounds: who reports, what travels, what the server makes of it, what that costs and gives away.
+"""The server's side of rounds: who reports, what travels, what the server makes of it,
+what that costs and gives away.
 
-It knows a population, a method and a model; no example, device, file or thread. A round is a generator of exchanges.
+It knows a population, a method and a model; no example, device, file or thread. A round
+is a generator of exchanges.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,11 +53,13 @@ class Rounds(Generic[ExecutorT]):
         keeps_states: whether the method's clients keep a state between rounds.
         measured: what evaluations measure.
         metric: what the run is judged by.
-        took_part: [m] who has ever taken part in a round of this phase, in the order of the population.
+        took_part: [m] who has ever taken part in a round of this phase, in the order of
+            the population.
         ledger: what travelled and what was computed in training so far.
         metrics: evaluations so far.
         privacy: what was given away so far, where there is a guarantee; else None.
-        round_seconds: wall time of every round without its evaluation; of runs that share the clients' time, a share.
+        round_seconds: wall time of every round without its evaluation; of runs that
+            share the clients' time, a share.
         seconds: wall time of all rounds and evaluations, likewise.
     """
 
@@ -79,16 +83,19 @@ class Rounds(Generic[ExecutorT]):
             executor: who answers for the clients.
             uplink: transforms of what clients send in rounds.
             downlink: transforms of what the server sends.
-            metrics: what to measure, by name, beside the loss and, of classifications, the accuracy; the run is judged
-                by the first one (by default: as the model says).
-            target_scale: what one unit of the model's target is in the user's own: metrics in the target's unit are
-                recorded in the user's.
-            secret: what the server's random numbers (who reports, noise on sums) are drawn from, where others know the
-                seed and must not foresee them; None = the seed.
+            metrics: what to measure, by name, beside the loss and, of classifications,
+                the accuracy; the run is judged by the first one (by default: as the
+                model says).
+            target_scale: what one unit of the model's target is in the user's own:
+                metrics in the target's unit are recorded in the user's.
+            secret: what the server's random numbers (who reports, noise on sums) are
+                drawn from, where others know the seed and must not foresee them; None =
+                the seed.
 
         Raises:
-            ValueError: the method or a pipeline is not defined for this population, or a metric for this model; or the
-                seed would give the random numbers of another one.
+            ValueError: the method or a pipeline is not defined for this population, or
+                a metric for this model; or the seed would give the random numbers of
+                another one.
         """
         seed = check_seed(seed)
         self.executor = executor
@@ -103,14 +110,17 @@ class Rounds(Generic[ExecutorT]):
         # Loss and accuracy are measured always, beside what was asked for.
         asked = find_metrics(metrics, model)
         names = {metric.name for metric in asked}
-        always = [metric for metric in default_metrics(model) if metric.name not in names]
+        always = [
+            metric for metric in default_metrics(model) if metric.name not in names
+        ]
         self.measured = (*always, *asked)
         self.metric = asked[0] if asked else find_metric(model.metric)
 
         self.schedule = list(algorithm.phases())
         methods = [phase for phase, _ in self.schedule]
         seen = executor.seen
-        # a server that held examples and handed them out, as a simulated one may, would break every promise
+        # a server that held examples and handed them out, as a simulated one may, would
+        # break every promise
         examples = None if promises_privacy(methods, uplink) else executor.examples
         self.population = Population(
             seen.ids,
@@ -124,13 +134,18 @@ class Rounds(Generic[ExecutorT]):
             model=model,
         )
         check_order(uplink)
-        # All phases are checked now: a refusal must not come after hours of the first one.
+        # All phases are checked now: a refusal must not come after hours of the first
+        # one.
         for phase in methods:
             phase.check(self.population)
             for transform in (*uplink, *downlink):
                 transform.check(phase)
-        self.privacy = privacy_account(methods, uplink, downlink, participation, self.population)
-        self.uplink_state = [transform.init_server(self.population) for transform in uplink]
+        self.privacy = privacy_account(
+            methods, uplink, downlink, participation, self.population
+        )
+        self.uplink_state = [
+            transform.init_server(self.population) for transform in uplink
+        ]
         self.round = 0
         self.ledger = Ledger()
         self.metrics = Metrics()
@@ -144,7 +159,9 @@ class Rounds(Generic[ExecutorT]):
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """The names of all clients, seen and unseen, in the order in which the user listed them."""
+        """The names of all clients, seen and unseen, in the order in which the user
+        listed them.
+        """
         seen, unseen = self.executor.seen, self.executor.unseen
         listed = np.concatenate([seen.listed, unseen.listed])
         names = (*seen.names, *unseen.names)
@@ -152,7 +169,9 @@ class Rounds(Generic[ExecutorT]):
 
     @property
     def server(self) -> Any:
-        """The server's state; asks the clients for the probe, if the method has one and nobody has asked yet."""
+        """The server's state; asks the clients for the probe, if the method has one and
+        nobody has asked yet.
+        """
         if self._unprobed:
             drive(self._probe(), self.executor)
         return self._server
@@ -162,47 +181,62 @@ class Rounds(Generic[ExecutorT]):
         self._server = state
         self._unprobed = False
 
-    # a round ----------------------------------------------------------------------------------------------------------
+    # a round
+    # ----------------------------------------------------------------------------------
 
     def advance(self, reporting: NDArray[np.bool_] | None = None) -> None:
         """Do one round; see `next_round`."""
         drive(self.next_round(reporting), self.executor)
 
     def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
-        """One round, and before it the probe or the next phase of a schedule, where they are due.
+        """One round, and before it the probe or the next phase of a schedule, where
+        they are due.
 
         Args:
-            reporting: [m] who reports, in the order of the population; None = as participation draws them.
+            reporting: [m] who reports, in the order of the population; None = as
+                participation draws them.
 
         Raises:
-            Diverged: a client's model or message became NaN or infinite; the state is that of the round before.
+            Diverged: a client's model or message became NaN or infinite; the state is
+                that of the round before.
         """
         yield from self._next_phase()
         yield from self._probe()
         if reporting is None:
             clients = self.population
-            reporting = self.participation.sample(clients.ids, self._secret, self.round, clients.sizes)
+            reporting = self.participation.sample(
+                clients.ids, self._secret, self.round, clients.sizes
+            )
         cohort = self.round_cohort(reporting)
         if not len(cohort):
             self._round_alone(cohort)
             return
-        # What the method sends, what the transforms send beside it, and (in `_exchange`) the pipeline down.
+        # What the method sends, what the transforms send beside it, and (in
+        # `_exchange`) the pipeline down.
         downlink = self.algorithm.broadcast(self._server, cohort)
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._exchange("client", cohort, announced)
         answers = yield exchange
 
-        # The server works on answers that may still be on their way; nothing is kept before all are there and finite.
+        # The server works on answers that may still be on their way; nothing is kept
+        # before all are there and finite.
         asked, cohort = cohort, replace(cohort, reporting=answers.reporting)
-        arrived = {kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS}
+        arrived = {
+            kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS
+        }
         try:
-            update, uplink_state = decode(self.uplink, arrived, exchange.downlink, cohort, self.uplink_state)
-            server = self.algorithm.server(self._server, downlink, replace(answers, update=update), cohort)
+            update, uplink_state = decode(
+                self.uplink, arrived, exchange.downlink, cohort, self.uplink_state
+            )
+            server = self.algorithm.server(
+                self._server, downlink, replace(answers, update=update), cohort
+            )
         except Exception:
             answers.checked()  # NaN may have led the server there
             raise
         answers.checked()
-        # Only now does anything change: the clients' states first, then all that the server keeps.
+        # Only now does anything change: the clients' states first, then all that the
+        # server keeps.
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
@@ -212,7 +246,9 @@ class Rounds(Generic[ExecutorT]):
         self._account(asked, answers)
 
     def _round_alone(self, cohort: Cohort) -> None:
-        """A round in which nobody reports: the server does only what must not depend on that (`steps_alone`)."""
+        """A round in which nobody reports: the server does only what must not depend on
+        that (`steps_alone`).
+        """
         if any(transform.steps_alone for transform in self.uplink):
             one = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
             downlink = self.algorithm.broadcast(self._server, one)
@@ -238,34 +274,49 @@ class Rounds(Generic[ExecutorT]):
         clients = self.executor.seen.listed
         order = np.argsort(clients)
         for name, values in self.privacy.epsilons(self.round).items():
-            self.metrics.evaluations.append(Evaluation(self.round, clients[order], False, PRIVACY, name, values[order]))
+            self.metrics.evaluations.append(
+                Evaluation(
+                    self.round, clients[order], False, PRIVACY, name, values[order]
+                )
+            )
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
-        """The clients of the next round: those that report, or all where the method trains everybody.
+        """The clients of the next round: those that report, or all where the method
+        trains everybody.
 
         Args:
             reporting: [m] who reports, in the order of the population.
 
         Returns:
-            A cohort that knows who of it reports; empty where nobody does and the method trains reporters only.
+            A cohort that knows who of it reports; empty where nobody does and the
+            method trains reporters only.
         """
         everyone = self.algorithm.participants == "all"
-        clients = np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
-        return self._cohort(self.executor.seen, clients, seen=True, reporting=reporting[clients])
+        clients = (
+            np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
+        )
+        return self._cohort(
+            self.executor.seen, clients, seen=True, reporting=reporting[clients]
+        )
 
     def _next_phase(self) -> Exchanges[None]:
-        """Go on to the next method of a schedule when the rounds of the present one are over."""
+        """Go on to the next method of a schedule when the rounds of the present one are
+        over.
+        """
         _, rounds = self.schedule[self.phase]
         last = self.phase + 1 == len(self.schedule)
         if rounds is None or last or self.round - self.phase_start < rounds:
             return
         yield from self._probe()
-        # The next method's common initial model is this one's result; all further random models stay what they are.
+        # The next method's common initial model is this one's result; all further
+        # random models stay what they are.
         start = self.algorithm.global_model(self._server)
         self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
 
     def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
-        """Start a phase of the schedule: server and client states; the probe, if the method has one, comes later."""
+        """Start a phase of the schedule: server and client states; the probe, if the
+        method has one, comes later.
+        """
         self.phase = phase
         self.phase_start = self.round
         self.algorithm, _ = self.schedule[phase]
@@ -274,18 +325,23 @@ class Rounds(Generic[ExecutorT]):
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
         # Shapes suffice to know whether there is any state; nothing is computed.
-        state = jax.eval_shape(lambda theta: self.algorithm.init_state(theta, self.model), init(0))
+        state = jax.eval_shape(
+            lambda theta: self.algorithm.init_state(theta, self.model), init(0)
+        )
         self.keeps_states = bool(jax.tree.leaves(state))
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:
         """The round before training of methods that have one.
 
-        It is put off until somebody needs the server's state: a training that restores a checkpoint makes none.
+        It is put off until somebody needs the server's state: a training that restores
+        a checkpoint makes none.
         """
         if not self._unprobed:
             return
-        cohort = self._cohort(self.executor.seen, np.arange(len(self.population)), seen=True)
+        cohort = self._cohort(
+            self.executor.seen, np.arange(len(self.population)), seen=True
+        )
         downlink = self.algorithm.probe_downlink(self._server, cohort)
         exchange = self._exchange("probe", cohort, downlink)
         answers = yield exchange
@@ -300,10 +356,16 @@ class Rounds(Generic[ExecutorT]):
         self.round_seconds.append(round / self.executor.concurrency)
         self.seconds += total / self.executor.concurrency
 
-    # helpers ----------------------------------------------------------------------------------------------------------
+    # helpers
+    # ----------------------------------------------------------------------------------
 
     def _cohort(
-        self, table: Clients, clients: NDArray[np.int64], *, seen: bool, reporting: NDArray[np.bool_] | None = None
+        self,
+        table: Clients,
+        clients: NDArray[np.int64],
+        *,
+        seen: bool,
+        reporting: NDArray[np.bool_] | None = None,
     ) -> Cohort:
         """Some clients of a table; everybody reports by default."""
         return Cohort(
@@ -318,18 +380,41 @@ class Rounds(Generic[ExecutorT]):
         )
 
     def _charge(
-        self, ledger: Ledger | None, phase: Phase, downlink: Downlink, cohort: Cohort, answers: Answers | None = None
+        self,
+        ledger: Ledger | None,
+        phase: Phase,
+        downlink: Downlink,
+        cohort: Cohort,
+        answers: Answers | None = None,
     ) -> None:
-        """Record an exchange, or a downlink that nobody answers; where there is no ledger, do nothing."""
+        """Record an exchange, or a downlink that nobody answers; where there is no
+        ledger, do nothing.
+        """
         if ledger is None:
             return
         update = {} if answers is None else answers.sent
         gradients, forwards = (0, 0) if answers is None else answers.work
         beside = (0, 0) if answers is None else answers.beside()
-        ledger.record(self.round, phase, downlink, update, cohort.reporting, gradients, forwards, beside)
+        ledger.record(
+            self.round,
+            phase,
+            downlink,
+            update,
+            cohort.reporting,
+            gradients,
+            forwards,
+            beside,
+        )
 
     def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
         """An exchange whose downlink has gone through the pipeline."""
         uplink = self.uplink if task == "client" else ()
         sent = send(self.downlink, downlink)
-        return Exchange(task, self.algorithm, cohort, sent, uplink=uplink, received_through=self.downlink)
+        return Exchange(
+            task,
+            self.algorithm,
+            cohort,
+            sent,
+            uplink=uplink,
+            received_through=self.downlink,
+        )

@@ -1,7 +1,9 @@
-"""A run in progress, on the server's side: its rounds, the service of clients, evaluations, written as exchanges.
+"""A run in progress, on the server's side: its rounds, the service of clients,
+evaluations, written as exchanges.
 
-It knows a population, a method and a model; no example, device, file or thread. Each of `next_round`, `service` and
-`evaluation` is a generator of exchanges. `advance`, `serve` and `evaluate` have the executor answer them at once.
+It knows a population, a method and a model; no example, device, file or thread. Each of
+`next_round`, `service` and `evaluation` is a generator of exchanges. `advance`, `serve`
+and `evaluate` have the executor answer them at once.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +37,8 @@ class Service:
     Attributes:
         cohort: the clients.
         downlink: what the server sent them.
-        states: what names their states, where the executor does not keep them; else None.
+        states: what names their states, where the executor does not keep them; else
+            None.
     """
 
     cohort: Cohort
@@ -44,17 +47,25 @@ class Service:
 
 
 class Training(Rounds[ExecutorT]):
-    """Trains one algorithm for the clients of one executor, round by round, and serves and measures the clients."""
+    """Trains one algorithm for the clients of one executor, round by round, and serves
+    and measures the clients.
+    """
 
-    # the service of clients -------------------------------------------------------------------------------------------
+    # the service of clients
+    # ----------------------------------------------------------------------------------
 
     def serve(
-        self, clients: NDArray[np.int64] | None = None, *, unseen: bool = False, ledger: Ledger | None = None
+        self,
+        clients: NDArray[np.int64] | None = None,
+        *,
+        unseen: bool = False,
+        ledger: Ledger | None = None,
     ) -> Service:
         """What clients need to predict; see `service`.
 
         Args:
-            clients: [c] rows in the executor's table of seen clients, or of `unseen` ones; None = all.
+            clients: [c] rows in the executor's table of seen clients, or of `unseen`
+                ones; None = all.
             unseen: whether they are clients that never take part in training.
             ledger: what the service is charged to; None = to nobody.
 
@@ -63,13 +74,16 @@ class Training(Rounds[ExecutorT]):
         """
         table = self.executor.unseen if unseen else self.executor.seen
         clients = np.arange(len(table)) if clients is None else clients
-        return drive(self.service(table, clients, seen=not unseen, ledger=ledger), self.executor)
+        return drive(
+            self.service(table, clients, seen=not unseen, ledger=ledger), self.executor
+        )
 
     def predictors(self, service: Service) -> Any:
         """What the clients of a service predict with.
 
         Returns:
-            A `Predictor` whose leaves are host arrays [c, ...], stacked in the order of the service's cohort.
+            A `Predictor` whose leaves are host arrays [c, ...], stacked in the order of
+            the service's cohort.
         """
         answers = drive(self.run_personal("personal", service), self.executor)
         return on_host(answers.output)
@@ -79,8 +93,9 @@ class Training(Rounds[ExecutorT]):
     ) -> Exchanges[list[Service]]:
         """What some clients need to predict, whether they have taken part or not.
 
-        Clients of the population that were never sampled hold the state that all began with, which nobody has trained:
-        where the method keeps states they are served as newcomers are.
+        Clients of the population that were never sampled hold the state that all began
+        with, which nobody has trained: where the method keeps states they are served as
+        newcomers are.
 
         Args:
             table: the executor's seen or unseen clients.
@@ -88,7 +103,8 @@ class Training(Rounds[ExecutorT]):
             ledger: what the service is charged to; None = to nobody.
 
         Returns:
-            At most two services: of clients that have taken part, and of those that have not.
+            At most two services: of clients that have taken part, and of those that
+                have not.
         """
         seen = np.full(len(clients), table is self.executor.seen)
         if seen.all() and self.keeps_states and self.round > self.phase_start:
@@ -98,7 +114,9 @@ class Training(Rounds[ExecutorT]):
         for are_seen in (True, False):
             chosen = clients[seen == are_seen]
             if len(chosen):
-                service = yield from self.service(table, chosen, seen=are_seen, ledger=ledger, phase=phase)
+                service = yield from self.service(
+                    table, chosen, seen=are_seen, ledger=ledger, phase=phase
+                )
                 served.append(service)
         return served
 
@@ -113,18 +131,20 @@ class Training(Rounds[ExecutorT]):
     ) -> Exchanges[Service]:
         """What some clients need to predict.
 
-        Clients that never took part answer the probe, if the method has one, and make a state of what they are sent;
-        the server keeps nothing of them.
+        Clients that never took part answer the probe, if the method has one, and make a
+        state of what they are sent; the server keeps nothing of them.
 
         Args:
             table: the table they stand in.
             clients: [c] rows in that table, ascending.
             seen: whether they have taken part.
             ledger: what the service is charged to; None = to nobody.
-            phase: under which phase the service of clients that never took part is charged.
+            phase: under which phase the service of clients that never took part is
+                charged.
 
         Returns:
-            The cohort with what it was sent, and what names its states where the executor does not keep them.
+            The cohort with what it was sent, and what names its states where the
+            executor does not keep them.
         """
         yield from self._probe()
         cohort = self._cohort(table, clients, seen=seen)
@@ -132,15 +152,20 @@ class Training(Rounds[ExecutorT]):
             downlink = send(self.downlink, self.algorithm.serve(self._server, cohort))
             self._charge(ledger, "delivery", downlink, cohort)
             return Service(cohort, downlink)
-        # Never took part: first its answer to the probe, so that `serve` can send what suits it; then the state that it
-        # makes of that, which stays with the executor under the name that is returned.
+        # Never took part: first its answer to the probe, so that `serve` can send what
+        # suits it; then the state that it makes of that, which stays with the executor
+        # under the name that is returned.
         if self.algorithm.probes:
-            probe = self._exchange("probe", cohort, self.algorithm.probe_downlink(self._server, cohort))
+            probe = self._exchange(
+                "probe", cohort, self.algorithm.probe_downlink(self._server, cohort)
+            )
             answers = yield probe
             answers.checked()
             self._charge(ledger, phase, probe.downlink, cohort, answers)
             cohort = replace(cohort, probes=answers)
-        exchange = self._exchange("init_unseen", cohort, self.algorithm.serve(self._server, cohort))
+        exchange = self._exchange(
+            "init_unseen", cohort, self.algorithm.serve(self._server, cohort)
+        )
         answers = yield exchange
         answers.checked()
         self._charge(ledger, phase, exchange.downlink, cohort, answers)
@@ -168,14 +193,17 @@ class Training(Rounds[ExecutorT]):
         )
         return answers.checked()
 
-    # evaluation -------------------------------------------------------------------------------------------------------
+    # evaluation
+    # ----------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Evaluate the personal models of all clients; see `evaluation`."""
         drive(self.evaluation(), self.executor)
 
     def evaluation(self) -> Exchanges[None]:
-        """Evaluate the personal models of all clients, seen and unseen, on their val and test splits."""
+        """Evaluate the personal models of all clients, seen and unseen, on their val
+        and test splits.
+        """
         for table in (self.executor.seen, self.executor.unseen):
             services = yield from self.services(table, np.arange(len(table)))
             rows = []
@@ -188,12 +216,22 @@ class Training(Rounds[ExecutorT]):
                 all_scores = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
                 clients = table.listed[np.concatenate(rows)]
                 unseen = table is self.executor.unseen
-                self.metrics.record(self.round, clients, unseen, all_scores, self.measured, self.target_scale)
+                self.metrics.record(
+                    self.round,
+                    clients,
+                    unseen,
+                    all_scores,
+                    self.measured,
+                    self.target_scale,
+                )
 
-    # checkpoints ------------------------------------------------------------------------------------------------------
+    # checkpoints
+    # ----------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the next round depends on, as dicts, lists, numbers and arrays (`restore` takes it back)."""
+        """Everything that the next round depends on, as dicts, lists, numbers and
+        arrays (`restore` takes it back).
+        """
         return {
             "round": self.round,
             "phase": [self.phase, self.phase_start],
@@ -206,7 +244,8 @@ class Training(Rounds[ExecutorT]):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue where a training with the same arguments stood."""
-        # Begin the phase anew, for the shapes of all states, and put what was saved in their place.
+        # Begin the phase anew, for the shapes of all states, and put what was saved in
+        # their place.
         phase, phase_start = snapshot["phase"]
         self._begin(phase, self.initial)
         self.round = snapshot["round"]

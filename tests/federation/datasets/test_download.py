@@ -30,7 +30,9 @@ def packed(kind):
     if kind == "zip":
         with zipfile.ZipFile(buffer, "w") as archive:
             for name, content in {**FILES, "c.bin": b""}.items():
-                archive.writestr(zipfile.ZipInfo(f"{INSIDE}/{name}"), content)  # of 1980: always the same bytes
+                archive.writestr(
+                    zipfile.ZipInfo(f"{INSIDE}/{name}"), content
+                )  # of 1980: always the same bytes
     else:
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
             for name, content in {**FILES, "c.bin": b""}.items():
@@ -45,7 +47,11 @@ def public(tmp_path):
     """The folder of the server: the files, and archives of them."""
     folder = tmp_path / "public"
     folder.mkdir()
-    for name, content in {**FILES, "all.zip": packed("zip"), "all.tar.gz": packed("tar")}.items():
+    for name, content in {
+        **FILES,
+        "all.zip": packed("zip"),
+        "all.tar.gz": packed("tar"),
+    }.items():
         (folder / name).write_bytes(content)
     return folder
 
@@ -63,14 +69,19 @@ def server(public):
             asked.append(self.path)
             super().do_GET()
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=public)) as running:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=public)
+    ) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}", asked
         running.shutdown()
 
 
 def hashes(public):
-    return {path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in public.iterdir()}
+    return {
+        path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in public.iterdir()
+    }
 
 
 def contents(folder):
@@ -79,40 +90,72 @@ def contents(folder):
 
 @pytest.mark.parametrize("source", ["", "/all.zip", "/all.tar.gz"])
 def test_files_come_from_folders_and_archives(server, public, tmp_path, source):
-    download(server[0] + source, ["a.bin", "b.bin"], tmp_path / "new/data", hashes(public), INSIDE)
+    download(
+        server[0] + source,
+        ["a.bin", "b.bin"],
+        tmp_path / "new/data",
+        hashes(public),
+        INSIDE,
+    )
     archive = {source[1:]: (public / source[1:]).read_bytes()} if source else {}
-    assert contents(tmp_path / "new/data") == {**FILES, **archive}, "and nothing unfinished"
+    assert contents(tmp_path / "new/data") == {
+        **FILES,
+        **archive,
+    }, "and nothing unfinished"
 
 
 def test_what_is_downloaded_follows_the_umask(server, public, tmp_path):
     before = os.umask(0o027)
     try:
         download(server[0], ["a.bin"], tmp_path / "data", hashes(public))
-        download(f"{server[0]}/all.zip", ["b.bin"], tmp_path / "data", hashes(public), INSIDE)
+        download(
+            f"{server[0]}/all.zip", ["b.bin"], tmp_path / "data", hashes(public), INSIDE
+        )
     finally:
         os.umask(before)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "data").iterdir()}
+    modes = {
+        stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "data").iterdir()
+    }
     assert modes == {0o640} and len(contents(tmp_path / "data")) == 3
 
 
-def test_an_archive_that_is_at_hand_is_not_downloaded_again_unless_it_is_damaged(server, public, tmp_path):
+def test_an_archive_that_is_at_hand_is_not_downloaded_again_unless_it_is_damaged(
+    server, public, tmp_path
+):
     address, asked = server
     for wanted in ("a.bin", "b.bin"):
-        download(f"{address}/all.zip", [wanted], tmp_path / "data", hashes(public), INSIDE)
-    assert asked == ["/all.zip"] and contents(tmp_path / "data").keys() == {"all.zip", "a.bin", "b.bin"}
+        download(
+            f"{address}/all.zip", [wanted], tmp_path / "data", hashes(public), INSIDE
+        )
+    assert asked == ["/all.zip"] and contents(tmp_path / "data").keys() == {
+        "all.zip",
+        "a.bin",
+        "b.bin",
+    }
     (tmp_path / "data/all.zip").write_bytes(packed("zip")[:-120])
     download(f"{address}/all.zip", ["a.bin"], tmp_path / "data", hashes(public), INSIDE)
-    assert asked == ["/all.zip"] * 2 and contents(tmp_path / "data") == {**FILES, "all.zip": packed("zip")}
+    assert asked == ["/all.zip"] * 2 and contents(tmp_path / "data") == {
+        **FILES,
+        "all.zip": packed("zip"),
+    }
 
 
 @pytest.mark.parametrize(("source", "hashed"), [("", "a.bin"), ("/all.zip", "all.zip")])
 def test_a_download_with_another_checksum_is_not_kept(server, tmp_path, source, hashed):
     with pytest.raises(ValueError, match="hash of downloaded file"):
-        download(server[0] + source, ["a.bin"], tmp_path / "data", {hashed: f"sha256:{'0' * 64}"}, INSIDE)
+        download(
+            server[0] + source,
+            ["a.bin"],
+            tmp_path / "data",
+            {hashed: f"sha256:{'0' * 64}"},
+            INSIDE,
+        )
     assert contents(tmp_path / "data") == {}
 
 
-@pytest.mark.parametrize("known", [{}, {"a.bin": "md5:c81e728d9d4c2f636f067f89cc14862c"}])
+@pytest.mark.parametrize(
+    "known", [{}, {"a.bin": "md5:c81e728d9d4c2f636f067f89cc14862c"}]
+)
 def test_nothing_is_downloaded_unchecked(server, tmp_path, known):
     address, asked = server
     with pytest.raises(ValueError, match=r"no SHA-256 of a\.bin is known"):
@@ -134,21 +177,34 @@ def test_what_is_not_there_is_an_error(server, public, tmp_path):
 def test_a_line_says_what_is_fetched_before_it_is(server, public, tmp_path, capsys):
     address = server[0]
     download(address, ["a.bin"], tmp_path / "data", hashes(public))
-    line = f"fedtailor downloads {address}/a.bin to {tmp_path / 'data'} (FEDTAILOR_OFFLINE=1 forbids it)\n"
+    line = (
+        f"fedtailor downloads {address}/a.bin to {tmp_path / 'data'}"
+        " (FEDTAILOR_OFFLINE=1 forbids it)\n"
+    )
     assert capsys.readouterr().err.startswith(line)
     with pytest.raises(OSError, match="no connection"):
         download("http://127.0.0.1:9", ["a.bin"], tmp_path / "data", hashes(public))
-    assert capsys.readouterr().err.startswith("fedtailor downloads http://127.0.0.1:9/a.bin"), "before the connection"
+    assert capsys.readouterr().err.startswith(
+        "fedtailor downloads http://127.0.0.1:9/a.bin"
+    ), "before the connection"
 
 
 @pytest.mark.parametrize("value", ["1", "true", "YES"])
-def test_offline_nothing_is_asked_for(server, public, tmp_path, monkeypatch, capsys, value):
+def test_offline_nothing_is_asked_for(
+    server, public, tmp_path, monkeypatch, capsys, value
+):
     monkeypatch.setenv(OFFLINE, value)
     address, asked = server
     for source in ("", "/all.zip"):
         with pytest.raises(OSError, match="FEDTAILOR_OFFLINE is set"):
-            download(address + source, ["a.bin"], tmp_path / "data", hashes(public), INSIDE)
-    assert asked == [] and not (tmp_path / "data").exists() and capsys.readouterr().err == ""
+            download(
+                address + source, ["a.bin"], tmp_path / "data", hashes(public), INSIDE
+            )
+    assert (
+        asked == []
+        and not (tmp_path / "data").exists()
+        and capsys.readouterr().err == ""
+    )
 
 
 def test_offline_is_switched_by_a_function_too(server, public, tmp_path, monkeypatch):

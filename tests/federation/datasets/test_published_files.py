@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from fedtailor.federation import DirichletByClass, Natural, from_partition
-from fedtailor.federation.datasets import MissingData, cifar10, emnist, fashion_mnist, femnist, mnist_writers, sent140
+from fedtailor.federation.datasets import (
+    MissingData,
+    cifar10,
+    emnist,
+    fashion_mnist,
+    femnist,
+    mnist_writers,
+    sent140,
+)
 from fedtailor.federation.datasets import mnist as read_mnist
 
 HOME = os.environ.get("FEDTAILOR_DATA") or Path(__file__).parents[4] / "shared" / "data"
@@ -23,11 +31,18 @@ def at_hand(reader, *args, **options):
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize(("reader", "first"), [(read_mnist, [5, 0, 4, 1, 9]), (fashion_mnist, [9, 0, 0, 3, 0])])
+@pytest.mark.parametrize(
+    ("reader", "first"),
+    [(read_mnist, [5, 0, 4, 1, 9]), (fashion_mnist, [9, 0, 0, 3, 0])],
+)
 def test_the_mnist_family(reader, first):
     data = at_hand(reader)
     assert data.x.shape == (70_000, 28, 28) and data.x.dtype == np.uint8
-    assert data.y[:5].tolist() == first and data.test is not None and data.test.sum() == 10_000
+    assert (
+        data.y[:5].tolist() == first
+        and data.test is not None
+        and data.test.sum() == 10_000
+    )
     train = data.x[~data.test]
     assert train.mean() / 255 == pytest.approx(data.shift / 255, abs=1e-4)
     assert train.std() / 255 == pytest.approx(1 / (255 * data.scale), abs=1e-4)
@@ -54,9 +69,16 @@ def test_the_writers_of_mnist():
 def test_emnist_byclass():
     data = at_hand(emnist, "byclass", "test")
     counts = np.bincount(data.y)
-    assert len(data) == 116_323 and (counts.min(), counts.max(), len(counts)) == (317, 6330, 62)
+    assert len(data) == 116_323 and (counts.min(), counts.max(), len(counts)) == (
+        317,
+        6330,
+        62,
+    )
     ones = data.x[data.y == 1].mean(axis=0)
-    assert ones.sum(axis=0).argmax() in range(12, 17) and ones.sum(axis=0).max() > 2 * ones.sum(axis=1).max(), "upright"
+    assert (
+        ones.sum(axis=0).argmax() in range(12, 17)
+        and ones.sum(axis=0).max() > 2 * ones.sum(axis=1).max()
+    ), "upright"
 
 
 def test_cifar10():
@@ -75,11 +97,17 @@ def test_cifar10():
 
 def test_femnist():
     data = at_hand(femnist)
-    assert data.client is not None and len(np.unique(data.client)) == 289 and len(data) == 46_106 - 578
+    assert (
+        data.client is not None
+        and len(np.unique(data.client)) == 289
+        and len(data) == 46_106 - 578
+    )
     federation = from_partition(data, Natural(), test="published")
     assert federation.train.sizes.min() >= 20 and federation.test.sizes.min() >= 1
     inputs = (data.x.astype(np.float32) - data.shift) * data.scale
-    assert inputs.min() == 0 and inputs.max() == 1 and inputs.mean() < 0.1, "dark paper, bright ink"
+    assert inputs.min() == 0 and inputs.max() == 1 and inputs.mean() < 0.1, (
+        "dark paper, bright ink"
+    )
 
 
 def test_sent140():

@@ -27,8 +27,12 @@ def test_a_new_data_set_is_one_file(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, f"{datasets.__name__}.toys", raising=False)
     try:
         discover(datasets)
-        assert isinstance(DATASETS["toys"].read(), Dataset) and len(datasets.toys()) == 3
-        assert DATASETS["toys"].summary == "Three toys." and DATASETS["toys"].sources == ()
+        assert (
+            isinstance(DATASETS["toys"].read(), Dataset) and len(datasets.toys()) == 3
+        )
+        assert (
+            DATASETS["toys"].summary == "Three toys." and DATASETS["toys"].sources == ()
+        )
     finally:
         DATASETS.pop("toys", None)
         sys.modules.pop(f"{datasets.__name__}.toys", None)
@@ -36,8 +40,8 @@ def test_a_new_data_set_is_one_file(tmp_path, monkeypatch):
 
 def test_the_data_sets_are_functions_of_the_package_by_their_names():
     expected = (
-        "cifar10 density digits emnist fashion_mnist femnist gaussian mnist mnist_writers school sent140 synthetic "
-        "synthetic_mixture"
+        "cifar10 density digits emnist fashion_mnist femnist gaussian mnist"
+        " mnist_writers school sent140 synthetic synthetic_mixture"
     )
     assert sorted(DATASETS) == expected.split()
     for name, registered in DATASETS.items():
@@ -46,7 +50,11 @@ def test_the_data_sets_are_functions_of_the_package_by_their_names():
 
 
 @pytest.mark.parametrize(
-    "source", {source.files: source for entry in DATASETS.values() for source in entry.sources}.values(), ids=str
+    "source",
+    {
+        source.files: source for entry in DATASETS.values() for source in entry.sources
+    }.values(),
+    ids=str,
 )
 def test_sources_cannot_lose_their_checksum_or_https(source):
     """Of what is downloaded; the same holds when one is written anew."""

@@ -16,8 +16,13 @@ from fedtailor.federation.datasets import store as module
 from fedtailor.federation.datasets.store import Source, cached, find, read
 
 PUBLISHED = {"a.bin": b"1", "b.bin": b"2"}
-HASHES = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in PUBLISHED.items()}
-SOURCE = Source("Toys", ("toys", "Other/raw"), ("a.bin", "b.bin"), "https://localhost/toys", HASHES)
+HASHES = {
+    name: f"sha256:{hashlib.sha256(content).hexdigest()}"
+    for name, content in PUBLISHED.items()
+}
+SOURCE = Source(
+    "Toys", ("toys", "Other/raw"), ("a.bin", "b.bin"), "https://localhost/toys", HASHES
+)
 UNCHECKED = Source("Toys", ("toys", "Other/raw"), ("a.bin", "b.bin"), None)
 
 
@@ -27,7 +32,9 @@ def fill(folder, **contents):
         (folder / f"{name}.bin").write_bytes(content)
 
 
-def test_the_argument_goes_before_the_environment_before_the_cache(tmp_path, monkeypatch):
+def test_the_argument_goes_before_the_environment_before_the_cache(
+    tmp_path, monkeypatch
+):
     assert data_home("~/x") == Path("~/x").expanduser()
     assert data_home() == tmp_path / "data"
     monkeypatch.delenv("FEDTAILOR_DATA")
@@ -55,9 +62,17 @@ def test_offline_and_absent_says_what_is_expected_where(data_dir):
         find(SOURCE)
     message = str(raised.value)
     assert "\n" not in message
-    for part in ("Toys", "no network at all", "a.bin, b.bin", str(data_dir / "toys"), "FEDTAILOR_DATA"):
+    for part in (
+        "Toys",
+        "no network at all",
+        "a.bin, b.bin",
+        str(data_dir / "toys"),
+        "FEDTAILOR_DATA",
+    ):
         assert part in message
-    assert isinstance(raised.value, ValueError) and isinstance(raised.value, FileNotFoundError)
+    assert isinstance(raised.value, ValueError) and isinstance(
+        raised.value, FileNotFoundError
+    )
 
 
 def test_a_set_without_an_address_says_so(data_dir):
@@ -75,10 +90,19 @@ def test_decoded_arrays_are_kept_until_a_file_changes(data_dir):
     fill(data_dir / "toys", a=b"123", b=b"")
     for _ in range(3):
         arrays = read(UNCHECKED, decode, None)
-        assert arrays["x"].tolist() == [49, 50, 51] and arrays["y"].tolist() == [0, 1, 2] and len(calls) == 1
-    assert type(arrays["x"]) is np.ndarray and not arrays["x"].flags.owndata, "mapped, not read"
+        assert (
+            arrays["x"].tolist() == [49, 50, 51]
+            and arrays["y"].tolist() == [0, 1, 2]
+            and len(calls) == 1
+        )
+    assert type(arrays["x"]) is np.ndarray and not arrays["x"].flags.owndata, (
+        "mapped, not read"
+    )
     fill(data_dir / "toys", a=b"4567")
-    assert read(UNCHECKED, decode, None)["x"].tolist() == [52, 53, 54, 55] and len(calls) == 2
+    assert (
+        read(UNCHECKED, decode, None)["x"].tolist() == [52, 53, 54, 55]
+        and len(calls) == 2
+    )
     read(UNCHECKED, decode, None, "-variant")
     assert len(calls) == 3
 
@@ -110,20 +134,35 @@ def flip(path, position):
     ],
     ids=["empty", "cut", "gone", "flipped 1", "flipped 12", "flipped 40", "flipped -2"],
 )
-def test_a_damaged_entry_of_the_cache_is_decoded_again(data_dir, tmp_path, name, damage):
+def test_a_damaged_entry_of_the_cache_is_decoded_again(
+    data_dir, tmp_path, name, damage
+):
     paths = toys(data_dir)
     cached("toys", paths, lambda: {"x": np.arange(1000), "y": np.ones(2)})
     damage(entry_of(tmp_path) / name)
-    assert cached("toys", paths, lambda: {"x": np.arange(5)})["x"].tolist() == [0, 1, 2, 3, 4]
+    assert cached("toys", paths, lambda: {"x": np.arange(5)})["x"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert cached("toys", paths, pytest.fail)["x"].tolist() == [0, 1, 2, 3, 4]
-    assert not list(entry_of(tmp_path).glob(".*")) and json.loads((entry_of(tmp_path) / "digests.json").read_text())
+    assert not list(entry_of(tmp_path).glob(".*")) and json.loads(
+        (entry_of(tmp_path) / "digests.json").read_text()
+    )
 
 
 def test_an_entry_of_the_first_release_is_decoded_again(data_dir, tmp_path):
     paths = toys(data_dir)
     cached("toys", paths, lambda: {"x": np.arange(3)})
     (entry_of(tmp_path) / "digests.json").unlink()
-    assert cached("toys", paths, lambda: {"x": np.arange(4)})["x"].tolist() == [0, 1, 2, 3]
+    assert cached("toys", paths, lambda: {"x": np.arange(4)})["x"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
     entry_of(tmp_path)  # still one
 
 
@@ -135,7 +174,10 @@ def test_what_is_cached_follows_the_umask(data_dir, tmp_path):
     finally:
         os.umask(before)
     entry = entry_of(tmp_path)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (entry, entry / "x.npy")] == [0o755, 0o644]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (entry, entry / "x.npy")] == [
+        0o755,
+        0o644,
+    ]
 
 
 def test_what_a_killed_process_left_in_the_cache_goes(data_dir, tmp_path):
@@ -158,7 +200,9 @@ def test_without_a_writable_cache_everything_works(data_dir, tmp_path):
     fill(data_dir / "toys", a=b"", b=b"")
     (tmp_path / "cache").write_text("a file where the folder should be")
     for _ in range(2):
-        assert cached("toys", find(SOURCE), lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
+        assert cached("toys", find(SOURCE), lambda: {"x": np.arange(3)})[
+            "x"
+        ].tolist() == [0, 1, 2]
 
 
 def test_a_full_disk_leaves_no_half_entry(data_dir, tmp_path, monkeypatch):
@@ -169,15 +213,23 @@ def test_a_full_disk_leaves_no_half_entry(data_dir, tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    assert cached("toys", find(SOURCE), lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
+    assert cached("toys", find(SOURCE), lambda: {"x": np.arange(3)})["x"].tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert os.listdir(tmp_path / "cache/fedtailor/decoded") == []
 
 
 def test_a_file_with_another_checksum_is_refused(data_dir):
     fill(data_dir / "toys", a=b"1", b=b"2")
     known = {**HASHES, "a.bin": "sha256:" + "0" * 64}
-    with pytest.raises(ValueError, match=r"toys/a.bin is not the published file \(sha256:6b86b273ff34") as raised:
-        read(Source("Toys", ("toys",), SOURCE.files, None, known), lambda paths: {}, None)
+    with pytest.raises(
+        ValueError, match=r"toys/a.bin is not the published file \(sha256:6b86b273ff34"
+    ) as raised:
+        read(
+            Source("Toys", ("toys",), SOURCE.files, None, known), lambda paths: {}, None
+        )
     assert "\n" not in str(raised.value)
     assert read(SOURCE, lambda paths: {"x": np.ones(1)}, None)["x"] == 1
 
@@ -194,12 +246,16 @@ def test_an_unreadable_file_is_not_called_damaged(data_dir, known):
     for name in SOURCE.files:
         unreadable(data_dir / "toys" / name)
     source = Source("Toys", ("toys",), SOURCE.files, None, known)
-    with pytest.raises(ValueError, match=r"cannot be read: Input/output error; check") as raised:
+    with pytest.raises(
+        ValueError, match=r"cannot be read: Input/output error; check"
+    ) as raised:
         read(source, lambda paths: {"x": np.frombuffer(paths[0].read_bytes())}, None)
     assert "damaged" not in str(raised.value) and "delete" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("make", "what"), [(os.mkfifo, "no regular file"), (os.mkdir, "a folder")])
+@pytest.mark.parametrize(
+    ("make", "what"), [(os.mkfifo, "no regular file"), (os.mkdir, "a folder")]
+)
 def test_what_is_no_file_is_named_and_not_waited_for(data_dir, make, what):
     fill(data_dir / "toys", b=b"2")
     make(data_dir / "toys/a.bin")
@@ -211,9 +267,21 @@ def test_what_is_no_file_is_named_and_not_waited_for(data_dir, make, what):
     ("url", "known", "message"),
     [
         ("http://localhost/toys", HASHES, "http://localhost/toys is no https address"),
-        ("https://localhost/toys", {"a.bin": HASHES["a.bin"]}, "b.bin is downloaded and needs a SHA-256"),
-        ("https://localhost/toys.zip", HASHES, "toys.zip is downloaded and needs a SHA-256"),
-        ("https://localhost/toys.zip", {"toys.zip": "md5:00"}, "toys.zip is downloaded and needs a SHA-256"),
+        (
+            "https://localhost/toys",
+            {"a.bin": HASHES["a.bin"]},
+            "b.bin is downloaded and needs a SHA-256",
+        ),
+        (
+            "https://localhost/toys.zip",
+            HASHES,
+            "toys.zip is downloaded and needs a SHA-256",
+        ),
+        (
+            "https://localhost/toys.zip",
+            {"toys.zip": "md5:00"},
+            "toys.zip is downloaded and needs a SHA-256",
+        ),
     ],
 )
 def test_a_source_is_downloaded_safely_or_not_at_all(url, known, message):
@@ -223,10 +291,15 @@ def test_a_source_is_downloaded_safely_or_not_at_all(url, known, message):
 
 def test_offline_is_said_where_data_are_missing(data_dir, monkeypatch):
     monkeypatch.setenv("FEDTAILOR_OFFLINE", "1")
-    with pytest.raises(MissingData, match=r"was not downloaded \(FEDTAILOR_OFFLINE is set\); expected a.bin, b.bin"):
+    with pytest.raises(
+        MissingData,
+        match=r"was not downloaded \(FEDTAILOR_OFFLINE is set\); expected a.bin, b.bin",
+    ):
         find(SOURCE)
 
 
 def test_the_home_of_nobody_is_no_data_directory():
-    with pytest.raises(ValueError, match="there is no data directory ~nobody-here/data"):
+    with pytest.raises(
+        ValueError, match="there is no data directory ~nobody-here/data"
+    ):
         data_home("~nobody-here/data")

@@ -1,4 +1,6 @@
-"""The server's step of FedAvg: from models towards the averages of what clients made of them."""
+"""The server's step of FedAvg: from models towards the averages of what clients made of
+them.
+"""
 
 from typing import TypeVar
 
@@ -24,7 +26,10 @@ Averaged = TypeVar("Averaged", bound=AveragedModels)
 
 
 def average_step(
-    server: Averaged, optimizer: ServerOptimizer, models: ClientRows, weights: Float[np.ndarray, "s c"]
+    server: Averaged,
+    optimizer: ServerOptimizer,
+    models: ClientRows,
+    weights: Float[np.ndarray, "s c"],
 ) -> Averaged:
     """One step of every model towards a weighted average of clients' models.
 
@@ -32,13 +37,15 @@ def average_step(
 
     Args:
         models: x, what the clients sent [c, d].
-        weights: W, whose rows sum to 1. Streams with a row of zeros keep model and optimiser, bit for bit.
+        weights: W, whose rows sum to 1. Streams with a row of zeros keep model and
+            optimiser, bit for bit.
 
     Returns:
         The state with another `model` and `optimizer`.
     """
-    # The optimiser is given theta - average for a gradient; only rows that anybody's models entered take a step, so
-    # that momentum does not move a cluster that is empty.
+    # The optimiser is given theta - average for a gradient; only rows that anybody's
+    # models entered take a step, so that momentum does not move a cluster that is
+    # empty.
     average = mix(server.model, models, weights)
     moved = np.any(weights, axis=1)
     memory, model = optimizer.apply(server.optimizer, server.model, average, moved)

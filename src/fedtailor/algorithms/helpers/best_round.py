@@ -1,4 +1,6 @@
-"""The server's state of the best round so far, by the validation loss of the model that clients were sent."""
+"""The server's state of the best round so far, by the validation loss of the model that
+clients were sent.
+"""
 
 from typing import Any
 
@@ -6,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedtailor.protocol import Answers, ClientUpdate, Cohort, LocalTrainer, ServerState, server_state
+from fedtailor.protocol import (
+    Answers,
+    ClientUpdate,
+    Cohort,
+    LocalTrainer,
+    ServerState,
+    server_state,
+)
 
 
 @server_state
@@ -16,9 +25,13 @@ class BestRound(ServerState):
     now: Any
     """The state after the last round."""
     best: Any
-    """The state whose model had the least validation loss of those that were sent to clients."""
+    """The state whose model had the least validation loss of those that were sent to
+    clients.
+    """
     loss: float | None
-    """That loss, the mean over reporters' validation samples; None = there were no such samples yet."""
+    """That loss, the mean over reporters' validation samples; None = there were no such
+    samples yet.
+    """
 
     @property
     def model(self) -> Float[Array, "s d"]:
@@ -34,13 +47,19 @@ class BestRound(ServerState):
             cohort: the clients of the round.
 
         Returns:
-            `new`, and the better of `now` and the best so far: the losses are those of the model that was sent out.
+            `new`, and the better of `now` and the best so far: the losses are those of
+            the model that was sent out.
         """
-        counts = np.where(cohort.reporting, answers.host("validation_samples"), 0).astype(np.float64)
+        counts = np.where(
+            cohort.reporting, answers.host("validation_samples"), 0
+        ).astype(np.float64)
         if not counts.any():
             return self.replace(now=new)
-        losses = np.where(cohort.reporting, answers.host("validation_loss"), 0).astype(np.float64)
-        # the mean over samples, not over clients: one client's split may be a few samples
+        losses = np.where(cohort.reporting, answers.host("validation_loss"), 0).astype(
+            np.float64
+        )
+        # the mean over samples, not over clients: one client's split may be a few
+        # samples
         loss = float(losses @ counts / counts.sum())
         if self.loss is not None and self.loss <= loss:
             return self.replace(now=new)
@@ -53,8 +72,14 @@ def present(server: Any) -> Any:
 
 
 def chosen(server: Any) -> Any:
-    """What clients are served: the best round's state where one is known, else the present one."""
-    return server.best if isinstance(server, BestRound) and server.loss is not None else present(server)
+    """What clients are served: the best round's state where one is known, else the
+    present one.
+    """
+    return (
+        server.best
+        if isinstance(server, BestRound) and server.loss is not None
+        else present(server)
+    )
 
 
 def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
@@ -63,4 +88,7 @@ def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpd
     Returns:
         Its mean validation loss (0 without samples), and of how many samples it is.
     """
-    return {"validation_loss": local.loss(theta, "val"), "validation_samples": local.count("val").astype(jnp.int32)}
+    return {
+        "validation_loss": local.loss(theta, "val"),
+        "validation_samples": local.count("val").astype(jnp.int32),
+    }

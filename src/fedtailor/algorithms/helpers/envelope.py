@@ -18,7 +18,8 @@ def envelope_steps(
     warm_start: bool = True,
     steps: IntScalar | None = None,
 ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """Inner solves around w on mini-batches, each followed by a step of w (Dinh et al. 2020, algorithm 1).
+    """Inner solves around w on mini-batches, each followed by a step of w (Dinh et al.
+    2020, algorithm 1).
 
     On each batch `inner_steps` of SGD descend F(theta) + lam/2 |theta - w|^2, and then
 
@@ -26,12 +27,14 @@ def envelope_steps(
 
     Args:
         w: the received model.
-        sgd: the rate and the batches of the inner steps; its optimizer and momentum are not used.
+        sgd: the rate and the batches of the inner steps; its optimizer and momentum are
+            not used.
         inner_steps: steps on each mini-batch.
         lam: strength of the pull of theta towards w.
         share: of the way from w to theta; 0 leaves w where it is.
         theta: where the first inner solve starts; None = w.
-        warm_start: start the next inner solves from the last theta, or else from the present w.
+        warm_start: start the next inner solves from the last theta, or else from the
+            present w.
         steps: mini-batches; None = as many as `sgd` has.
 
     Returns:
@@ -39,17 +42,21 @@ def envelope_steps(
     """
     rate = sgd.rate(local.round)
 
-    def step(models: tuple[Params, Params], batch: Batch, index: Array) -> tuple[Params, Params]:
+    def step(
+        models: tuple[Params, Params], batch: Batch, index: Array
+    ) -> tuple[Params, Params]:
         theta, w = models
 
         def inner(k: Array, theta: Params) -> Params:
             g = local.batch_gradient(theta, batch)
             if not is_off(sgd.weight_decay):
                 g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)
-            return jax.tree.map(lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w)
+            return jax.tree.map(
+                lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w
+            )
 
-        # Inner solve on this one batch, around a w that stands still; then w's step, along lam (w - theta), the
-        # gradient of the envelope.
+        # Inner solve on this one batch, around a w that stands still; then w's step,
+        # along lam (w - theta), the gradient of the envelope.
         theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
         return theta, jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
 

@@ -1,4 +1,6 @@
-"""Second moments of a client's samples, and the squared error of a linear model on the data that they describe."""
+"""Second moments of a client's samples, and the squared error of a linear model on the
+data that they describe.
+"""
 
 import math
 from typing import Any
@@ -8,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor.protocol import SGD, Batch, LocalTrainer, Params, ServerState, server_state
+from fedtailor.protocol import (
+    SGD,
+    Batch,
+    LocalTrainer,
+    Params,
+    ServerState,
+    server_state,
+)
 
 
 @server_state
@@ -34,15 +43,16 @@ def models_of(server: Any) -> Any:
 def sums_of_moments(
     theta: Float[Array, " d"], local: LocalTrainer, batch_size: int
 ) -> tuple[Float[Array, "p1 p1_t"], Float[Array, ""]]:
-    """Sums over a client's training samples of u u' and u y', side by side, where u = (x, 1).
+    """Sums over a client's training samples of u u' and u y', side by side, where u =
+    (x, 1).
 
     Args:
         theta: any model, whose form is looked at.
         batch_size: samples at a time.
 
     Returns:
-        The sums, and by how much at most the loss of theta on a sample differs from the squared error of a linear
-        model, relative to one more than that error.
+        The sums, and by how much at most the loss of theta on a sample differs from the
+        squared error of a linear model, relative to one more than that error.
     """
     example = local.draw("moments", 0, 1)
     input_shape = example.x.shape[1:]
@@ -51,14 +61,17 @@ def sums_of_moments(
     params = local.params(theta)
     matrix = _as_matrix(params, local, input_shape)
 
-    def add(carry: tuple[Array, Array], batch: Batch, step: Int[Array, ""]) -> tuple[Array, Array]:
+    def add(
+        carry: tuple[Array, Array], batch: Batch, step: Int[Array, ""]
+    ) -> tuple[Array, Array]:
         local.count_work(forwards=1)
         size = len(batch.x)
         ones = jnp.ones((size, 1), theta.dtype)
         u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
         y = batch.y.reshape(size, -1).astype(theta.dtype)
         sums, deviation = carry
-        # Is the model linear and its loss the squared error? Then its losses are |H' u - y|^2 on every sample.
+        # Is the model linear and its loss the squared error? Then its losses are |H' u
+        # - y|^2 on every sample.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
         losses = local.losses(local.logits(params, batch.x, training=False), batch.y)
         relative = jnp.abs(losses - expected) / (1 + expected)
@@ -75,7 +88,10 @@ def sums_of_moments(
 
 
 def loss_by_moments(
-    params: Params, moments: Float[Array, "p1 p1_t"], local: LocalTrainer, input_shape: tuple[int, ...]
+    params: Params,
+    moments: Float[Array, "p1 p1_t"],
+    local: LocalTrainer,
+    input_shape: tuple[int, ...],
 ) -> Float[Array, ""]:
     """Mean squared error of a linear model on data of these moments, less a constant.
 
@@ -86,8 +102,12 @@ def loss_by_moments(
     return jnp.vdot(matrix, of_inputs @ matrix) - 2 * jnp.vdot(matrix, with_targets)
 
 
-def _as_matrix(params: Params, local: LocalTrainer, input_shape: tuple[Any, ...]) -> Float[Array, "p1 t"]:
-    """H of the linear model x -> H' (x, 1), from its outputs for unit vectors and for zero."""
+def _as_matrix(
+    params: Params, local: LocalTrainer, input_shape: tuple[Any, ...]
+) -> Float[Array, "p1 t"]:
+    """H of the linear model x -> H' (x, 1), from its outputs for unit vectors and for
+    zero.
+    """
     size = math.prod(input_shape)
     dtype = jax.tree.leaves(params)[0].dtype
     unit_vectors = jnp.eye(size, dtype=dtype)

@@ -4,7 +4,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, ScalarLike
 
-from fedtailor.protocol import SGD, Batch, LocalTrainer, ModelPart, Params, is_off, require
+from fedtailor.protocol import (
+    SGD,
+    Batch,
+    LocalTrainer,
+    ModelPart,
+    Params,
+    is_off,
+    require,
+)
 
 
 def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Params:
@@ -17,7 +25,8 @@ def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Par
 def descend_with_momentum(
     params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: ScalarLike
 ) -> tuple[Params, Params]:
-    """One step of SGD with momentum: v <- momentum v + g + weight_decay w,  w <- w - rate v.
+    """One step of SGD with momentum: v <- momentum v + g + weight_decay w,  w <- w -
+    rate v.
 
     Returns:
         The new w and v.
@@ -29,19 +38,30 @@ def descend_with_momentum(
 
 
 def descend_in_training(
-    params: Params, gradient: Params, batch: Batch, sgd: SGD, rate: ScalarLike, local: LocalTrainer
+    params: Params,
+    gradient: Params,
+    batch: Batch,
+    sgd: SGD,
+    rate: ScalarLike,
+    local: LocalTrainer,
 ) -> Params:
     """`descend` for models that may have running statistics.
 
     Returns:
-        The parameters after the step; running statistics are those that a training step on `batch` leaves.
+        The parameters after the step; running statistics are those that a training step
+        on `batch` leaves.
     """
     # statistics of the model before the step, as its own training mode takes them
-    return local.with_statistics(descend(params, gradient, sgd, rate), local.renew_statistics(params, batch))
+    return local.with_statistics(
+        descend(params, gradient, sgd, rate), local.renew_statistics(params, batch)
+    )
 
 
 def sgd_from_velocity(
-    local: LocalTrainer, theta: Float[Array, " d"], velocity: Float[Array, " d"], sgd: SGD
+    local: LocalTrainer,
+    theta: Float[Array, " d"],
+    velocity: Float[Array, " d"],
+    sgd: SGD,
 ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
     """`local.sgd` with momentum that does not start at zero.
 
@@ -50,13 +70,22 @@ def sgd_from_velocity(
     """
     rate = sgd.rate(local.round)
 
-    def step(carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]) -> tuple[Params, Params]:
+    def step(
+        carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]
+    ) -> tuple[Params, Params]:
         params, velocity = carry
-        moved, velocity = descend_with_momentum(params, velocity, local.batch_gradient(params, batch), sgd, rate)
-        return local.with_statistics(moved, local.renew_statistics(params, batch)), velocity
+        moved, velocity = descend_with_momentum(
+            params, velocity, local.batch_gradient(params, batch), sgd, rate
+        )
+        return (
+            local.with_statistics(moved, local.renew_statistics(params, batch)),
+            velocity,
+        )
 
     start = local.params(theta), local.params(velocity)
-    params, last = local.loop(start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last)
+    params, last = local.loop(
+        start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
+    )
     return local.vector(params), local.vector(last)
 
 
@@ -64,15 +93,22 @@ def require_plain(method: str, sgd: SGD) -> None:
     """Raise where a method of own steps is asked for momentum or another optimiser."""
     require(
         is_off(sgd.momentum) and sgd.optimizer is None,
-        f"{method}'s coupled steps are plain SGD; train without momentum and without an optimizer",
+        f"{method}'s coupled steps are plain SGD; train without momentum and without an"
+        " optimizer",
     )
 
 
 def head_of(local: LocalTrainer) -> ModelPart:
-    """The head of this client's model; of a model that is nothing but a head, all of it."""
-    return local.part_of_model("head" if "head" in local.parts_of_model else "everything")
+    """The head of this client's model; of a model that is nothing but a head, all of
+    it.
+    """
+    return local.part_of_model(
+        "head" if "head" in local.parts_of_model else "everything"
+    )
 
 
-def mean_over(values: Float[Array, " b"], weight: Float[Array, " b"]) -> Float[Array, ""]:
+def mean_over(
+    values: Float[Array, " b"], weight: Float[Array, " b"]
+) -> Float[Array, ""]:
     """The mean of a batch's values, padding left out."""
     return (values * weight).sum() / jnp.maximum(weight.sum(), 1)

@@ -1,4 +1,6 @@
-"""How a client chooses: among models by its own data, among shares of a mixture from a cover of [0, 1]."""
+"""How a client chooses: among models by its own data, among shares of a mixture from a
+cover of [0, 1].
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -9,14 +11,16 @@ from fedtailor.protocol import LocalTrainer, require
 def closest(
     models: Float[Array, "q d"], received: Bool[Array, " q"], local: LocalTrainer
 ) -> tuple[Int[Array, ""], Float[Array, ""]]:
-    """The model with the lowest loss on the client's training data (Mansour et al. 2020, eq. 6), the first on ties.
+    """The model with the lowest loss on the client's training data (Mansour et al.
+    2020, eq. 6), the first on ties.
 
     Args:
         models: the candidates; a single one is chosen without looking at the data.
         received: which of them were sent; the others cannot be chosen.
 
     Returns:
-        Its number, and its loss (0 where nothing was sent, or where there was no choice).
+        Its number, and its loss (0 where nothing was sent, or where there was no
+        choice).
     """
     if len(models) == 1:
         return jnp.int32(0), jnp.zeros((), models.dtype)
@@ -34,4 +38,7 @@ def require_cover(cover: tuple[float, ...]) -> None:
     """
     in_range = len(cover) > 0 and all(0 <= lam <= 1 for lam in cover)
     ascending = list(cover) == sorted(set(cover))
-    require(in_range and ascending, f"cover is {cover}; it must be one number or more in [0, 1], ascending")
+    require(
+        in_range and ascending,
+        f"cover is {cover}; it must be one number or more in [0, 1], ascending",
+    )

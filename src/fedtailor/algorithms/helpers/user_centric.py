@@ -1,4 +1,6 @@
-"""What the server of user-centric aggregation holds: before the probe, in the rounds, and while candidates compete."""
+"""What the server of user-centric aggregation holds: before the probe, in the rounds,
+and while candidates compete.
+"""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -23,7 +25,9 @@ from fedtailor.protocol import (
 )
 
 LONGEST_TRIAL = 3
-"""How many times the rounds asked for a trial may last, where no candidate has learned enough before."""
+"""How many times the rounds asked for a trial may last, where no candidate has learned
+enough before.
+"""
 
 
 @server_state
@@ -49,7 +53,9 @@ class UCFLState(BeforeProbe):
     kernel: Kernel
     """What made rows of gradients and sigma_i^2."""
     bandwidth: float
-    """What sigma_i^2 is multiplied with in the kernel: 1, unless the batch n_k was chosen after the probe."""
+    """What sigma_i^2 is multiplied with in the kernel: 1, unless the batch n_k was
+    chosen after the probe.
+    """
     rows: Float[np.ndarray, "m m"]
     """w_ij, the weights of all clients for each client."""
     weights: Float[np.ndarray, "s m"]
@@ -63,12 +69,15 @@ class UCFLState(BeforeProbe):
     silhouettes: Float[np.ndarray, "k 2"]
     """The numbers of streams that "auto" compared, and their silhouettes."""
     fresh: bool
-    """Whether no round has been done, so that all streams are the model of the probe."""
+    """Whether no round has been done, so that all streams are the model of the probe.
+    """
     uploads: LastUploads | None = None
-    """The clients' last models, once there are any; kept where each client has a stream of its own."""
+    """The clients' last models, once there are any; kept where each client has a stream
+    of its own.
+    """
     tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
-    """The batches of the variances that "auto" compared, as shares of a client's samples (NaN: the kernel `bound`), and
-    the validation errors by which it chose."""
+    """The batches of the variances that "auto" compared, as shares of a client's
+    samples (NaN: the kernel `bound`), and the validation errors by which it chose."""
 
     @property
     def one_for_each(self) -> bool:
@@ -78,24 +87,29 @@ class UCFLState(BeforeProbe):
 
 @server_state
 class Trial(BeforeProbe):
-    """Several candidates for the weights, all of which train until one of them is chosen."""
+    """Several candidates for the weights, all of which train until one of them is
+    chosen.
+    """
 
     candidates: list[UCFLState]
     """What the server would hold with each candidate alone."""
     shares: Float[np.ndarray, " k"]
-    """n_k of each candidate as a share of a client's samples; NaN of the one without n_k."""
+    """n_k of each candidate as a share of a client's samples; NaN of the one without
+    n_k.
+    """
     validates: Bool[np.ndarray, " m"]
     """Which clients have validation data."""
     errors: Float[np.ndarray, "t k"]
-    """The mean validation error over clients (see `validation_error`) with each candidate's models, before each
-    round."""
+    """The mean validation error over clients (see `validation_error`) with each
+    candidate's models, before each round."""
 
     def is_over(self, rounds: int) -> bool:
         """Whether the candidates have trained long enough to be told apart.
 
-        That is after `rounds` rounds, if the leader is then wrong at most half as often as the initial model. Errors of
-        models that have hardly begun to learn do not tell where they lead (training alone often is ahead for a while),
-        so the trial goes on until then, at most `LONGEST_TRIAL` times as long.
+        That is after `rounds` rounds, if the leader is then wrong at most half as often
+        as the initial model. Errors of models that have hardly begun to learn do not
+        tell where they lead (training alone often is ahead for a while), so the trial
+        goes on until then, at most `LONGEST_TRIAL` times as long.
         """
         trained = len(self.errors) - 1  # the first row is of the initial model
         if trained < rounds:
@@ -105,16 +119,22 @@ class Trial(BeforeProbe):
 
     def chosen(self) -> UCFLState:
         """The leader, from now on alone."""
-        return self.leader.replace(tried=np.stack([self.shares, self.later_errors], axis=1))
+        return self.leader.replace(
+            tried=np.stack([self.shares, self.later_errors], axis=1)
+        )
 
     @property
     def later_errors(self) -> Float[np.ndarray, " k"]:
-        """The candidates' errors, averaged over the later half of the rounds: a single round's are few mistakes."""
+        """The candidates' errors, averaged over the later half of the rounds: a single
+        round's are few mistakes.
+        """
         return self.errors[len(self.errors) // 2 :].mean(axis=0)
 
     @property
     def leader(self) -> UCFLState:
-        """The candidate of the least error in the later half of the rounds; among equals, the first."""
+        """The candidate of the least error in the later half of the rounds; among
+        equals, the first.
+        """
         best = int(np.argmin(self.later_errors)) if len(self.errors) else 0
         return self.candidates[best]
 
@@ -129,15 +149,26 @@ class Trial(BeforeProbe):
         Returns:
             For each client of the cohort, the model of its stream of every candidate.
         """
-        # The candidates' streams lie one below the other: candidate k's begin at row first[k].
+        # The candidates' streams lie one below the other: candidate k's begin at row
+        # first[k].
         sizes = [len(candidate.model) for candidate in self.candidates]
         first = np.cumsum([0, *sizes[:-1]])
-        stream = np.stack([candidate.stream[cohort.position] for candidate in self.candidates], axis=1) + first
+        stream = (
+            np.stack(
+                [candidate.stream[cohort.position] for candidate in self.candidates],
+                axis=1,
+            )
+            + first
+        )
         models = jnp.concatenate([candidate.model for candidate in self.candidates])
         held = self.candidates[0].fresh
-        return Downlink({"model": Streams(models, stream.astype(np.int32), already_held=held)})
+        return Downlink(
+            {"model": Streams(models, stream.astype(np.int32), already_held=held)}
+        )
 
-    def after(self, candidates: Sequence[UCFLState], answers: Answers, cohort: Cohort) -> "Trial":
+    def after(
+        self, candidates: Sequence[UCFLState], answers: Answers, cohort: Cohort
+    ) -> "Trial":
         """The trial after one more round.
 
         Args:
@@ -145,7 +176,8 @@ class Trial(BeforeProbe):
             answers: what the clients sent, with their validation errors.
             cohort: the clients of the round.
         """
-        # Clients without validation data send a 0 that says nothing. The mean is over clients, as runs are judged.
+        # Clients without validation data send a 0 that says nothing. The mean is over
+        # clients, as runs are judged.
         counted = cohort.reporting & self.validates[cohort.position]
         errors = self.errors
         if counted.any():
@@ -156,10 +188,16 @@ class Trial(BeforeProbe):
 
 def probe_of(answers: Answers, cohort: Cohort) -> Probe:
     """The answers to the probe, in the order of the cohort."""
-    return Probe(answers.host("gradient"), answers.host("sigma2").astype(np.float64), cohort.sizes)
+    return Probe(
+        answers.host("gradient"),
+        answers.host("sigma2").astype(np.float64),
+        cohort.sizes,
+    )
 
 
-def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]) -> Float[np.ndarray, "c m"]:
+def late_rows(
+    server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]
+) -> Float[np.ndarray, "c m"]:
     """Rows for clients that arrive when training is under way or over.
 
     Args:
@@ -171,13 +209,15 @@ def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"])
         Weights [c, m] of the usable clients; rows of zeros where no client is usable.
 
     Raises:
-        ValueError: an unseen client, and the rows are the user's own, so that there is none for it.
+        ValueError: an unseen client, and the rows are the user's own, so that there is
+            none for it.
     """
     if not usable.any():
         return np.zeros((len(cohort), len(usable)))
     if server.gradients is not None and server.sigma2 is not None:
         seen = Probe(server.gradients, server.sigma2, server.sizes)
-        # Seen clients answered the probe before training; unseen ones have answered it now.
+        # Seen clients answered the probe before training; unseen ones have answered it
+        # now.
         if cohort.probes is None:
             own = cohort.position
             late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
@@ -188,27 +228,38 @@ def late_rows(server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"])
         return newcomer_weights(late, seen, server.kernel, usable)
     require(
         bool(np.isin(cohort.ids, server.ids).all()),
-        "with rows of your own ucfl cannot weigh clients that have no row: an unseen client",
+        "with rows of your own ucfl cannot weigh clients that have no row: an unseen"
+        " client",
     )
-    # Rows of the user's own: what is left of a seen client's, renormalised over the usable clients.
+    # Rows of the user's own: what is left of a seen client's, renormalised over the
+    # usable clients.
     rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
     mass = rows.sum(axis=1, keepdims=True)
     return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
 
 
-def nearest_streams(server: UCFLState, rows: Float[np.ndarray, "c m"]) -> Int[np.ndarray, " c"]:
-    """The stream whose weights are nearest to each row, of those that have been mixed, if any has."""
+def nearest_streams(
+    server: UCFLState, rows: Float[np.ndarray, "c m"]
+) -> Int[np.ndarray, " c"]:
+    """The stream whose weights are nearest to each row, of those that have been mixed,
+    if any has.
+    """
     distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
-    # a stream that has never been mixed is still theta^0, which nobody wants to be served
+    # a stream that has never been mixed is still theta^0, which nobody wants to be
+    # served
     if server.mixed.any():
         distances[:, ~server.mixed] = np.inf
     return distances.argmin(axis=1)
 
 
 def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
-    """Who weighs whom, and how the number of streams and the batch of the variances were chosen, if they were."""
+    """Who weighs whom, and how the number of streams and the batch of the variances
+    were chosen, if they were.
+    """
     diagnostics: list[Diagnostic] = [
-        MatrixDiagnostic("collaboration", "Weights of all clients for each client", server.rows)
+        MatrixDiagnostic(
+            "collaboration", "Weights of all clients for each client", server.rows
+        )
     ]
     if len(server.silhouettes):
         streams, silhouettes = server.silhouettes.T

@@ -1,4 +1,6 @@
-"""`fedtailor algorithms [NAME]`: all methods, grouped, or one with its hyper-parameters."""
+"""`fedtailor algorithms [NAME]`: all methods, grouped, or one with its
+hyper-parameters.
+"""
 
 import dataclasses
 import inspect
@@ -14,13 +16,58 @@ from fedtailor.cli.names import names_and_json
 from fedtailor.protocol import About, Algorithm, check_choice, require
 from fedtailor.protocol.algorithm import Sees, Travels
 
-USAGE = "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"
+USAGE = (
+    "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"
+)
 ORDER = (
-    *("local", "fedavg", "fedavgm", "finetune", "oracle", "ucfl", "ucfl-parallel", "hypcluster", "dapper", "mapper"),
-    *("afl", "self-fl", "cgpfl", "cgpfl-heur", "fedprox", "scaffold", "cfl", "fedfomo", "pfedme", "ditto"),
+    *(
+        "local",
+        "fedavg",
+        "fedavgm",
+        "finetune",
+        "oracle",
+        "ucfl",
+        "ucfl-parallel",
+        "hypcluster",
+        "dapper",
+        "mapper",
+    ),
+    *(
+        "afl",
+        "self-fl",
+        "cgpfl",
+        "cgpfl-heur",
+        "fedprox",
+        "scaffold",
+        "cfl",
+        "fedfomo",
+        "pfedme",
+        "ditto",
+    ),
     *("per-fedavg", "apfl", "l2gd", "ifca"),
-    *("fedper", "fedrep", "lg-fedavg", "fedbn", "fedbabu", "fedrod", "fedala", "moon", "feddbe", "knn-per"),
-    *("mr-mtl", "feddyn", "fedadam", "fedyogi", "fedadagrad", "fedem", "fedamp", "pacfl", "pfedhn"),
+    *(
+        "fedper",
+        "fedrep",
+        "lg-fedavg",
+        "fedbn",
+        "fedbabu",
+        "fedrod",
+        "fedala",
+        "moon",
+        "feddbe",
+        "knn-per",
+    ),
+    *(
+        "mr-mtl",
+        "feddyn",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "fedem",
+        "fedamp",
+        "pacfl",
+        "pfedhn",
+    ),
 )
 """Families together; methods that are not listed come last."""
 
@@ -39,12 +86,18 @@ GROUPS = {
 }
 """The groups of each fact, in the order in which they are listed."""
 LEGEND = (
-    "sees: sums = weighted sums over clients; sums, numbers = such sums, and a number or two of each client (its "
-    "loss, which model it chose); models = each client's model or gradient; data = examples, or a summary of each "
-    "client's inputs. Where sums suffice, and for ucfl with streams = NUMBER, a federation's secure_aggregation shows "
-    "the coordinator nothing else.",
-    "`fedtailor algorithms --by FACT` groups by travels, keeps, sees or validation; `fedtailor algorithms NAME` says "
-    "all about one. All of it is about default settings.",
+    (
+        "sees: sums = weighted sums over clients; sums, numbers = such sums, and a"
+        " number or two of each client (its loss, which model it chose); models = each"
+        " client's model or gradient; data = examples, or a summary of each client's"
+        " inputs. Where sums suffice, and for ucfl with streams = NUMBER, a"
+        " federation's secure_aggregation shows the coordinator nothing else."
+    ),
+    (
+        "`fedtailor algorithms --by FACT` groups by travels, keeps, sees or validation;"
+        " `fedtailor algorithms NAME` says all about one. All of it is about default"
+        " settings."
+    ),
 )
 
 
@@ -56,7 +109,10 @@ def algorithms(arguments: list[str]) -> int:
     if name is not None:
         _one(find_algorithm(name), as_json)
         return 0
-    listed = sorted(Algorithm.registry, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    listed = sorted(
+        Algorithm.registry,
+        key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name),
+    )
     methods = [Algorithm.registry[name].about for name in listed]
     if as_json:
         print(json.dumps([dataclasses.asdict(about) for about in methods], indent=2))
@@ -71,7 +127,9 @@ def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
     Raises:
         ValueError: there is no such fact.
     """
-    given = [argument.replace("--by=", "--by ", 1).split(" ", 1) for argument in arguments]
+    given = [
+        argument.replace("--by=", "--by ", 1).split(" ", 1) for argument in arguments
+    ]
     words = [word for argument in given for word in argument]
     if "--by" not in words:
         return None, arguments
@@ -84,7 +142,11 @@ def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
 def _one(kind: type[Algorithm], as_json: bool) -> None:
     about, found = dataclasses.asdict(kind.about), parameters(kind())
     if as_json:
-        print(json.dumps({**about, "doc": inspect.getdoc(kind), "parameters": found}, indent=2))
+        print(
+            json.dumps(
+                {**about, "doc": inspect.getdoc(kind), "parameters": found}, indent=2
+            )
+        )
         return
     print(f"{kind.about.name}: {kind.about.paper}\n\n{inspect.getdoc(kind)}\n")
     facts = {**about, "validation": about["validation"] or "not used"}
@@ -105,33 +167,56 @@ def group(about: About, fact: str) -> str:
 
 
 def _listed(methods: list[About], fact: str) -> str:
-    """A line a method under the headings of one fact's groups, as wide as the terminal: the other facts."""
+    """A line a method under the headings of one fact's groups, as wide as the terminal:
+    the other facts.
+    """
     width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
     # what a client keeps comes last, as the only text that may need a second line
-    columns = [name for name in ("travels", "sees", "validation") if name != fact] + ["keeps"]
-    cells = {about.name: [_cell(about, column) for column in columns] for about in methods}
-    widths = [max(len(name), *(len(row[place]) for row in cells.values())) for place, name in enumerate(columns)]
+    columns = [name for name in ("travels", "sees", "validation") if name != fact] + [
+        "keeps"
+    ]
+    cells = {
+        about.name: [_cell(about, column) for column in columns] for about in methods
+    }
+    widths = [
+        max(len(name), *(len(row[place]) for row in cells.values()))
+        for place, name in enumerate(columns)
+    ]
     widths = [2 + max(map(len, cells)), *(most + 2 for most in widths[:-1])]
 
     def line(*words: str) -> list[str]:
-        start = "  " + "".join(f"{word:<{room}}" for word, room in zip(words, widths, strict=False))
-        return textwrap.wrap(words[-1], width, initial_indent=start, subsequent_indent=" " * len(start),
-                             break_long_words=False)  # fmt: skip
+        start = "  " + "".join(
+            f"{word:<{room}}" for word, room in zip(words, widths, strict=False)
+        )
+        return textwrap.wrap(
+            words[-1],
+            width,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_long_words=False,
+        )
 
     counted = f"{len(methods)} methods, by {FACTS[fact]}"
     lines = [*textwrap.wrap(counted, width), "", *line("", *columns)]
     for heading in GROUPS[fact]:
-        members = sorted((about for about in methods if group(about, fact) == heading), key=_alike)
+        members = sorted(
+            (about for about in methods if group(about, fact) == heading), key=_alike
+        )
         if members:
             lines += ["", f"{fact}: {heading}"]
         for about in members:
             lines += line(about.name, *cells[about.name])
-    return "\n".join([*lines, "", *(row for text in LEGEND for row in textwrap.wrap(text, width))])
+    return "\n".join(
+        [*lines, "", *(row for text in LEGEND for row in textwrap.wrap(text, width))]
+    )
 
 
 def _alike(about: About) -> tuple[int, ...]:
     """Puts methods beside those whose facts are the same."""
-    return tuple(GROUPS[fact].index(group(about, fact)) for fact in ("travels", "sees", "keeps", "validation"))
+    return tuple(
+        GROUPS[fact].index(group(about, fact))
+        for fact in ("travels", "sees", "keeps", "validation")
+    )
 
 
 def _cell(about: About, fact: str) -> str:

@@ -1,4 +1,6 @@
-"""`fedtailor card RUN --client X`: what must be known of one client's model before it is used, as Markdown."""
+"""`fedtailor card RUN --client X`: what must be known of one client's model before it
+is used, as Markdown.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,9 @@ from fedtailor.cli.output import put
 
 @dataclass(frozen=True)
 class Options:
-    """The model card of one client: data, split, preprocessing, measurements with intervals, method, what was sent."""
+    """The model card of one client: data, split, preprocessing, measurements with
+    intervals, method, what was sent.
+    """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory."""

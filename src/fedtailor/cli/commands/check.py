@@ -1,4 +1,6 @@
-"""`fedtailor check PATH ...`: whether runs, exports and saved federations are what was written."""
+"""`fedtailor check PATH ...`: whether runs, exports and saved federations are what was
+written.
+"""
 
 import json
 from dataclasses import dataclass
@@ -17,10 +19,16 @@ assert algorithms.__all__  # importing them registers the states that checkpoint
 
 @dataclass(frozen=True)
 class Options:
-    """Compare run directories, exported models and saved federations with the digests that they carry."""
+    """Compare run directories, exported models and saved federations with the digests
+    that they carry.
+    """
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
-    """A run directory, an export, a saved federation, or a directory that holds some of them."""
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH")
+    ]
+    """A run directory, an export, a saved federation, or a directory that holds some of
+    them.
+    """
     json: bool = False
     """Print one JSON array instead of lines."""
 
@@ -29,10 +37,21 @@ def check(arguments: list[str]) -> int:
     """Look at everything; the exit code is 0 where all of it is whole."""
     options = parse(Options, arguments, "fedtailor check")
     if not options.paths:
-        raise ValueError("there is nothing to check; name a run directory, an export or a saved federation")
+        raise ValueError(
+            "there is nothing to check; name a run directory, an export or a saved"
+            " federation"
+        )
     found = [finding for path in options.paths for finding in look(path)]
     if options.json:
-        print(json.dumps([{"path": str(one.path), "whole": one.whole, "what": one.what} for one in found], indent=2))
+        print(
+            json.dumps(
+                [
+                    {"path": str(one.path), "whole": one.whole, "what": one.what}
+                    for one in found
+                ],
+                indent=2,
+            )
+        )
     else:
         for one in found:
             print(f"{one.path}: {'whole' if one.whole else 'NOT WHOLE'}: {one.what}")

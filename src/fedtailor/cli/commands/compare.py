@@ -1,4 +1,6 @@
-"""`fedtailor compare FILE`: an experiment (methods, scenarios, seeds and grids), or a table of your own."""
+"""`fedtailor compare FILE`: an experiment (methods, scenarios, seeds and grids), or a
+table of your own.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -29,16 +31,23 @@ class Options:
     devices: int | None = None
     """Devices to use (all by default)."""
     seeds_at_once: int = 1
-    """Seeds of a method to train as one cohort: where that fills the devices, it is faster."""
+    """Seeds of a method to train as one cohort: where that fills the devices, it is
+    faster.
+    """
     budget: bool = False
-    """Choose settings after a twelfth and two methods after three eighths of the rounds, on validation data: about a
-    third of all rounds."""
+    """Choose settings after a twelfth and two methods after three eighths of the
+    rounds, on validation data: about a third of all rounds."""
     any_version: bool = False
-    """Take runs that another version of fedtailor made, too; otherwise they are made anew."""
+    """Take runs that another version of fedtailor made, too; otherwise they are made
+    anew.
+    """
     canonical: bool = False
-    """Aggregate in the order of clients, so that results do not depend on the number of devices."""
+    """Aggregate in the order of clients, so that results do not depend on the number of
+    devices.
+    """
     track: tuple[str, ...] = ()
-    """Show every run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
+    """Show every run in experiment trackers, too: mlflow, tensorboard, wandb (offline).
+    """
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -55,37 +64,60 @@ class TableOptions(Options, OwnTable):
         check_counts(self, "rounds")
         check_seeds("seeds", *(self.seeds or ()))
         for name in ("algorithms", "seeds", "lr"):
-            require(getattr(self, name) != (), f"{as_option(name)} is empty; name one or more")
+            require(
+                getattr(self, name) != (),
+                f"{as_option(name)} is empty; name one or more",
+            )
 
 
 def compare(arguments: list[str]) -> int:
     """Run an experiment and print its tables."""
     if not arguments or arguments[0].startswith("-"):
         if "-h" in arguments or "--help" in arguments:
-            print(f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare EXPERIMENT.toml --help")
+            print(
+                f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare"
+                " EXPERIMENT.toml --help"
+            )
             return 0
         raise ValueError(f"usage: {USAGE}")
     path, rest = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
-    # A pipe, such as <(...), can be read once only, and the file is read again when runs go on.
-    require(path.is_file() or not path.exists(), f"{path} is no regular file; write it to one")
+    # A pipe, such as <(...), can be read once only, and the file is read again when
+    # runs go on.
+    require(
+        path.is_file() or not path.exists(),
+        f"{path} is no regular file; write it to one",
+    )
     if path.name.lower().endswith(ENDINGS):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
         experiment, about_table = prepare_own_table(path, options)
         print(about_table, file=sys.stderr if options.json else sys.stdout)
     else:
-        require(path.suffix == ".toml", f"{path} is neither an experiment (.toml) nor a table ({', '.join(ENDINGS)})")
+        require(
+            path.suffix == ".toml",
+            f"{path} is neither an experiment (.toml) nor a table"
+            f" ({', '.join(ENDINGS)})",
+        )
         options = parse(Options, rest, program)
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
         comparison = Comparison(
-            experiment, options.out, Settings(devices=options.devices, canonical=options.canonical), progress,
-            options.seeds_at_once, path, options.any_version, options.track, options.budget,
-        )  # fmt: skip
+            experiment,
+            options.out,
+            Settings(devices=options.devices, canonical=options.canonical),
+            progress,
+            options.seeds_at_once,
+            path,
+            options.any_version,
+            options.track,
+            options.budget,
+        )
         try:
             index = comparison.run()
         except Interrupted as stopped:
-            raise Interrupted("stopped; the same command goes on where it was") from stopped
+            raise Interrupted(
+                "stopped; the same command goes on where it was"
+            ) from stopped
     shown = ["--format", "json"] if options.json else []
     return report([str(options.out), index.parent.name, *shown])

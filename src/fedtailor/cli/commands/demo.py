@@ -1,4 +1,6 @@
-"""`fedtailor demo`: compare methods on rotated and on relabelled digits, with figures."""
+"""`fedtailor demo`: compare methods on rotated and on relabelled digits, with
+figures.
+"""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,9 @@ EVERY = 2
 
 @dataclass(frozen=True)
 class Options:
-    """Compare six methods on two scenarios over three seeds; print a table, save figures."""
+    """Compare six methods on two scenarios over three seeds; print a table, save
+    figures.
+    """
 
     out: Path = Path("fedtailor-demo")
     """Where runs and figures go; runs that are already there are not repeated."""
@@ -42,7 +46,10 @@ def demo(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor demo")
     check_counts(options, "rounds")
     started = perf_counter()
-    runs = {name: _train(scenarios.find(name), options.out / "runs" / name, options) for name in NAMES}
+    runs = {
+        name: _train(scenarios.find(name), options.out / "runs" / name, options)
+        for name in NAMES
+    }
     for name, found in runs.items():
         table(name, found).show()
         print()
@@ -68,22 +75,41 @@ def compared(scenario: Scenario) -> dict[str, Algorithm]:
     }
 
 
-def _train(scenario: Scenario, directory: Path, options: Options) -> dict[str, list[StoredRun]]:
+def _train(
+    scenario: Scenario, directory: Path, options: Options
+) -> dict[str, list[StoredRun]]:
     """Method -> its runs, one a seed."""
     found: dict[str, list[StoredRun]] = {}
     rounds = options.rounds
     for seed in SEEDS:
         federation = scenario.build(seed)
         for label, algorithm in compared(scenario).items():
-            path = directory / f"{label.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
+            path = (
+                directory
+                / f"{label.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
+            )
             if options.fresh and (path / MANIFEST).exists():
                 shutil.rmtree(path)
-            with progress_of(f"{scenario.name}: {label}, seed {seed}", rounds) as progress:
+            with progress_of(
+                f"{scenario.name}: {label}, seed {seed}", rounds
+            ) as progress:
                 try:
-                    run(algorithm, federation, scenario.model, rounds, seed=seed, evaluate_every=EVERY,
-                        directory=path, checkpoint_every=rounds, resume=True, progress=progress)  # fmt: skip
+                    run(
+                        algorithm,
+                        federation,
+                        scenario.model,
+                        rounds,
+                        seed=seed,
+                        evaluate_every=EVERY,
+                        directory=path,
+                        checkpoint_every=rounds,
+                        resume=True,
+                        progress=progress,
+                    )
                 except Interrupted as stopped:
-                    raise Interrupted("stopped; `fedtailor demo` goes on where it was") from stopped
+                    raise Interrupted(
+                        "stopped; `fedtailor demo` goes on where it was"
+                    ) from stopped
             found.setdefault(label, []).append(StoredRun(path))
     return found
 
@@ -95,10 +121,24 @@ def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
     assert reference is not None  # FedAvg is one of the methods
     for label, runs in found.items():
         spreads = [run.spread() for run in runs]
-        quality = [unit.number([spread[which] for spread in spreads]) for which in ("mean", "worst")]
-        rows.append([label, *quality, *costs.models(runs), *costs.times(runs, found[reference])])
-    columns = ["method", "accuracy,\n%", "worst\nclient, %", "models\ndown", "models\nup", *costs.TIME_HEADERS]
-    title = f"{name}, {len(SEEDS)} seeds; {costs.time_title(reference, found[reference])}"
+        quality = [
+            unit.number([spread[which] for spread in spreads])
+            for which in ("mean", "worst")
+        ]
+        rows.append(
+            [label, *quality, *costs.models(runs), *costs.times(runs, found[reference])]
+        )
+    columns = [
+        "method",
+        "accuracy,\n%",
+        "worst\nclient, %",
+        "models\ndown",
+        "models\nup",
+        *costs.TIME_HEADERS,
+    ]
+    title = (
+        f"{name}, {len(SEEDS)} seeds; {costs.time_title(reference, found[reference])}"
+    )
     return Table(title, columns, rows, note=costs.TIME_NOTE)
 
 

@@ -1,4 +1,6 @@
-"""`fedtailor diagnose TABLE|SCENARIO`: who differs, who gains from sharing, what to train, before any training."""
+"""`fedtailor diagnose TABLE|SCENARIO`: who differs, who gains from sharing, what to
+train, before any training.
+"""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -57,13 +59,18 @@ def diagnose(arguments: list[str]) -> int:
     """Print what one probe of a table's or a scenario's clients says."""
     if not arguments or arguments[0].startswith("-"):
         if "-h" in arguments or "--help" in arguments:
-            print(f"usage: {USAGE}\n\nThe options depend on the data: fedtailor diagnose digits-rotated --help")
+            print(
+                f"usage: {USAGE}\n\nThe options depend on the data: fedtailor diagnose"
+                " digits-rotated --help"
+            )
             return 0
         raise ValueError(f"usage: {USAGE}; `fedtailor scenarios` lists the scenarios")
     name, rest = arguments[0], arguments[1:]
     if name.lower().endswith(ENDINGS) or Path(name).is_file():
         path = Path(name)
-        require(name.lower().endswith(ENDINGS), f"{name} is no table ({', '.join(ENDINGS)})")
+        require(
+            name.lower().endswith(ENDINGS), f"{name} is no table ({', '.join(ENDINGS)})"
+        )
         options: Options = parse(OwnTableOptions, rest, f"fedtailor diagnose {name}")
         federation, model, about = _own_table(path, options)
     else:
@@ -71,7 +78,9 @@ def diagnose(arguments: list[str]) -> int:
         scenario, options = _parse(scenario, rest)
         federation, model = scenario.build(options.seed), scenario.model
         about = federation.describe()
-    advice = ask(federation, model, seed=options.seed, settings=Settings(devices=options.devices))
+    advice = ask(
+        federation, model, seed=options.seed, settings=Settings(devices=options.devices)
+    )
     if options.json:
         print(json.dumps(finite(as_dict(advice)), allow_nan=False))
     else:
@@ -82,7 +91,11 @@ def diagnose(arguments: list[str]) -> int:
 def _own_table(path: Path, options: Options) -> tuple[Federation, Architecture, str]:
     assert isinstance(options, OwnTableOptions)
     table = from_table(path, seed=options.seed, **changed_options(options))
-    return table, logistic(), "\n".join([table.describe(), *(f"  {note}" for note in table.notes)])
+    return (
+        table,
+        logistic(),
+        "\n".join([table.describe(), *(f"  {note}" for note in table.notes)]),
+    )
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:
@@ -100,7 +113,10 @@ def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]
         return sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {"sizes": Annotated[type(sizes), flat], "options": Annotated[Options, flat]}
+    together.__annotations__ = {
+        "sizes": Annotated[type(sizes), flat],
+        "options": Annotated[Options, flat],
+    }
     together.__defaults__ = (sizes, options)
     together.__doc__ = f"Diagnose {scenario.name}: {scenario.description}."
     return parse(together, arguments, f"fedtailor diagnose {scenario.name}")
@@ -121,23 +137,40 @@ def as_dict(advice: Advice) -> dict[str, Any]:
 
 
 def as_text(advice: Advice) -> str:
-    """The sentences, the methods to train, and the tables, each with what it rests on."""
+    """The sentences, the methods to train, and the tables, each with what it rests
+    on.
+    """
     clients, pairs = advice.diagnosis.clients(), advice.diagnosis.pairs()
     most_unlike = pairs.sort("gradient_ratio", descending=True, maintain_order=True)
     parts = ["\n".join(advice.sentences())]
-    parts.append(f"Train (sent in a round; the probe has sent {_bytes(advice.probe_bytes)}):")
-    parts.append(_lines(["method", "down", "to each", "up", "start with", "because"], map(_row, advice.race.entries)))
+    parts.append(
+        f"Train (sent in a round; the probe has sent {_bytes(advice.probe_bytes)}):"
+    )
+    parts.append(
+        _lines(
+            ["method", "down", "to each", "up", "start with", "because"],
+            map(_row, advice.race.entries),
+        )
+    )
     parts.append("Clients" + _first(CLIENTS_SHOWN, len(clients)))
     parts.append(_shown(clients.head(CLIENTS_SHOWN)))
-    parts.append("Pairs, by gradients the most unlike ones first" + _first(PAIRS_SHOWN, len(pairs)))
+    parts.append(
+        "Pairs, by gradients the most unlike ones first"
+        + _first(PAIRS_SHOWN, len(pairs))
+    )
     parts.append(_shown(most_unlike.head(PAIRS_SHOWN)))
     columns = [name for name in (*clients.columns, *pairs.columns) if name in RESTS_ON]
-    parts.append("What the columns rest on:\n" + "\n".join(f"  {name}: {RESTS_ON[name]}" for name in columns))
+    parts.append(
+        "What the columns rest on:\n"
+        + "\n".join(f"  {name}: {RESTS_ON[name]}" for name in columns)
+    )
     return "\n\n".join(parts)
 
 
 def _row(entry: Recommendation) -> list[str]:
-    settings = ", ".join(f"{name} {value}" for name, value in entry.settings.items()) or "-"
+    settings = (
+        ", ".join(f"{name} {value}" for name, value in entry.settings.items()) or "-"
+    )
     sent = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
     return [entry.method, *map(_bytes, sent), settings, entry.because]
 
@@ -161,7 +194,10 @@ def _lines(header: list[str], rows: Any) -> str:
     """Columns, aligned by spaces."""
     table = [header, *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in table
+    )
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 

@@ -1,4 +1,6 @@
-"""`fedtailor enroll RUN --data rows.csv --client NAME --out DIR`: a model for a client that arrives after training."""
+"""`fedtailor enroll RUN --data rows.csv --client NAME --out DIR`: a model for a client
+that arrives after training.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,11 @@ from fedtailor.cli.options import as_typed, parse
 
 @dataclass(frozen=True)
 class Options:
-    """Serve a newcomer: from its own labelled rows it gets the model that the run's method gives to unseen clients.
+    """Serve a newcomer: from its own labelled rows it gets the model that the run's
+    method gives to unseen clients.
 
-    The run itself is not changed. It must find its data again: a table lies where it was, or --table says where.
+    The run itself is not changed. It must find its data again: a table lies where it
+    was, or --table says where.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -27,9 +31,13 @@ class Options:
     table: Path | None = None
     """Where the run's table is now, if it was moved."""
     missing: Literal["error", "impute"] = "error"
-    """A missing cell of a column that missed none in training: refuse it, or put the median or most frequent value."""
+    """A missing cell of a column that missed none in training: refuse it, or put the
+    median or most frequent value.
+    """
     unknown: Literal["error", "other"] = "error"
-    """A category that training never saw: refuse it, or take it as none of the known ones."""
+    """A category that training never saw: refuse it, or take it as none of the known
+    ones.
+    """
 
 
 def enroll(arguments: list[str]) -> int:
@@ -39,16 +47,25 @@ def enroll(arguments: list[str]) -> int:
     from fedtailor.deployment.predictions import labelled_rows
     from fedtailor.protocol import require
 
-    taken = options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir()))
-    require(not taken, f"{options.out} is not empty; name a new directory for the model")
+    taken = options.out.exists() and (
+        not options.out.is_dir() or any(options.out.iterdir())
+    )
+    require(
+        not taken, f"{options.out} is not empty; name a new directory for the model"
+    )
     run = open_run(options.run, table=options.table)
     require(
         options.client not in run.names,
-        f"client {options.client!r} took part in {options.run}; its model is there (fedtailor predict {options.run} "
-        f"ROWS --client {options.client!r})",
+        f"client {options.client!r} took part in {options.run}; its model is there"
+        f" (fedtailor predict {options.run} ROWS --client {options.client!r})",
     )
     with as_typed():
-        x, y = labelled_rows(run, options.data, missing=options.missing, unknown=options.unknown)
+        x, y = labelled_rows(
+            run, options.data, missing=options.missing, unknown=options.unknown
+        )
     model = run.enroll(x, y, name=options.client)
-    print(f"{options.client}: a model from {len(x):,} rows: {model.save(options.out).resolve()}")
+    print(
+        f"{options.client}: a model from {len(x):,} rows:"
+        f" {model.save(options.out).resolve()}"
+    )
     return 0

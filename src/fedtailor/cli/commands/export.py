@@ -1,4 +1,6 @@
-"""`fedtailor export RUN --out DIR`: personal models as safetensors or ONNX files, with a card for each."""
+"""`fedtailor export RUN --out DIR`: personal models as safetensors or ONNX files, with
+a card for each.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +13,12 @@ from fedtailor.cli.options import parse
 
 @dataclass(frozen=True)
 class Options:
-    """Write the personal models of a run, the preprocessing of its table, and a model card for each client.
+    """Write the personal models of a run, the preprocessing of its table, and a model
+    card for each client.
 
-    safetensors: vectors that `fedtailor predict` and `fedtailor.load_models` read. onnx: one graph for each client, for
-    any ONNX runtime; needs `pip install 'fedtailor[onnx]'`.
+    safetensors: vectors that `fedtailor predict` and `fedtailor.load_models` read.
+    onnx: one graph for each client, for any ONNX runtime; needs `pip install
+    'fedtailor[onnx]'`.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -41,5 +45,8 @@ def export(arguments: list[str]) -> int:
     write = export_onnx if options.format == "onnx" else export_models
     write(models, options.out)
     cards = write_cards(run, names, options.out)
-    print(f"{len(models)} models ({options.format}) and {len(cards)} cards: {options.out.resolve()}")
+    print(
+        f"{len(models)} models ({options.format}) and {len(cards)} cards:"
+        f" {options.out.resolve()}"
+    )
     return 0

@@ -41,7 +41,9 @@ Positional = tyro.conf.Positional
 
 @dataclass(frozen=True)
 class Init:
-    """Make a federation's directory, or add clients to one that is there. Nothing is overwritten."""
+    """Make a federation's directory, or add clients to one that is there. Nothing is
+    overwritten.
+    """
 
     dir: Positional[Path]
     """Directory of the federation."""
@@ -50,12 +52,16 @@ class Init:
     address: str | None = None
     """HOST:PORT where clients reach the coordinator (new federations)."""
     job: Path | None = None
-    """A job file to copy; without it a template is written, to be edited (new federations)."""
+    """A job file to copy; without it a template is written, to be edited (new
+    federations).
+    """
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Coordinate a federation: start Flower's SuperLink with TLS, wait for the clients, train."""
+    """Coordinate a federation: start Flower's SuperLink with TLS, wait for the clients,
+    train.
+    """
 
     dir: Positional[Path]
     """Directory of the federation."""
@@ -64,7 +70,9 @@ class Serve:
     wait: float = 600.0
     """Seconds to wait for the clients."""
     evaluate_every: int = 1
-    """Have clients evaluate after every n-th round, and after the last (where the job lets them)."""
+    """Have clients evaluate after every n-th round, and after the last (where the job
+    lets them).
+    """
     resume: bool = False
     """Go on with the run in DIR/run."""
     check: bool = False
@@ -115,9 +123,14 @@ def federation(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     name, *rest = arguments
-    require(name in COMMANDS, f"there is no command federation {name}; the commands are {', '.join(COMMANDS)}")
+    require(
+        name in COMMANDS,
+        f"there is no command federation {name}; the commands are"
+        f" {', '.join(COMMANDS)}",
+    )
     options, run = COMMANDS[name]
-    # all commands alike, so that the simulation of a job and its machines run programs of one kind
+    # all commands alike, so that the simulation of a job and its machines run programs
+    # of one kind
     save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
@@ -135,11 +148,18 @@ def _init(options: Init) -> int:
     print(f"Made {options.dir} with kits for {', '.join(made)}.")
     print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
     print(
-        f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each client, over a channel you trust:"
+        f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
+        " client, over a channel you trust:"
     )
     print("   a kit holds the client's private key. Then remove the kits here.")
-    print(f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to make new certificates.")
-    print(f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor federation join KIT --data FILE")
+    print(
+        f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to"
+        " make new certificates."
+    )
+    print(
+        f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor"
+        " federation join KIT --data FILE"
+    )
     return 0
 
 
@@ -159,9 +179,15 @@ def _serve(options: Serve) -> int:
         options.check or options.resume or not run_there,
         f"{options.dir / RUN} already holds a run; --resume goes on with it",
     )
-    require(run_there or not options.resume, f"there is no run in {options.dir} to go on with; leave out --resume")
+    require(
+        run_there or not options.resume,
+        f"there is no run in {options.dir} to go on with; leave out --resume",
+    )
     with connected(options.dir, host=options.listen) as connection:
-        print(f"{connection.job.title}: waiting for {', '.join(connection.clients)} at {connection.job.address}")
+        print(
+            f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
+            f" {connection.job.address}"
+        )
         found = greet(connection, wait=options.wait)
         rows = {name: reply.arrays["rows"] for name, reply in found.replies.items()}
         for name, own in rows.items():
@@ -170,11 +196,17 @@ def _serve(options: Serve) -> int:
         if options.check:
             return 0
         job = connection.job
-        known = Statistics.load(options.dir / COORDINATOR, job.schema) if options.resume else None
+        known = (
+            Statistics.load(options.dir / COORDINATOR, job.schema)
+            if options.resume
+            else None
+        )
         try:
             agreed = agree(job, connection.transport, rows, options.wait, known, _tell)
         except TooFewClients as error:
-            raise ValueError(f"{error}: the preprocessing needs all that are there; start again") from None
+            raise ValueError(
+                f"{error}: the preprocessing needs all that are there; start again"
+            ) from None
         if agreed is not None:
             agreed.save(options.dir / COORDINATOR)
         if line := about_inputs(job.schema, agreed):
@@ -182,13 +214,26 @@ def _serve(options: Serve) -> int:
         with progress_of(job.title, job.rounds) as progress:
             try:
                 training = coordinate(
-                    job, connection.transport, rows, options.dir / RUN, resume=options.resume, agreed=agreed,
-                    evaluate_every=options.evaluate_every, callbacks=(AfterRound(progress),), tell=_tell,
-                )  # fmt: skip
+                    job,
+                    connection.transport,
+                    rows,
+                    options.dir / RUN,
+                    resume=options.resume,
+                    agreed=agreed,
+                    evaluate_every=options.evaluate_every,
+                    callbacks=(AfterRound(progress),),
+                    tell=_tell,
+                )
             except TooFewClients as error:
-                raise ValueError(f"{error}; go on with fedtailor federation serve {options.dir} --resume") from None
+                raise ValueError(
+                    f"{error}; go on with fedtailor federation serve {options.dir}"
+                    " --resume"
+                ) from None
             except Interrupted as stopped:
-                raise Interrupted(f"stopped; go on with fedtailor federation serve {options.dir} --resume") from stopped
+                raise Interrupted(
+                    f"stopped; go on with fedtailor federation serve {options.dir}"
+                    " --resume"
+                ) from stopped
         _print_scores(training, options.dir / RUN)
     return 0
 
@@ -202,10 +247,17 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
     metric = training.metric.name
     for unseen in (False, True):
         found = [
-            it for it in training.metrics.evaluations if (it.metric, it.split, it.unseen) == (metric, "test", unseen)
+            it
+            for it in training.metrics.evaluations
+            if (it.metric, it.split, it.unseen) == (metric, "test", unseen)
         ]
-        for client, value in zip(found[-1].clients, found[-1].values, strict=True) if found else ():
-            print(f"{training.client_names[client]}: {metric} {value:.4f}{' (newcomer)' if unseen else ''}")
+        for client, value in (
+            zip(found[-1].clients, found[-1].values, strict=True) if found else ()
+        ):
+            print(
+                f"{training.client_names[client]}: {metric}"
+                f" {value:.4f}{' (newcomer)' if unseen else ''}"
+            )
     where = "" if directory is None else f"; the run is in {directory}"
     print(f"{training.round} rounds done{where}")
 
@@ -230,18 +282,33 @@ def _predict(options: Predict) -> int:
     from fedtailor.storage.export import load_models
 
     kit = read_kit(options.kit)
-    directory, schema = ClientStore(kit.state, kit.job.identity).directory, kit.job.schema
+    directory, schema = (
+        ClientStore(kit.state, kit.job.identity).directory,
+        kit.job.schema,
+    )
     agreed = Statistics.load(directory, schema) if schema.federated else None
     path = directory / PERSONAL
     there = path.is_dir() and (agreed is not None or not schema.federated)
-    require(there, f"{options.kit} holds no personal model yet; it is stored when the training ends")
+    require(
+        there,
+        f"{options.kit} holds no personal model yet; it is stored when the training"
+        " ends",
+    )
     model = load_models(path, plan_of(kit.job, agreed).model)[kit.name]
     if agreed is None:
         predicted = model.predict(read_rows(options.data, schema, target=False).x)
     else:
-        found = model.predict(read_table(options.data, schema, target=False).rows(agreed).x)
-        predicted = found if schema.classes else agreed.preprocessing(schema).decode(found)
-    cells = predicted.ravel() if schema.classes is None else [schema.classes[value] for value in predicted]
+        found = model.predict(
+            read_table(options.data, schema, target=False).rows(agreed).x
+        )
+        predicted = (
+            found if schema.classes else agreed.preprocessing(schema).decode(found)
+        )
+    cells = (
+        predicted.ravel()
+        if schema.classes is None
+        else [schema.classes[value] for value in predicted]
+    )
     put(_as_csv(cells), options.out)
     return 0
 
@@ -263,8 +330,14 @@ def _simulate(options: Simulate) -> int:
     from fedtailor.remote.statistics import about_inputs
     from fedtailor.runs import run
 
-    job, names = read_job(options.dir / JOB), list(read_public_keys(options.dir / COORDINATOR))
-    count = f"{len(options.data)} files for {len(names)} clients; give one for each, in this order: {', '.join(names)}"
+    job, names = (
+        read_job(options.dir / JOB),
+        list(read_public_keys(options.dir / COORDINATOR)),
+    )
+    count = (
+        f"{len(options.data)} files for {len(names)} clients; give one for each, in"
+        f" this order: {', '.join(names)}"
+    )
     require(len(options.data) == len(names), count)
     clients, agreed = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, agreed)
@@ -272,10 +345,18 @@ def _simulate(options: Simulate) -> int:
         print(line, flush=True)
     with progress_of(job.title, job.rounds) as progress:
         done = run(
-            plan.algorithm, clients, plan.model, job.rounds, seed=job.seed, progress=progress,
-            participation=job.participation, uplink=plan.uplink, downlink=plan.downlink, directory=options.out,
+            plan.algorithm,
+            clients,
+            plan.model,
+            job.rounds,
+            seed=job.seed,
+            progress=progress,
+            participation=job.participation,
+            uplink=plan.uplink,
+            downlink=plan.downlink,
+            directory=options.out,
             settings=Settings(devices=1, canonical=True),
-        )  # fmt: skip
+        )
     _print_scores(done.training, options.out)
     return 0
 

@@ -1,4 +1,6 @@
-"""`fedtailor forget RUN --client X --out DIR`: train again without a client, and prove that nothing of it is left."""
+"""`fedtailor forget RUN --client X --out DIR`: train again without a client, and prove
+that nothing of it is left.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 class Options:
     """Train a run again, with its own settings, on the data of all other clients.
 
-    DIR/forgotten.json is the proof: the new files were searched for the client's name, examples, model and state, in
-    their bytes and in their cells. The old run and the table stay as they are: remove them yourself.
+    DIR/forgotten.json is the proof: the new files were searched for the client's name,
+    examples, model and state, in their bytes and in their cells. The old run and the
+    table stay as they are: remove them yourself.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -39,9 +42,13 @@ class Options:
 
 
 def _mean(run: "Run", clients: Collection[str]) -> float:
-    """What a run is judged by, on test after its last round, over some clients, seen and unseen."""
+    """What a run is judged by, on test after its last round, over some clients, seen
+    and unseen.
+    """
     found = run.frame().filter(
-        (pl.col("metric") == run.summary().metric) & (pl.col("split") == "test") & pl.col("client").is_in(list(clients))
+        (pl.col("metric") == run.summary().metric)
+        & (pl.col("split") == "test")
+        & pl.col("client").is_in(list(clients))
     )
     last = found.filter(pl.col("round") == pl.col("round").max())["value"]
     return float(last.to_numpy().mean()) if len(last) else float("nan")
@@ -59,11 +66,25 @@ def forget(arguments: list[str]) -> int:
     run = open_run(options.run, table=options.table, settings=settings)
     rounds = int(run.stored.summary["rounds"])
     with progress_of(f"{run.stored.method} without the client", rounds) as progress:
-        done = retrain(run, options.client, options.out, settings=settings, progress=progress)
+        done = retrain(
+            run, options.client, options.out, settings=settings, progress=progress
+        )
     others = done.federation.names
     metric, before, after = run.stored.metric, _mean(run, others), _mean(done, others)
-    print(f"Retrained on {len(others)} of {len(run.names)} clients: {options.out.resolve()}")
-    print(f"Test {metric}, mean over these {len(others)} clients: {after:.4f} (before: {before:.4f})")
-    print(f"Nothing of the client was found in the new directory; what was searched for: {options.out / PROOF}")
-    print(f"{options.run} and the data themselves still hold the client; removing them is up to you.")
+    print(
+        f"Retrained on {len(others)} of {len(run.names)} clients:"
+        f" {options.out.resolve()}"
+    )
+    print(
+        f"Test {metric}, mean over these {len(others)} clients: {after:.4f} (before:"
+        f" {before:.4f})"
+    )
+    print(
+        "Nothing of the client was found in the new directory; what was searched for:"
+        f" {options.out / PROOF}"
+    )
+    print(
+        f"{options.run} and the data themselves still hold the client; removing them is"
+        " up to you."
+    )
     return 0

@@ -1,4 +1,6 @@
-"""`fedtailor models RUN|RESULTS`: the personal models of runs, client by client, with what they reach."""
+"""`fedtailor models RUN|RESULTS`: the personal models of runs, client by client, with
+what they reach.
+"""
 
 import json
 from dataclasses import dataclass
@@ -16,10 +18,11 @@ class Options:
     """List the personal models that a run holds, or each run of a comparison."""
 
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|RESULTS")]
-    """A run directory, the results of `fedtailor compare`, or one experiment in them."""
+    """A run directory, the results of `fedtailor compare`, or one experiment in them.
+    """
     client: str | None = None
-    """Only the models of this client, over all runs, seed by seed (each has its own split), the best on its validation
-    data first."""
+    """Only the models of this client, over all runs, seed by seed (each has its own
+    split), the best on its validation data first."""
     json: bool = False
     """Print one JSON array instead of tables."""
 
@@ -37,14 +40,18 @@ def models(arguments: list[str]) -> int:
     elif options.client is not None:
         _show(f"{options.client}: models", found, of_client=True)
     else:
-        for number, (run, entries) in enumerate(groupby(found, key=lambda entry: entry["run"])):
+        for number, (run, entries) in enumerate(
+            groupby(found, key=lambda entry: entry["run"])
+        ):
             print("\n" * (number > 0), end="")
             _show(run, list(entries), of_client=False)
     return 0
 
 
 def _rank(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
-    """Best on validation data first, among runs on the same rows; what was not measured last."""
+    """Best on validation data first, among runs on the same rows; what was not measured
+    last.
+    """
     value = entry["on_val"]
     loss = 0.0 if value is None else -value if entry["higher_is_better"] else value
     return entry["scenario"], entry["seed"], value is None, loss
@@ -56,13 +63,22 @@ def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None
 
     first = entries[0]
     unit = unit_of(first["metric"])
-    what = [f"{one['scenario']}: {one['algorithm']}, seed {one['seed']}" for one in entries]
+    what = [
+        f"{one['scenario']}: {one['algorithm']}, seed {one['seed']}" for one in entries
+    ]
     rows = [
         [
-            label if of_client else one["client"] + (" (newcomer)" if one["unseen"] else ""),
+            (
+                label
+                if of_client
+                else one["client"] + (" (newcomer)" if one["unseen"] else "")
+            ),
             one["run"] if of_client else one["model"],
             *(f"{one[split]:,}" for split in ("train", "val", "test")),
-            *("-" if one[on] is None else f"{unit.scale * one[on]:.{unit.digits}f}" for on in ("on_val", "on_test")),
+            *(
+                "-" if one[on] is None else f"{unit.scale * one[on]:.{unit.digits}f}"
+                for on in ("on_val", "on_test")
+            ),
         ]
         for label, one in zip(what, entries, strict=True)
     ]

@@ -1,4 +1,6 @@
-"""`fedtailor predict RUN rows.csv --client X`: what a personal model makes of raw rows."""
+"""`fedtailor predict RUN rows.csv --client X`: what a personal model makes of raw
+rows.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +14,32 @@ from fedtailor.cli.output import put
 
 @dataclass(frozen=True)
 class Options:
-    """Predict with the personal models of a run, of an export, or of one enrolled newcomer.
+    """Predict with the personal models of a run, of an export, or of one enrolled
+    newcomer.
 
-    Models that were trained on a table take its columns by name, in any order: the target, the client and what was left
-    out may be there or not. Classes are written by their names, the targets of a regression in their own unit.
+    Models that were trained on a table take its columns by name, in any order: the
+    target, the client and what was left out may be there or not. Classes are written by
+    their names, the targets of a regression in their own unit.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory, or exported models."""
     rows: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROWS")]
-    """A table of rows; of models that were trained on arrays, numbers in the order of their inputs, or a .npy file."""
+    """A table of rows; of models that were trained on arrays, numbers in the order of
+    their inputs, or a .npy file.
+    """
     client: str | None = None
     """Whose model (default: each row's own client, where the rows name it)."""
     out: Path | None = None
     """Write the predictions to this .csv instead of the standard output."""
     missing: Literal["error", "impute"] = "error"
-    """A missing cell of a column that missed none in training: refuse it, or put the median or most frequent value."""
+    """A missing cell of a column that missed none in training: refuse it, or put the
+    median or most frequent value.
+    """
     unknown: Literal["error", "other"] = "error"
-    """A category that training never saw: refuse it, or take it as none of the known ones."""
+    """A category that training never saw: refuse it, or take it as none of the known
+    ones.
+    """
     probabilities: bool = False
     """Write the probability of every class, too."""
 
@@ -40,12 +50,18 @@ def predict(arguments: list[str]) -> int:
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
 
-    models = models_at(options.run, None if options.client is None else [options.client])
+    models = models_at(
+        options.run, None if options.client is None else [options.client]
+    )
     with as_typed():
         found = predictions(
-            models, options.rows, options.client, missing=options.missing, unknown=options.unknown,
+            models,
+            options.rows,
+            options.client,
+            missing=options.missing,
+            unknown=options.unknown,
             probabilities=options.probabilities,
-        )  # fmt: skip
+        )
     put(found.write_csv(), options.out)
     if options.out is not None:
         print(f"{len(found):,} predictions: {options.out.resolve()}")

@@ -1,4 +1,6 @@
-"""`fedtailor report RESULTS [EXPERIMENT ...]`: tables and figures of what compare ran."""
+"""`fedtailor report RESULTS [EXPERIMENT ...]`: tables and figures of what compare
+ran.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +21,22 @@ class Options:
 
     results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")]
     """The directory with the results."""
-    experiments: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")] = ()
+    experiments: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")
+    ] = ()
     """Which experiments (all by default)."""
     format: document.Format = "terminal"
     """Of the tables on the standard output."""
     out: Path | None = None
-    """Write report.md, tables (CSV and LaTeX) and figures (PNG and SVG) below this directory instead."""
+    """Write report.md, tables (CSV and LaTeX) and figures (PNG and SVG) below this
+    directory instead.
+    """
     figures: bool = True
     """Draw figures into --out."""
     html: Path | None = None
-    """Write one experiment as a web page into this file: it needs no network and no other file."""
+    """Write one experiment as a web page into this file: it needs no network and no
+    other file.
+    """
 
 
 def report(arguments: list[str]) -> int:
@@ -36,14 +44,26 @@ def report(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor report")
     found = experiments(options.results, options.experiments)
     if options.html is not None:
-        require(options.out is None, "--html and --out exclude each other; run the command once for each")
+        require(
+            options.out is None,
+            "--html and --out exclude each other; run the command once for each",
+        )
         names = ", ".join(experiment.index.name for experiment in found)
-        require(len(found) == 1, f"--html takes one experiment, {options.results} has {names}; name one of them")
-        print(f"{found[0].index.name}: {write_page(page_of(found[0]), options.html).resolve()}")
+        require(
+            len(found) == 1,
+            f"--html takes one experiment, {options.results} has {names}; name one of"
+            " them",
+        )
+        print(
+            f"{found[0].index.name}:"
+            f" {write_page(page_of(found[0]), options.html).resolve()}"
+        )
         return 0
     for number, experiment in enumerate(found):
         if options.out is not None:
-            path = document.write(experiment, options.out / experiment.index.name, figures=options.figures)
+            path = document.write(
+                experiment, options.out / experiment.index.name, figures=options.figures
+            )
             print(f"{experiment.index.name}: {path.resolve()}")
         else:
             print("\n" * (number > 0), end="")

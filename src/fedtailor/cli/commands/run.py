@@ -36,17 +36,20 @@ class Options:
     seed: int = 0
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
-    """Who reports in a round: a share of the clients (up to 1), or a number of them (from 2)."""
+    """Who reports in a round: a share of the clients (up to 1), or a number of them
+    (from 2).
+    """
     sampling: Sampling = "uniform"
-    """Who is drawn to report: always as many, every client as likely (uniform), or in proportion to training samples
-    (samples); or (poisson) each with the probability --participation, independently of the others, as the accounting of
-    noise assumes."""
+    """Who is drawn to report: always as many, every client as likely (uniform), or in
+    proportion to training samples (samples); or (poisson) each with the probability
+    --participation, independently of the others, as the accounting of noise assumes."""
     uplink: tuple[str, ...] = ()
-    """What happens to an update before it leaves a client: clip:0.5, gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize,
-    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
+    """What happens to an update before it leaves a client: clip:0.5,
+    gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize, cast:bfloat16
+    (`fedtailor.pipelines`), in this order."""
     metrics: tuple[str, ...] = ()
-    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the first is what the run is judged
-    by."""
+    """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the
+    first is what the run is judged by."""
     evaluate_every: int = 1
     """Evaluate all personal models after every n-th round, and after the last."""
     out: Path | None = None
@@ -58,11 +61,14 @@ class Options:
     keep_rows: bool = False
     """Write what became of every test row to rows.parquet in --out."""
     track: tuple[str, ...] = ()
-    """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline)."""
+    """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline).
+    """
     devices: int | None = None
     """Devices to use (all by default)."""
     canonical: bool = False
-    """Aggregate in the order of clients, so that results do not depend on the number of devices."""
+    """Aggregate in the order of clients, so that results do not depend on the number of
+    devices.
+    """
     debug: bool = False
     """One client at a time without compilation; errors name client and step."""
     json: bool = False
@@ -78,19 +84,41 @@ def run(arguments: list[str]) -> int:
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
         if "-h" in arguments or "--help" in arguments:
-            print(f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM SCENARIO --help")
+            print(
+                f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM"
+                " SCENARIO --help"
+            )
             return 0
-        raise ValueError(f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the names")
+        raise ValueError(
+            f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the"
+            " names"
+        )
     scenario = scenarios.find(names[1])
-    algorithm, scenario, options = _parse(find_algorithm(names[0]).about.name, scenario, arguments[2:])
+    algorithm, scenario, options = _parse(
+        find_algorithm(names[0]).about.name, scenario, arguments[2:]
+    )
     if options.resume:
-        require(options.out is not None, "--resume needs the directory of the run: --out DIR")
+        require(
+            options.out is not None,
+            "--resume needs the directory of the run: --out DIR",
+        )
         found = options.out is not None and (options.out / MANIFEST).exists()
-        require(found, f"there is no run in {options.out} to resume; leave out --resume to start one there")
-    require(options.out is not None or not options.keep_rows, "--keep-rows needs a directory: --out DIR")
+        require(
+            found,
+            f"there is no run in {options.out} to resume; leave out --resume to start"
+            " one there",
+        )
+    require(
+        options.out is not None or not options.keep_rows,
+        "--keep-rows needs a directory: --out DIR",
+    )
     title = f"{names[0]} on {names[1]}, seed {options.seed}"
-    trackers = find_trackers(options.track, options.out, experiment=scenario.name, run=title)
-    settings = Settings(devices=options.devices, debug=options.debug, canonical=options.canonical)
+    trackers = find_trackers(
+        options.track, options.out, experiment=scenario.name, run=title
+    )
+    settings = Settings(
+        devices=options.devices, debug=options.debug, canonical=options.canonical
+    )
     federation = scenario.build(options.seed)
     common: dict[str, Any] = {
         "seed": options.seed,
@@ -103,18 +131,32 @@ def run(arguments: list[str]) -> int:
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
         try:
             done = train(
-                algorithm, federation, scenario.model, options.rounds, **common, callbacks=trackers, progress=progress,
-                directory=options.out, checkpoint_every=options.checkpoint_every, resume=options.resume,
-                keep_rows=options.keep_rows, origin=scenario.origin(options.seed),
-            )  # fmt: skip
+                algorithm,
+                federation,
+                scenario.model,
+                options.rounds,
+                **common,
+                callbacks=trackers,
+                progress=progress,
+                directory=options.out,
+                checkpoint_every=options.checkpoint_every,
+                resume=options.resume,
+                keep_rows=options.keep_rows,
+                origin=scenario.origin(options.seed),
+            )
         except Interrupted as stopped:
-            raise Interrupted(f"stopped; continue with --out {options.out} --resume") from stopped
+            raise Interrupted(
+                f"stopped; continue with --out {options.out} --resume"
+            ) from stopped
     _print(done, names[1], options.json)
     return 0
 
 
-def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorithm, Scenario, Options]:
-    """The method with its hyper-parameters (the scenario's by default), the scenario with its sizes, and the options.
+def _parse(
+    name: str, scenario: Scenario, arguments: list[str]
+) -> tuple[Algorithm, Scenario, Options]:
+    """The method with its hyper-parameters (the scenario's by default), the scenario
+    with its sizes, and the options.
 
     Raises:
         ValueError: a wrong option or value, in one line.
@@ -123,14 +165,20 @@ def _parse(name: str, scenario: Scenario, arguments: list[str]) -> tuple[Algorit
 
     default: Any = scenario.algorithm(name)
     options = Options(rounds=scenario.rounds)
-    sizes = sizes_of(scenario, [field.name for field in (*fields(default), *fields(options))])
+    sizes = sizes_of(
+        scenario, [field.name for field in (*fields(default), *fields(options))]
+    )
 
-    def together(algorithm: Any, sizes: Any, options: Any) -> tuple[Algorithm, Scenario, Options]:
+    def together(
+        algorithm: Any, sizes: Any, options: Any
+    ) -> tuple[Algorithm, Scenario, Options]:
         check_local_training(algorithm)
         return algorithm, sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    target = unwrap(together)  # itself, unless type checkers (of the tests) have wrapped it
+    target = unwrap(
+        together
+    )  # itself, unless type checkers (of the tests) have wrapped it
     target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],
@@ -158,4 +206,6 @@ def _print(done: Run, scenario: str, as_json: bool) -> None:
         return
     width = max(map(len, summary))
     for name, value in summary.items():
-        print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}")
+        print(
+            f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}"
+        )

@@ -13,7 +13,9 @@ from fedtailor.models import logistic
 
 def scenarios(arguments: list[str]) -> int:
     """The list of all scenarios, or all about one."""
-    name, as_json = names_and_json(arguments, "usage: fedtailor scenarios [NAME] [--json]")
+    name, as_json = names_and_json(
+        arguments, "usage: fedtailor scenarios [NAME] [--json]"
+    )
     if name is not None:
         _scenario(known_scenarios.find(name), as_json)
         return 0
@@ -26,11 +28,17 @@ def scenarios(arguments: list[str]) -> int:
 
 
 def _row(scenario: Scenario) -> dict[str, Any]:
-    """What the list of scenarios shows of one; without a number of clients all of the data set's own take part."""
+    """What the list of scenarios shows of one; without a number of clients all of the
+    data set's own take part.
+    """
     return {
         "name": scenario.name,
         "clients": scenario.parameters.get("clients"),
-        "model": "logistic" if scenario.model == logistic() else type(scenario.model).__name__,
+        "model": (
+            "logistic"
+            if scenario.model == logistic()
+            else type(scenario.model).__name__
+        ),
         "rounds": scenario.rounds,
         "participation": scenario.participation,
         "data": scenario.data,
@@ -46,7 +54,15 @@ def _listed(rows: list[dict[str, Any]]) -> None:
     for source, group in groupby(rows, lambda row: row["source"]):
         print(f"\n{source}")
         for row in group:
-            print(line.format(**{**row, "clients": row["clients"] or "all", "data": row["data"] or "-"}))
+            print(
+                line.format(
+                    **{
+                        **row,
+                        "clients": row["clients"] or "all",
+                        "data": row["data"] or "-",
+                    }
+                )
+            )
     print("\n`fedtailor scenarios NAME` says more.")
 
 
@@ -54,7 +70,11 @@ def _scenario(scenario: Scenario, as_json: bool) -> None:
     about, explained = about_builder(scenario.build)
     row = _row(scenario)
     if as_json:
-        print(json.dumps({**row, "doc": about, "parameters": scenario.parameters}, indent=2))
+        print(
+            json.dumps(
+                {**row, "doc": about, "parameters": scenario.parameters}, indent=2
+            )
+        )
         return
     print(f"{row.pop('name')}: {row.pop('description')}\n\n{about}\n")
     row["model"] = scenario.model
@@ -64,4 +84,7 @@ def _scenario(scenario: Scenario, as_json: bool) -> None:
             print(f"{name:>13}: {value}")
     print("\nParameters, options of `fedtailor run`:")
     for name, default in scenario.parameters.items():
-        print(f"  --{name.replace('_', '-')} (default {default!r})\n      {explained[name]}")
+        print(
+            f"  --{name.replace('_', '-')} (default {default!r})\n     "
+            f" {explained[name]}"
+        )

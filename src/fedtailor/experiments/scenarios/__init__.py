@@ -1,12 +1,22 @@
-"""The built-in scenarios: small real data, the papers' experiments at their published sizes, and your own file.
+"""The built-in scenarios: small real data, the papers' experiments at their published
+sizes, and your own file.
 
-Every module of this folder that has `SCENARIOS` is found; the imports below only tell type checkers and editors of
-those that come with fedtailor. Builders are functions of this package: `scenarios.digits_rotated(seed=0, clients=8)`.
+Every module of this folder that has `SCENARIOS` is found; the imports below only tell
+type checkers and editors of those that come with fedtailor. Builders are functions of
+this package: `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.scenarios.cgpfl import cgpfl_cifar, cgpfl_fashion, cgpfl_mnist
-from fedtailor.experiments.scenarios.digits import digits_label_shift, digits_permuted, digits_rotated
+from fedtailor.experiments.scenarios.cgpfl import (
+    cgpfl_cifar,
+    cgpfl_fashion,
+    cgpfl_mnist,
+)
+from fedtailor.experiments.scenarios.digits import (
+    digits_label_shift,
+    digits_permuted,
+    digits_rotated,
+)
 from fedtailor.experiments.scenarios.fedem import fedem_synthetic
 from fedtailor.experiments.scenarios.fedrep import fedrep_cifar
 from fedtailor.experiments.scenarios.school import school
@@ -26,8 +36,16 @@ from fedtailor.experiments.scenarios.standard import (
     pfllib_mnist,
 )
 from fedtailor.experiments.scenarios.table import table
-from fedtailor.experiments.scenarios.three_approaches import density, emnist_writers, mnist_writers
-from fedtailor.experiments.scenarios.user_centric import cifar_permuted, emnist_label_shift, emnist_rotated
+from fedtailor.experiments.scenarios.three_approaches import (
+    density,
+    emnist_writers,
+    mnist_writers,
+)
+from fedtailor.experiments.scenarios.user_centric import (
+    cifar_permuted,
+    emnist_label_shift,
+    emnist_rotated,
+)
 from fedtailor.protocol import find_registered, import_modules
 
 ENTRY_POINTS = "fedtailor.scenarios"
@@ -35,9 +53,18 @@ ENTRY_POINTS = "fedtailor.scenarios"
 
 
 def _discovered() -> dict[str, Scenario]:
-    """The scenarios of all modules of this folder, the small ones that need no data first."""
-    modules = sorted(import_modules(__name__), key=lambda module: module.__name__ != f"{__name__}.digits")
-    return {scenario.name: scenario for module in modules for scenario in getattr(module, "SCENARIOS", ())}
+    """The scenarios of all modules of this folder, the small ones that need no data
+    first.
+    """
+    modules = sorted(
+        import_modules(__name__),
+        key=lambda module: module.__name__ != f"{__name__}.digits",
+    )
+    return {
+        scenario.name: scenario
+        for module in modules
+        for scenario in getattr(module, "SCENARIOS", ())
+    }
 
 
 SCENARIOS = _discovered()
@@ -82,4 +109,6 @@ def find(name: str) -> Scenario:
     Raises:
         ValueError: there is none of that name.
     """
-    return find_registered(SCENARIOS, name, "scenario", ENTRY_POINTS, listed_by="fedtailor scenarios")
+    return find_registered(
+        SCENARIOS, name, "scenario", ENTRY_POINTS, listed_by="fedtailor scenarios"
+    )

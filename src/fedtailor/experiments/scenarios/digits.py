@@ -1,9 +1,11 @@
-"""The built-in scenarios on scikit-learn's 1,797 digits: small real data, so that comparisons take seconds.
+"""The built-in scenarios on scikit-learn's 1,797 digits: small real data, so that
+comparisons take seconds.
 
-All have 20 clients with about 72 training and 18 test images each, split by class. Every column of pixels is centred
-(by its mean over all training images) and scaled by 1/2: gradients at a random initial model then tell groups apart;
-raw pixels hide the groups behind what all images share. Scale and local training were chosen on training and
-validation data of other seeds.
+All have 20 clients with about 72 training and 18 test images each, split by class.
+Every column of pixels is centred (by its mean over all training images) and scaled by
+1/2: gradients at a random initial model then tell groups apart; raw pixels hide the
+groups behind what all images share. Scale and local training were chosen on training
+and validation data of other seeds.
 """
 
 from dataclasses import replace
@@ -27,16 +29,23 @@ from fedtailor.protocol import SGD, Algorithm
 SCALE = 0.5
 
 LOCAL = SGD(lr=0.05, momentum=0.9, epochs=5, batch_size=16)
-"""Five epochs of five steps a round: the local work of all methods here, unless a method needs another kind of step.
-(The less work between two mixes of models, the more the mixing pulls all streams together, whatever its weights.)"""
+"""Five epochs of five steps a round: the local work of all methods here, unless a
+method needs another kind of step. (The less work between two mixes of models, the more
+the mixing pulls all streams together, whatever its weights.)"""
 PLAIN = replace(LOCAL, lr=0.1, momentum=0.0)
 STEPS = 25
 
 
 def digits_label_shift(
-    seed: int = 0, *, clients: int = 20, alpha: float = 0.4, test: float = 0.2, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 20,
+    alpha: float = 0.4,
+    test: float = 0.2,
+    val: float = 0.0,
 ) -> Federation:
-    """Label shift: each class spread over clients in Dirichlet(alpha) proportions (Mestoukirdi et al., section V).
+    """Label shift: each class spread over clients in Dirichlet(alpha) proportions
+    (Mestoukirdi et al., section V).
 
     Args:
         seed: of the partition and the splits.
@@ -48,12 +57,17 @@ def digits_label_shift(
         ValueError: too many clients for the data.
     """
     partition = DirichletByClass(clients, alpha, min_samples=10)
-    federation = from_partition(datasets.digits(), partition, test=test, val=val, seed=seed)
+    federation = from_partition(
+        datasets.digits(), partition, test=test, val=val, seed=seed
+    )
     return _finish(federation, "digits-label-shift")
 
 
-def digits_rotated(seed: int = 0, *, clients: int = 20, test: float = 0.2, val: float = 0.0) -> Federation:
-    """Covariate shift: four equal groups of clients see the images turned by 0, 90, 180 and 270 degrees.
+def digits_rotated(
+    seed: int = 0, *, clients: int = 20, test: float = 0.2, val: float = 0.0
+) -> Federation:
+    """Covariate shift: four equal groups of clients see the images turned by 0, 90, 180
+    and 270 degrees.
 
     Args:
         seed: of the partition, the splits and the groups.
@@ -63,13 +77,21 @@ def digits_rotated(seed: int = 0, *, clients: int = 20, test: float = 0.2, val: 
     Raises:
         ValueError: too many clients for the data.
     """
-    return _finish(Rotations()(_even(seed, clients, test, val), seed=seed), "digits-rotated")
+    return _finish(
+        Rotations()(_even(seed, clients, test, val), seed=seed), "digits-rotated"
+    )
 
 
 def digits_permuted(
-    seed: int = 0, *, clients: int = 20, groups: int = 4, test: float = 0.2, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 20,
+    groups: int = 4,
+    test: float = 0.2,
+    val: float = 0.0,
 ) -> Federation:
-    """Concept shift: equal groups of clients name the digits by permutations of their own.
+    """Concept shift: equal groups of clients name the digits by permutations of their
+    own.
 
     Args:
         seed: of the partition, the splits, the groups and their permutations.
@@ -80,11 +102,16 @@ def digits_permuted(
     Raises:
         ValueError: too many clients for the data.
     """
-    return _finish(LabelPermutations(groups)(_even(seed, clients, test, val), seed=seed), "digits-permuted")
+    return _finish(
+        LabelPermutations(groups)(_even(seed, clients, test, val), seed=seed),
+        "digits-permuted",
+    )
 
 
 def _even(seed: int, clients: int, test: float, val: float) -> Federation:
-    return from_partition(datasets.digits(), Stratified(clients), test=test, val=val, seed=seed)
+    return from_partition(
+        datasets.digits(), Stratified(clients), test=test, val=val, seed=seed
+    )
 
 
 def _finish(federation: Federation, name: str) -> Federation:
@@ -95,18 +122,32 @@ SETTINGS: dict[str, Algorithm] = {
     "ucfl": methods.UCFL(sgd=LOCAL, streams="auto", sigma_batch=0.5),
     "ucfl-parallel": methods.UCFLParallel(sgd=LOCAL, streams="auto", sigma_batch=0.5),
     "finetune": methods.FineTune(sgd=LOCAL, tune=replace(PLAIN, epochs=1)),
-    "fedavgm": methods.FedAvgM(sgd=PLAIN, optimizer=ServerOptimizer("momentum", lr=0.3, momentum=0.9)),
-    "hypcluster": methods.HypCluster(sgd=LOCAL, clusters=4, start="farthest", optimizer=ServerOptimizer()),
+    "fedavgm": methods.FedAvgM(
+        sgd=PLAIN, optimizer=ServerOptimizer("momentum", lr=0.3, momentum=0.9)
+    ),
+    "hypcluster": methods.HypCluster(
+        sgd=LOCAL, clusters=4, start="farthest", optimizer=ServerOptimizer()
+    ),
     "ifca": methods.IFCA(sgd=LOCAL, clusters=4, start="farthest"),
-    "dapper": methods.DAPPER(sgd=LOCAL, tune=replace(PLAIN, epochs=1, batch_size=10), optimizer=ServerOptimizer()),
-    "mapper": methods.MAPPER(sgd=LOCAL, fit=replace(PLAIN, epochs=2, batch_size=10), optimizer=ServerOptimizer()),
+    "dapper": methods.DAPPER(
+        sgd=LOCAL,
+        tune=replace(PLAIN, epochs=1, batch_size=10),
+        optimizer=ServerOptimizer(),
+    ),
+    "mapper": methods.MAPPER(
+        sgd=LOCAL,
+        fit=replace(PLAIN, epochs=2, batch_size=10),
+        optimizer=ServerOptimizer(),
+    ),
     "afl": methods.AFL(sgd=LOCAL, update="model", lambda_lr=0.01, average=False),
     "fedprox": methods.FedProx(sgd=LOCAL, mu=0.1),
     "scaffold": methods.SCAFFOLD(sgd=PLAIN),
     "ditto": methods.Ditto(sgd=LOCAL, lam=0.1),
     "apfl": methods.APFL(sgd=PLAIN),
     "per-fedavg": methods.PerFedAvg(sgd=replace(PLAIN, steps=STEPS), alpha=0.1),
-    "pfedme": methods.PFedMe(sgd=replace(PLAIN, steps=STEPS), lam=3.0, outer_lr=0.1, beta=1.0),
+    "pfedme": methods.PFedMe(
+        sgd=replace(PLAIN, steps=STEPS), lam=3.0, outer_lr=0.1, beta=1.0
+    ),
     "cgpfl": methods.CGPFL(sgd=replace(PLAIN, steps=STEPS), lam=3.0, contexts=4),
     "cgpfl-heur": methods.CGPFLHeur(sgd=replace(PLAIN, steps=STEPS), lam=3.0),
     "l2gd": methods.L2GD(sgd=replace(PLAIN, steps=STEPS), lam=0.3, p=0.3),
@@ -117,15 +158,38 @@ SETTINGS: dict[str, Algorithm] = {
     "fedrod": methods.FedRoD(sgd=PLAIN),
     "feddbe": methods.FedDBE(sgd=PLAIN),
 }
-"""The methods' settings for the digits; methods that are not listed train as `LOCAL` says."""
+"""The methods' settings for the digits; methods that are not listed train as `LOCAL`
+says.
+"""
 
 
 SOURCE = "Mestoukirdi et al. 2022, section V (in small)"
 SCENARIOS = tuple(
-    Scenario(name, description, build, mlp(64), 40, SETTINGS, defaults_with(LOCAL), source=SOURCE)
+    Scenario(
+        name,
+        description,
+        build,
+        mlp(64),
+        40,
+        SETTINGS,
+        defaults_with(LOCAL),
+        source=SOURCE,
+    )
     for name, description, build in (
-        ("digits-label-shift", "20 clients, labels in Dirichlet(0.4) proportions", digits_label_shift),
-        ("digits-rotated", "20 clients in 4 groups that see digits turned by 0, 90, 180, 270 degrees", digits_rotated),
-        ("digits-permuted", "20 clients in 4 groups that name the digits by other permutations", digits_permuted),
+        (
+            "digits-label-shift",
+            "20 clients, labels in Dirichlet(0.4) proportions",
+            digits_label_shift,
+        ),
+        (
+            "digits-rotated",
+            "20 clients in 4 groups that see digits turned by 0, 90, 180, 270 degrees",
+            digits_rotated,
+        ),
+        (
+            "digits-permuted",
+            "20 clients in 4 groups that name the digits by other permutations",
+            digits_permuted,
+        ),
     )
 )

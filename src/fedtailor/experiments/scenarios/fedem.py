@@ -1,8 +1,10 @@
-"""The synthetic experiment of Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions.
+"""The synthetic experiment of Marfoq et al. 2021, Federated Multi-Task Learning under a
+Mixture of Distributions.
 
-Settings are those of the released code: 200 rounds of one epoch, batches of 128, momentum 0.9, weight decay 5e-4. Its
-rates fall to a tenth at rounds 100 and again at 150; here they fall by 1.5 % a round, to a twentieth in the end. The
-EMNIST experiment is `emnist-label-shift` with other sizes (experiments/fedem-emnist.toml).
+Settings are those of the released code: 200 rounds of one epoch, batches of 128,
+momentum 0.9, weight decay 5e-4. Its rates fall to a tenth at rounds 100 and again at
+150; here they fall by 1.5 % a round, to a twentieth in the end. The EMNIST experiment
+is `emnist-label-shift` with other sizes (experiments/fedem-emnist.toml).
 """
 
 from dataclasses import replace
@@ -15,9 +17,15 @@ from fedtailor.protocol import SGD, Algorithm
 
 
 def fedem_synthetic(
-    seed: int = 0, *, clients: int = 300, alpha: float = 0.4, test: int = 5000, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 300,
+    alpha: float = 0.4,
+    test: int = 5000,
+    val: float = 0.0,
 ) -> Federation:
-    """Two classes by three linear classifiers, which every client mixes in proportions of its own.
+    """Two classes by three linear classifiers, which every client mixes in proportions
+    of its own.
 
     Args:
         seed: of everything.
@@ -29,10 +37,14 @@ def fedem_synthetic(
     Raises:
         ValueError: impossible sizes.
     """
-    return datasets.synthetic_mixture(clients=clients, alpha=alpha, test=test, val=val, seed=seed)
+    return datasets.synthetic_mixture(
+        clients=clients, alpha=alpha, test=test, val=val, seed=seed
+    )
 
 
-LOCAL = SGD(lr=0.01, momentum=0.9, weight_decay=5e-4, epochs=1, batch_size=128, lr_decay=0.015)
+LOCAL = SGD(
+    lr=0.01, momentum=0.9, weight_decay=5e-4, epochs=1, batch_size=128, lr_decay=0.015
+)
 SETTINGS: dict[str, Algorithm] = {
     "fedem": methods.FedEM(sgd=replace(LOCAL, lr=0.05), components=3),
     "finetune": methods.FineTune(sgd=LOCAL, tune=replace(LOCAL, lr_decay=0.0)),
@@ -40,7 +52,8 @@ SETTINGS: dict[str, Algorithm] = {
 SCENARIOS = (
     Scenario(
         "fedem-synthetic",
-        "300 clients that mix three linear classifiers of 150 inputs in proportions of their own",
+        "300 clients that mix three linear classifiers of 150 inputs in proportions of"
+        " their own",
         fedem_synthetic,
         logistic(),
         200,

@@ -1,7 +1,9 @@
-"""The CIFAR-10 experiment of Collins et al. 2021, Exploiting Shared Representations (section 5).
+"""The CIFAR-10 experiment of Collins et al. 2021, Exploiting Shared Representations
+(section 5).
 
-Settings are those of the released scripts: 100 rounds in which a tenth of the clients train, learning rate 0.01,
-momentum 0.5, weight decay 1e-4 and batches of 10. They crop and mirror training images at random; nothing here does.
+Settings are those of the released scripts: 100 rounds in which a tenth of the clients
+train, learning rate 0.01, momentum 0.5, weight decay 1e-4 and batches of 10. They crop
+and mirror training images at random; nothing here does.
 """
 
 from dataclasses import replace
@@ -15,12 +17,19 @@ from fedtailor.protocol import SGD, Algorithm
 
 
 def fedrep_cifar(
-    seed: int = 0, *, clients: int = 100, classes: int = 2, points: int | None = None, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 100,
+    classes: int = 2,
+    points: int | None = None,
+    val: float = 0.0,
 ) -> Federation:
-    """Images over clients with few classes each; the clients of a class share its images equally.
+    """Images over clients with few classes each; the clients of a class share its
+    images equally.
 
-    A client tests on those of its images that are of the published test set, a sixth of them. (The paper deals training
-    and test images in equal numbers, and may give a client the same class twice.)
+    A client tests on those of its images that are of the published test set, a sixth of
+    them. (The paper deals training and test images in equal numbers, and may give a
+    client the same class twice.)
 
     Args:
         seed: of the points, the partition and the validation split.
@@ -34,7 +43,9 @@ def fedrep_cifar(
     """
     data = subsample(datasets.cifar10(), points, seed)
     partition = ClassesPerClient(clients, classes)
-    return from_partition(data, partition, test="published", val=val, name="fedrep-cifar", seed=seed)
+    return from_partition(
+        data, partition, test="published", val=val, name="fedrep-cifar", seed=seed
+    )
 
 
 LOCAL = SGD(lr=0.01, momentum=0.5, weight_decay=1e-4, epochs=1, batch_size=10)

@@ -1,4 +1,6 @@
-"""Schools that predict exam scores: many small clients, on which MR-MTL was studied under differential privacy."""
+"""Schools that predict exam scores: many small clients, on which MR-MTL was studied
+under differential privacy.
+"""
 
 from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.experiments.scenarios.common import sample_clients
@@ -7,7 +9,9 @@ from fedtailor.models import logistic
 from fedtailor.protocol import SGD
 
 
-def school(seed: int = 0, *, clients: int | None = None, test: float = 0.3, val: float = 0.0) -> Federation:
+def school(
+    seed: int = 0, *, clients: int | None = None, test: float = 0.3, val: float = 0.0
+) -> Federation:
     """Exam scores of 139 schools with 22 to 251 pupils each, from 27 inputs.
 
     Args:

@@ -1,7 +1,9 @@
-"""The public experiments of Chen et al. 2022, Self-Aware Personalized Federated Learning (section 4).
+"""The public experiments of Chen et al. 2022, Self-Aware Personalized Federated
+Learning (section 4).
 
-Self-FL takes at most 40 local steps, all other methods a fixed number (section 4.2). The appendix with the settings of
-the Gaussian task and of Sent140 was not at hand: these are choices of this library.
+Self-FL takes at most 40 local steps, all other methods a fixed number (section 4.2).
+The appendix with the settings of the Gaussian task and of Sent140 was not at hand:
+these are choices of this library.
 """
 
 from typing import Literal
@@ -30,9 +32,15 @@ BUCKETS = 1024
 
 
 def mnist_two_digits(
-    seed: int = 0, *, clients: int = 1000, points: int | None = None, test: float = 0.1, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 1000,
+    points: int | None = None,
+    test: float = 0.1,
+    val: float = 0.0,
 ) -> Federation:
-    """Digits by the rule of FedProx: client i holds i and i + 1 (modulo 10), with log-normal shares of their images.
+    """Digits by the rule of FedProx: client i holds i and i + 1 (modulo 10), with
+    log-normal shares of their images.
 
     Args:
         seed: of the points, the partition and the splits.
@@ -44,18 +52,35 @@ def mnist_two_digits(
         ValueError: sizes that cannot be met, or MNIST is not at hand.
     """
     data = subsample(datasets.mnist(), points, seed)
-    partition = ClassesPerClient(clients, 2, LogNormal(0, 2), each_class=True, use_all=True, min_samples=5, stride=1)
-    return from_partition(data, partition, test=test, val=val, name="mnist-two-digits", seed=seed)
+    partition = ClassesPerClient(
+        clients,
+        2,
+        LogNormal(0, 2),
+        each_class=True,
+        use_all=True,
+        min_samples=5,
+        stride=1,
+    )
+    return from_partition(
+        data, partition, test=test, val=val, name="mnist-two-digits", seed=seed
+    )
 
 
 def femnist_letters(
-    seed: int = 0, *, clients: int = 200, points: int | None = None, test: float = 0.1, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 200,
+    points: int | None = None,
+    test: float = 0.1,
+    val: float = 0.0,
 ) -> Federation:
-    """Letters a to j by the rule of FedProx: client i holds letters i to i + 4 (modulo 10), sizes are log-normal.
+    """Letters a to j by the rule of FedProx: client i holds letters i to i + 4 (modulo
+    10), sizes are log-normal.
 
-    The letters are those of EMNIST's published test file, 317 (j) to 4,092 (e) of each. They are fewer than the rule
-    asks for; where they do not suffice, all clients of a letter get the same share of what they would have. The
-    released script lets clients share images; here they do not.
+    The letters are those of EMNIST's published test file, 317 (j) to 4,092 (e) of each.
+    They are fewer than the rule asks for; where they do not suffice, all clients of a
+    letter get the same share of what they would have. The released script lets clients
+    share images; here they do not.
 
     Args:
         seed: of the points, the partition and the splits.
@@ -67,16 +92,27 @@ def femnist_letters(
         ValueError: sizes that cannot be met, or EMNIST is not at hand.
     """
     data = subsample(datasets.emnist("byclass", "test").only(LETTERS), points, seed)
-    partition = ClassesPerClient(clients, 5, LogNormal(4, 1, offset=5), min_samples=2, stride=1)
-    return from_partition(data, partition, test=test, val=val, name="femnist-letters", seed=seed)
+    partition = ClassesPerClient(
+        clients, 5, LogNormal(4, 1, offset=5), min_samples=2, stride=1
+    )
+    return from_partition(
+        data, partition, test=test, val=val, name="femnist-letters", seed=seed
+    )
 
 
 def cifar_three_classes(
-    seed: int = 0, *, clients: int = 20, points: int | None = None, test: float = 0.25, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 20,
+    points: int | None = None,
+    test: float = 0.25,
+    val: float = 0.0,
 ) -> Federation:
-    """Images by the rule of pFedMe: client i holds classes i to i + 2 (modulo 10), sizes are log-normal with a floor.
+    """Images by the rule of pFedMe: client i holds classes i to i + 2 (modulo 10),
+    sizes are log-normal with a floor.
 
-    All images are dealt, in proportion to draws from LogNormal(0, 2) plus 3 (see `PFEDME_SIZES`).
+    All images are dealt, in proportion to draws from LogNormal(0, 2) plus 3 (see
+    `PFEDME_SIZES`).
 
     Args:
         seed: of the points, the partition and the splits.
@@ -88,15 +124,22 @@ def cifar_three_classes(
         ValueError: sizes that cannot be met, or CIFAR-10 is not at hand.
     """
     data = subsample(datasets.cifar10(), points, seed)
-    partition = ClassesPerClient(clients, 3, PFEDME_SIZES, each_class=True, use_all=True, stride=1)
-    return from_partition(data, partition, test=test, val=val, name="cifar-three-classes", seed=seed)
+    partition = ClassesPerClient(
+        clients, 3, PFEDME_SIZES, each_class=True, use_all=True, stride=1
+    )
+    return from_partition(
+        data, partition, test=test, val=val, name="cifar-three-classes", seed=seed
+    )
 
 
-def sent140(seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float = 0.0) -> Federation:
-    """Tweets by their users, positive or negative: of each the first 25 words, as token ids.
+def sent140(
+    seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float = 0.0
+) -> Federation:
+    """Tweets by their users, positive or negative: of each the first 25 words, as token
+    ids.
 
-    The 772 users of FedProx have 30 tweets or more. Here are those with the most tweets in the data directory (in the
-    shared subset of the data, with 3 to 17).
+    The 772 users of FedProx have 30 tweets or more. Here are those with the most tweets
+    in the data directory (in the shared subset of the data, with 3 to 17).
 
     Args:
         seed: of the splits.
@@ -109,7 +152,9 @@ def sent140(seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float 
     return _tweets("tokens", seed, clients, test, val)
 
 
-def sent140_words(seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float = 0.0) -> Federation:
+def sent140_words(
+    seed: int = 0, *, clients: int = 772, test: float = 0.2, val: float = 0.0
+) -> Federation:
     """The tweets of `sent140` as bags of words, for a linear model.
 
     Args:
@@ -123,13 +168,24 @@ def sent140_words(seed: int = 0, *, clients: int = 772, test: float = 0.2, val: 
     return _tweets("words", seed, clients, test, val)
 
 
-def _tweets(features: Literal["words", "tokens"], seed: int, clients: int, test: float, val: float) -> Federation:
+def _tweets(
+    features: Literal["words", "tokens"],
+    seed: int,
+    clients: int,
+    test: float,
+    val: float,
+) -> Federation:
     data = datasets.sent140(features, buckets=BUCKETS)
     rows = Natural().named(data)
-    require(1 <= clients <= len(rows), f"clients is {clients}; {data.name} has {len(rows)} users")
+    require(
+        1 <= clients <= len(rows),
+        f"clients is {clients}; {data.name} has {len(rows)} users",
+    )
     most = sorted(rows, key=lambda user: -len(rows[user]))[:clients]
     chosen = data.take(np.concatenate([rows[user] for user in most]))
-    return from_partition(chosen, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed)
+    return from_partition(
+        chosen, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed
+    )
 
 
 def gaussian(
@@ -142,25 +198,31 @@ def gaussian(
     high: int = 100,
     val: float = 0.0,
 ) -> Federation:
-    """Scalars from the two-level Gaussian model (section 2.1); every client estimates the mean of its own.
+    """Scalars from the two-level Gaussian model (section 2.1); every client estimates
+    the mean of its own.
 
     Args:
         seed: of everything.
         clients: how many.
         sigma_0: deviation between clients (small: homogeneous, large: heterogeneous).
         sigma: deviation within a client.
-        low, high: least and greatest number of a client's samples (the paper varies them and does not print them).
+        low, high: least and greatest number of a client's samples (the paper varies
+            them and does not print them).
         val: fraction of the samples for validation.
 
     Raises:
         ValueError: impossible sizes.
     """
     sizes = Uniform(low, high)
-    return datasets.gaussian(clients=clients, sigma_0=sigma_0, sigma=sigma, sizes=sizes, val=val, seed=seed)
+    return datasets.gaussian(
+        clients=clients, sigma_0=sigma_0, sigma=sigma, sizes=sizes, val=val, seed=seed
+    )
 
 
 def _settings(local: SGD, warm: int = 0) -> dict[str, Algorithm]:
-    """Self-FL as published; `warm` rounds of FedAvg come first where the model is no convex one."""
+    """Self-FL as published; `warm` rounds of FedAvg come first where the model is no
+    convex one.
+    """
     return {"self-fl": methods.SelfFL(sgd=local, l_max=40, warm=warm)}
 
 

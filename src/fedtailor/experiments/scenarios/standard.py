@@ -1,4 +1,6 @@
-"""The splits that most papers on personalized federated learning compare on: those of pFedMe and of PFLlib."""
+"""The splits that most papers on personalized federated learning compare on: those of
+pFedMe and of PFLlib.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,11 +25,18 @@ from fedtailor.protocol import SGD, Algorithm
 
 
 def pfedme_mnist(
-    seed: int = 0, *, clients: int = 20, points: int | None = None, test: float = 0.25, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 20,
+    points: int | None = None,
+    test: float = 0.25,
+    val: float = 0.0,
 ) -> Federation:
-    """Digits over clients with two classes each, i and i + 1 (modulo 10) for client i; sizes are log-normal.
+    """Digits over clients with two classes each, i and i + 1 (modulo 10) for client i;
+    sizes are log-normal.
 
-    All images are dealt, in proportion to draws from LogNormal(0, 2) plus 3 (see `PFEDME_SIZES`).
+    All images are dealt, in proportion to draws from LogNormal(0, 2) plus 3 (see
+    `PFEDME_SIZES`).
 
     Args:
         seed: of the points, the partition and the splits.
@@ -39,8 +48,12 @@ def pfedme_mnist(
         ValueError: sizes that cannot be met, or MNIST is not at hand.
     """
     data = subsample(datasets.mnist(), points, seed)
-    partition = ClassesPerClient(clients, 2, PFEDME_SIZES, each_class=True, use_all=True, stride=1)
-    return from_partition(data, partition, test=test, val=val, name="pfedme-mnist", seed=seed)
+    partition = ClassesPerClient(
+        clients, 2, PFEDME_SIZES, each_class=True, use_all=True, stride=1
+    )
+    return from_partition(
+        data, partition, test=test, val=val, name="pfedme-mnist", seed=seed
+    )
 
 
 def pfedme_synthetic(
@@ -52,7 +65,8 @@ def pfedme_synthetic(
     test: float = 0.1,
     val: float = 0.0,
 ) -> Federation:
-    """Linear classifiers that differ by client: 60 inputs, 10 classes, at least 250 samples a client.
+    """Linear classifiers that differ by client: 60 inputs, 10 classes, at least 250
+    samples a client.
 
     Args:
         seed: of everything.
@@ -64,7 +78,9 @@ def pfedme_synthetic(
         ValueError: impossible sizes.
     """
     sizes = LogNormal(4, 2, offset=50, factor=5)
-    return datasets.synthetic(alpha, beta, clients=clients, sizes=sizes, test=test, val=val, seed=seed)
+    return datasets.synthetic(
+        alpha, beta, clients=clients, sizes=sizes, test=test, val=val, seed=seed
+    )
 
 
 def pfllib(
@@ -79,16 +95,19 @@ def pfllib(
     test: float = 0.25,
     val: float = 0.0,
 ) -> Federation:
-    """All images of a data set, training and test set merged, by one of PFLlib's two splits.
+    """All images of a data set, training and test set merged, by one of PFLlib's two
+    splits.
 
     Args:
         read: the data set.
         seed: of the points, the partition and the splits.
         clients: how many.
-        split: "pathological": clients share all their classes or none, with shares of a class between a tenth and the
-            whole of the largest (PFLlib draws all but the last client's like this, and the last gets the rest);
-            "dirichlet": each class in Dirichlet(alpha) proportions, nothing more for a client above its equal share,
-            drawn again until each has 40 images (of few points, half of an equal share).
+        split: "pathological": clients share all their classes or none, with shares of a
+            class between a tenth and the whole of the largest (PFLlib draws all but the
+            last client's like this, and the last gets the rest); "dirichlet": each
+            class in Dirichlet(alpha) proportions, nothing more for a client above its
+            equal share, drawn again until each has 40 images (of few points, half of an
+            equal share).
         classes: of each client (pathological).
         alpha: concentration (dirichlet).
         points: images of all clients together; None = all.
@@ -99,11 +118,25 @@ def pfllib(
     """
     data = subsample(read(), points, seed)
     if split == "pathological":
-        partition = ClassesPerClient(clients, classes, Uniform(0.1, 1), each_class=True, use_all=True, stride=classes)
+        partition = ClassesPerClient(
+            clients,
+            classes,
+            Uniform(0.1, 1),
+            each_class=True,
+            use_all=True,
+            stride=classes,
+        )
     else:
         least = max(min(40, len(data) // clients // 2), 2)
         partition = DirichletByClass(clients, alpha, capped=True, min_samples=least)
-    return from_partition(data, partition, test=test, val=val, name=f"pfllib ({data.name}, {split})", seed=seed)
+    return from_partition(
+        data,
+        partition,
+        test=test,
+        val=val,
+        name=f"pfllib ({data.name}, {split})",
+        seed=seed,
+    )
 
 
 def _pfedme(inner: SGD, lam: float, meta: SGD, alpha: float) -> dict[str, Algorithm]:
@@ -115,7 +148,8 @@ def _pfedme(inner: SGD, lam: float, meta: SGD, alpha: float) -> dict[str, Algori
 
 
 PFEDME = SGD(lr=0.02, steps=20, batch_size=20)
-"""FedAvg as tuned there: 20 mini-batches a round, for MNIST and for the synthetic task."""
+"""FedAvg as tuned there: 20 mini-batches a round, for MNIST and for the synthetic task.
+"""
 PFLLIB = SGD(lr=0.005, epochs=1, batch_size=10)
 """PFLlib's defaults."""
 
@@ -146,7 +180,8 @@ SCENARIOS = (
     *(
         Scenario(
             name,
-            f"{data} over 20 clients, two classes each or in Dirichlet(0.1) proportions",
+            f"{data} over 20 clients, two classes each or in Dirichlet(0.1)"
+            " proportions",
             partial(pfllib, read),
             cnn(),
             2000,
@@ -162,4 +197,6 @@ SCENARIOS = (
         )
     ),
 )
-pfllib_mnist, pfllib_fashion, pfllib_cifar = (scenario.build for scenario in SCENARIOS[2:])
+pfllib_mnist, pfllib_fashion, pfllib_cifar = (
+    scenario.build for scenario in SCENARIOS[2:]
+)

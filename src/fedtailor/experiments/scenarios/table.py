@@ -35,41 +35,55 @@ def table(
     encoding: str | None = None,
     sheet: str | None = None,
 ) -> Table:
-    """The rows of a CSV, TSV, Parquet or Excel file, by client, as `fedtailor.tables.from_table` encodes them.
+    """The rows of a CSV, TSV, Parquet or Excel file, by client, as
+    `fedtailor.tables.from_table` encodes them.
 
-    Missing cells, text and dates are encoded, numbers standardised, constants, duplicates and ids left out; all that is
-    learned for this comes from the training rows of seen clients. A client with one row only trains; one with two has
-    no validation row.
+    Missing cells, text and dates are encoded, numbers standardised, constants,
+    duplicates and ids left out; all that is learned for this comes from the training
+    rows of seen clients. A client with one row only trains; one with two has no
+    validation row.
 
     Args:
         seed: of the splits; with `folds` it says which part is the test.
-        path: the file (.csv, .tsv, .txt, also .gz of these; .parquet; .xlsx with the extra `excel`).
+        path: the file (.csv, .tsv, .txt, also .gz of these; .parquet; .xlsx with the
+            extra `excel`).
         client: column that names the row's client.
-        target: column to predict: text and few whole numbers are classes, other numbers a regression.
+        target: column to predict: text and few whole numbers are classes, other numbers
+            a regression.
         features: input columns; None = all others.
         drop: columns to leave out.
         categories: columns of numbers that are codes: one input for each value.
         task: what is predicted, where the target leaves it open.
-        positive: labels that count as positive, the others being negative; or a comparison such as ">0".
+        positive: labels that count as positive, the others being negative; or a
+            comparison such as ">0".
         test, val: shares of each client's rows.
-        split: column that says train, val or test; one called `split` that does is used without asking.
+        split: column that says train, val or test; one called `split` that does is used
+            without asking.
         time: column of times or dates: each client is tested on its last rows.
-        group: column whose rows of one value stay on one side, such as the patient of a visit.
+        group: column whose rows of one value stay on one side, such as the patient of a
+            visit.
         folds: cross-validation: seed s tests on part s of this many.
         unseen: clients that never train: how many, which share, or their names.
         clients: the clients to take; None = all of the table.
         missing: further words for a missing cell.
-        skip_unlabelled: leave out rows without target or client, instead of refusing them.
-        keep_correlated: leave the inputs of a regression correlated, as they are in the table.
+        skip_unlabelled: leave out rows without target or client, instead of refusing
+            them.
+        keep_correlated: leave the inputs of a regression correlated, as they are in the
+            table.
         separator: what stands between cells; None = recognised.
         decimal: the decimal sign; None = recognised.
         encoding: of the text; None = recognised.
         sheet: of an Excel file; None = the first.
 
     Raises:
-        ValueError: the file cannot be read, or all that is wrong with its columns, in one list.
+        ValueError: the file cannot be read, or all that is wrong with its columns, in
+            one list.
     """
-    require(path != "", "the scenario `table` needs your file: set its parameters path, client and target")
+    require(
+        path != "",
+        "the scenario `table` needs your file: set its parameters path, client and"
+        " target",
+    )
     return from_table(
         path,
         seed=seed,
@@ -103,7 +117,8 @@ LOCAL = SGD(lr=0.02, epochs=5, batch_size=32)
 SCENARIOS = (
     Scenario(
         "table",
-        "a file of your own, CSV, Parquet or Excel, with a column that names the client",
+        "a file of your own, CSV, Parquet or Excel, with a column that names the"
+        " client",
         table,
         logistic(),
         50,

@@ -1,8 +1,11 @@
-"""The experiments of Mansour et al. 2020, Three Approaches for Personalization (section 6, appendix F).
+"""The experiments of Mansour et al. 2020, Three Approaches for Personalization (section
+6, appendix F).
 
-The paper's 3,400 writers are those of FEMNIST; here are the writers that the data directory holds, and MNIST with its
-own writers. Settings are those of appendix F.2, which the methods of this paper have by default: 20 clients a round,
-learning rate 0.01, batches of 20, two epochs, 1,000 rounds. The participation shares below are 20 of the seen writers.
+The paper's 3,400 writers are those of FEMNIST; here are the writers that the data
+directory holds, and MNIST with its own writers. Settings are those of appendix F.2,
+which the methods of this paper have by default: 20 clients a round, learning rate 0.01,
+batches of 20, two epochs, 1,000 rounds. The participation shares below are 20 of the
+seen writers.
 """
 
 import numpy as np
@@ -20,9 +23,15 @@ LOCAL = SGD(lr=0.01, epochs=2, batch_size=20)
 
 
 def density(
-    seed: int = 0, *, clients: int = 100, samples: int = 100, symbols: int = 100, val: float = 0.0
+    seed: int = 0,
+    *,
+    clients: int = 100,
+    samples: int = 100,
+    symbols: int = 100,
+    val: float = 0.0,
 ) -> Federation:
-    """Density estimation (section 6.1): the share of each symbol on each client; the test split is the population.
+    """Density estimation (section 6.1): the share of each symbol on each client; the
+    test split is the population.
 
     Args:
         seed: of the samples.
@@ -34,11 +43,18 @@ def density(
     Raises:
         ValueError: impossible sizes.
     """
-    return datasets.density(samples, clients=clients, symbols=symbols, val=val, seed=seed)
+    return datasets.density(
+        samples, clients=clients, symbols=symbols, val=val, seed=seed
+    )
 
 
 def emnist_writers(
-    seed: int = 0, *, clients: int | None = None, unseen: float = 0.26, shuffled: bool = False, val: float = 0.1
+    seed: int = 0,
+    *,
+    clients: int | None = None,
+    unseen: float = 0.26,
+    shuffled: bool = False,
+    val: float = 0.1,
 ) -> Federation:
     """Characters by their writers (section 6.2), some of whom never train.
 
@@ -46,18 +62,31 @@ def emnist_writers(
         seed: of the validation split, and of the unseen writers where these are drawn.
         clients: how many writers, at random; None = all.
         unseen: share of the writers that never train (the paper: 900 of 3,400).
-        shuffled: draw the unseen writers at random. Otherwise they are the last by name: the high-school students
-            among the writers, f2100 to f2599, then all train, and only census employees are unseen.
-        val: fraction of each writer's training characters (the paper's eval split, whose size it does not print).
+        shuffled: draw the unseen writers at random. Otherwise they are the last by
+            name: the high-school students among the writers, f2100 to f2599, then all
+            train, and only census employees are unseen.
+        val: fraction of each writer's training characters (the paper's eval split,
+            whose size it does not print).
 
     Raises:
         ValueError: sizes that cannot be met, or FEMNIST is not at hand.
     """
     data = sample_clients(datasets.femnist(), clients, seed)
     names = list(Natural().named(data))
-    require(0 <= unseen < 1, f"unseen is {unseen}; it is a share of the writers, from 0 to below 1")
+    require(
+        0 <= unseen < 1,
+        f"unseen is {unseen}; it is a share of the writers, from 0 to below 1",
+    )
     held = unseen if shuffled else names[len(names) - round(unseen * len(names)) :]
-    return from_partition(data, Natural(), test="published", val=val, unseen=held, name="emnist-writers", seed=seed)
+    return from_partition(
+        data,
+        Natural(),
+        test="published",
+        val=val,
+        unseen=held,
+        name="emnist-writers",
+        seed=seed,
+    )
 
 
 def mnist_writers(
@@ -69,36 +98,61 @@ def mnist_writers(
     test: float = 0.2,
     val: float = 0.1,
 ) -> Federation:
-    """Digits by their writers: the experiment of section 6.2 on MNIST, whose test set has writers of its own.
+    """Digits by their writers: the experiment of section 6.2 on MNIST, whose test set
+    has writers of its own.
 
     Args:
         seed: of the splits, and of the unseen writers where these are drawn.
         clients: how many writers, at random; None = all 836.
         unseen: share of the writers that never train, if shuffled.
-        shuffled: draw the unseen writers at random. Otherwise the 539 writers of MNIST's training set train, and the
-            297 others, who wrote its test set, are unseen.
+        shuffled: draw the unseen writers at random. Otherwise the 539 writers of
+            MNIST's training set train, and the 297 others, who wrote its test set, are
+            unseen.
         test, val: fractions of each writer's digits.
 
     Raises:
-        ValueError: sizes that cannot be met, or the files of MNIST or QMNIST are not at hand.
+        ValueError: sizes that cannot be met, or the files of MNIST or QMNIST are not at
+            hand.
     """
     data = sample_clients(datasets.mnist_writers(), clients, seed)
     assert data.client is not None and data.test is not None
     held = unseen if shuffled else np.unique(data.client[data.test]).tolist()
-    return from_partition(data, Natural(), test=test, val=val, unseen=held, name="mnist-writers", seed=seed)
+    return from_partition(
+        data,
+        Natural(),
+        test=test,
+        val=val,
+        unseen=held,
+        name="mnist-writers",
+        seed=seed,
+    )
 
 
 SETTINGS: dict[str, Algorithm] = {
-    "finetune": methods.FineTune(sgd=LOCAL, optimizer=ServerOptimizer("momentum", lr=1.0, momentum=0.9)),
+    "finetune": methods.FineTune(
+        sgd=LOCAL, optimizer=ServerOptimizer("momentum", lr=1.0, momentum=0.9)
+    ),
 }
 SYMBOLS = SGD(lr=4.0, epochs=4, batch_size=50)
-"""For the density task, whose settings the paper does not print: its logits take large steps, so pulls are weak."""
+"""For the density task, whose settings the paper does not print: its logits take large
+steps, so pulls are weak.
+"""
 PULL = 0.1
 DENSITY_SETTINGS: dict[str, Algorithm] = {
-    "hypcluster": methods.HypCluster(sgd=SYMBOLS, clusters=4, start="farthest", optimizer=ServerOptimizer()),
+    "hypcluster": methods.HypCluster(
+        sgd=SYMBOLS, clusters=4, start="farthest", optimizer=ServerOptimizer()
+    ),
     "ifca": methods.IFCA(sgd=SYMBOLS, clusters=4, start="farthest"),
-    "dapper": methods.DAPPER(sgd=SYMBOLS, tune=SGD(lr=4.0, epochs=60, batch_size=100), optimizer=ServerOptimizer()),
-    "mapper": methods.MAPPER(sgd=SYMBOLS, fit=SGD(lr=4.0, epochs=12, batch_size=50), optimizer=ServerOptimizer()),
+    "dapper": methods.DAPPER(
+        sgd=SYMBOLS,
+        tune=SGD(lr=4.0, epochs=60, batch_size=100),
+        optimizer=ServerOptimizer(),
+    ),
+    "mapper": methods.MAPPER(
+        sgd=SYMBOLS,
+        fit=SGD(lr=4.0, epochs=12, batch_size=50),
+        optimizer=ServerOptimizer(),
+    ),
     "finetune": methods.FineTune(sgd=SYMBOLS, tune=SYMBOLS),
     "ditto": methods.Ditto(sgd=SYMBOLS, lam=PULL),
     "pfedme": methods.PFedMe(sgd=SYMBOLS, lam=PULL, outer_lr=4.0),

@@ -1,7 +1,9 @@
-"""The three experiments of Mestoukirdi et al. 2022, User-Centric Federated Learning (section V).
+"""The three experiments of Mestoukirdi et al. 2022, User-Centric Federated Learning
+(section V).
 
-All train LeNet-5 by SGD with learning rate 0.1, momentum 0.9 and one local epoch; batches of 64 and 300 rounds are the
-released code's. EMNIST is its published test file of 116,323 characters, of which the paper's points are drawn.
+All train LeNet-5 by SGD with learning rate 0.1, momentum 0.9 and one local epoch;
+batches of 64 and 300 rounds are the released code's. EMNIST is its published test file
+of 116,323 characters, of which the paper's points are drawn.
 """
 
 from dataclasses import replace
@@ -24,7 +26,9 @@ from fedtailor.protocol import SGD, Algorithm, require
 
 LOCAL = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=64)
 PLAIN = replace(LOCAL, momentum=0.0)
-"""For methods whose local steps are defined without momentum, and whose settings the paper does not print."""
+"""For methods whose local steps are defined without momentum, and whose settings the
+paper does not print.
+"""
 
 
 def emnist_label_shift(
@@ -36,7 +40,8 @@ def emnist_label_shift(
     test: float = 0.2,
     val: float = 0.0,
 ) -> Federation:
-    """Label shift: characters in 62 classes, each class spread over the clients in Dirichlet(alpha) proportions.
+    """Label shift: characters in 62 classes, each class spread over the clients in
+    Dirichlet(alpha) proportions.
 
     Args:
         seed: of the points, the partition and the splits.
@@ -50,7 +55,9 @@ def emnist_label_shift(
     """
     data = datasets.emnist("byclass", "test").sample(points, seed)
     partition = DirichletByClass(clients, alpha, min_samples=5)
-    return from_partition(data, partition, test=test, val=val, name="emnist-label-shift", seed=seed)
+    return from_partition(
+        data, partition, test=test, val=val, name="emnist-label-shift", seed=seed
+    )
 
 
 def emnist_rotated(
@@ -62,7 +69,8 @@ def emnist_rotated(
     test: float = 0.2,
     val: float = 0.0,
 ) -> Federation:
-    """Label and covariate shift: four equal groups see the characters turned by 0, 90, 180 and 270 degrees.
+    """Label and covariate shift: four equal groups see the characters turned by 0, 90,
+    180 and 270 degrees.
 
     Args:
         seed: of the points, the partition, the splits and the groups.
@@ -74,7 +82,9 @@ def emnist_rotated(
     Raises:
         ValueError: sizes that cannot be met, or EMNIST is not at hand.
     """
-    even = emnist_label_shift(seed, clients=clients, points=points, alpha=alpha, test=test, val=val)
+    even = emnist_label_shift(
+        seed, clients=clients, points=points, alpha=alpha, test=test, val=val
+    )
     return replace(Rotations()(even, seed=seed), name="emnist-rotated")
 
 
@@ -87,10 +97,11 @@ def cifar_permuted(
     test: int = 1_000,
     val: float = 0.0,
 ) -> Federation:
-    """Concept shift: equal groups name the ten classes of CIFAR-10 by permutations of their own.
+    """Concept shift: equal groups name the ten classes of CIFAR-10 by permutations of
+    their own.
 
-    The training images are dealt evenly, 2,500 a client; all clients test on the same images of the published test
-    set, each under its group's names.
+    The training images are dealt evenly, 2,500 a client; all clients test on the same
+    images of the published test set, each under its group's names.
 
     Args:
         seed: of the points, the partition, the permutations and the split.
@@ -107,10 +118,15 @@ def cifar_permuted(
     assert data.test is not None
     train, tests = (np.flatnonzero(part) for part in (~data.test, data.test))
     for name, size, images in (("points", points, train), ("test", test, tests)):
-        require(1 <= size <= len(images), f"{name} is {size}; CIFAR-10 offers from 1 to {len(images)} images for it")
+        require(
+            1 <= size <= len(images),
+            f"{name} is {size}; CIFAR-10 offers from 1 to {len(images)} images for it",
+        )
     chosen = data.take(np.concatenate([train[:points], tests[:test]]))
     federation = from_partition(chosen, IID(clients), test="common", val=val, seed=seed)
-    return replace(LabelPermutations(groups)(federation, seed=seed), name="cifar-permuted")
+    return replace(
+        LabelPermutations(groups)(federation, seed=seed), name="cifar-permuted"
+    )
 
 
 def _settings(streams: int | None, sigma_batch: int | float) -> dict[str, Algorithm]:
@@ -118,12 +134,17 @@ def _settings(streams: int | None, sigma_batch: int | float) -> dict[str, Algori
 
     Args:
         streams: those of user-centric aggregation; None = one for each client.
-        sigma_batch: samples (or share) of a client in a batch of the variance (section V-F).
+        sigma_batch: samples (or share) of a client in a batch of the variance (section
+            V-F).
     """
     return {
         "ucfl": methods.UCFL(sgd=LOCAL, streams=streams, sigma_batch=sigma_batch),
-        "ucfl-parallel": methods.UCFLParallel(sgd=LOCAL, streams=streams, sigma_batch=sigma_batch),
-        "pfedme": methods.PFedMe(sgd=SGD(lr=0.01, epochs=1, batch_size=20), lam=15.0, outer_lr=0.01),
+        "ucfl-parallel": methods.UCFLParallel(
+            sgd=LOCAL, streams=streams, sigma_batch=sigma_batch
+        ),
+        "pfedme": methods.PFedMe(
+            sgd=SGD(lr=0.01, epochs=1, batch_size=20), lam=15.0, outer_lr=0.01
+        ),
         "scaffold": methods.SCAFFOLD(sgd=SGD(lr=0.01, epochs=5, batch_size=64)),
         "per-fedavg": methods.PerFedAvg(sgd=PLAIN),
         "apfl": methods.APFL(sgd=PLAIN),
@@ -147,7 +168,8 @@ SCENARIOS = (
     ),
     Scenario(
         "emnist-rotated",
-        "100,000 characters over 100 clients, Dirichlet(8), in 4 groups turned by 0, 90, 180, 270 degrees",
+        "100,000 characters over 100 clients, Dirichlet(8), in 4 groups turned by 0,"
+        " 90, 180, 270 degrees",
         emnist_rotated,
         lenet5(),
         300,
@@ -158,7 +180,8 @@ SCENARIOS = (
     ),
     Scenario(
         "cifar-permuted",
-        "50,000 images over 20 clients in 4 groups that name the classes by other permutations",
+        "50,000 images over 20 clients in 4 groups that name the classes by other"
+        " permutations",
         cifar_permuted,
         lenet5(),
         300,

@@ -8,11 +8,14 @@ from fedtailor.federation.datasets.registry import register
 
 @register()
 def digits() -> Dataset:
-    """1,797 handwritten digits, uint8 [N, 8, 8], values 0 to 16 (UCI, Alpaydin and Kaynak 1998).
+    """1,797 handwritten digits, uint8 [N, 8, 8], values 0 to 16 (UCI, Alpaydin and
+    Kaynak 1998).
 
     The model's input is (x - 8) / 8: centred, in [-1, 1].
     """
-    from sklearn.datasets import load_digits  # here, because it takes a second to import
+    from sklearn.datasets import (
+        load_digits,
+    )  # here, because it takes a second to import
 
     x, y = load_digits(return_X_y=True)
     return Dataset(

@@ -1,8 +1,10 @@
-"""EMNIST (Cohen et al. 2017): handwritten letters and digits of NIST Special Database 19.
+"""EMNIST (Cohen et al. 2017): handwritten letters and digits of NIST Special Database
+19.
 
-Expected in the data directory: emnist/ (or emnist-SPLIT-test/, or torchvision's EMNIST/raw) with the original files
-emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz. The address of the download (gzip.zip, 560 MB, checked by
-SHA-256) has not been tried.
+Expected in the data directory: emnist/ (or emnist-SPLIT-test/, or torchvision's
+EMNIST/raw) with the original files
+emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz. The address of the
+download (gzip.zip, 560 MB, checked by SHA-256) has not been tried.
 """
 
 from pathlib import Path
@@ -21,7 +23,9 @@ Part = Literal["all", "train", "test"]
 
 _URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 _HASHES = {
-    "gzip.zip": "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+    "gzip.zip": (
+        "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"
+    ),
     "emnist-byclass-test-images-idx3-ubyte.gz": (
         "sha256:5ec835bd5d5b1a66378a132e727fef20fe994b3cc666899befcca5ac766f50cd"
     ),
@@ -29,10 +33,16 @@ _HASHES = {
         "sha256:501e305eeeacb093b162592d80e8a2632040872360fa6d85cfcb2200d91ca92a"
     ),
 }
-_DIGITS, _UPPER, _LOWER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
+_DIGITS, _UPPER, _LOWER = (
+    "0123456789",
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "abcdefghijklmnopqrstuvwxyz",
+)
 _CLASSES: dict[str, str] = {
     "byclass": _DIGITS + _UPPER + _LOWER,
-    "bymerge": _DIGITS + _UPPER + "abdefghnqrt",  # the other letters look alike in both cases
+    "bymerge": (
+        _DIGITS + _UPPER + "abdefghnqrt"
+    ),  # the other letters look alike in both cases
     "balanced": _DIGITS + _UPPER + "abdefghnqrt",
     "letters": _UPPER,
     "digits": _DIGITS,
@@ -45,11 +55,16 @@ def _source(split: Split, part: Part) -> Source:
     parts = _parts(part)
     files = []
     for name in parts:
-        files += [f"emnist-{split}-{name}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+        files += [
+            f"emnist-{split}-{name}-{kind}-ubyte.gz"
+            for kind in ("images-idx3", "labels-idx1")
+        ]
     # a part alone may also lie in a folder of its own
     own_folders = [f"emnist-{split}-{name}" for name in parts if part != "all"]
     folders = ("emnist", *own_folders, "EMNIST/raw")
-    return Source(f"EMNIST {split}", folders, tuple(files), _URL, _HASHES, inside="gzip")
+    return Source(
+        f"EMNIST {split}", folders, tuple(files), _URL, _HASHES, inside="gzip"
+    )
 
 
 def _parts(part: Part) -> list[str]:
@@ -57,12 +72,15 @@ def _parts(part: Part) -> list[str]:
 
 
 @register(*(_source(split, "all") for split in get_args(Split)))
-def emnist(split: Split = "byclass", part: Part = "all", data_dir: DataDir = None) -> Dataset:
-    """Upright characters, uint8 [N, 28, 28], ink = 255 (the published files hold them transposed).
+def emnist(
+    split: Split = "byclass", part: Part = "all", data_dir: DataDir = None
+) -> Dataset:
+    """Upright characters, uint8 [N, 28, 28], ink = 255 (the published files hold them
+    transposed).
 
     Args:
-        split: "byclass" (62 classes, unbalanced), "bymerge" (47), "balanced" (47), "letters" (26, here 0 to 25),
-            "digits" or "mnist" (10).
+        split: "byclass" (62 classes, unbalanced), "bymerge" (47), "balanced" (47),
+            "letters" (26, here 0 to 25), "digits" or "mnist" (10).
         part: the published training set, test set, or both.
         data_dir: the data directory.
 

@@ -1,8 +1,9 @@
 """FEMNIST of LEAF (Caldas et al. 2018): characters by their writers.
 
-Expected in the data directory: femnist/ with LEAF's own output, train/*.json and test/*.json (or data/train,
-data/test), or with femnist_leaf_subset.npz (289 writers; arrays x, y, writer, is_test, dup, writer_name), checked by
-SHA-256. LEAF publishes scripts, not files, so nothing is downloaded.
+Expected in the data directory: femnist/ with LEAF's own output, train/*.json and
+test/*.json (or data/train, data/test), or with femnist_leaf_subset.npz (289 writers;
+arrays x, y, writer, is_test, dup, writer_name), checked by SHA-256. LEAF publishes
+scripts, not files, so nothing is downloaded.
 """
 
 import json
@@ -14,24 +15,36 @@ import numpy as np
 from fedtailor._files import existing_file, reading, reason
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.datasets.registry import register
-from fedtailor.federation.datasets.store import Arrays, DataDir, Source, cached, data_home, read
+from fedtailor.federation.datasets.store import (
+    Arrays,
+    DataDir,
+    Source,
+    cached,
+    data_home,
+    read,
+)
 
 _SUBSET = Source(
     "FEMNIST (or LEAF's train/*.json and test/*.json)",
     ("femnist",),
     ("femnist_leaf_subset.npz",),
     None,
-    {"femnist_leaf_subset.npz": "sha256:27228cfbef435fd94322bca1b91b2936a889b6c8b303e2db3eafdbc2d55ef0bf"},
+    {
+        "femnist_leaf_subset.npz": (
+            "sha256:27228cfbef435fd94322bca1b91b2936a889b6c8b303e2db3eafdbc2d55ef0bf"
+        )
+    },
 )
 _CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @register(_SUBSET)
 def femnist(data_dir: DataDir = None) -> Dataset:
-    """Characters by writer, uint8 [N, 28, 28] as LEAF has them: paper = 255, so the model's input is (255 - x) / 255.
+    """Characters by writer, uint8 [N, 28, 28] as LEAF has them: paper = 255, so the
+    model's input is (255 - x) / 255.
 
-    The writers are the natural clients; LEAF's test examples are marked. Images that the subset marks as held twice
-    with two labels are left out.
+    The writers are the natural clients; LEAF's test examples are marked. Images that
+    the subset marks as held twice with two labels are left out.
 
     Raises:
         MissingData: neither form is at hand.
@@ -71,7 +84,11 @@ def _leaf(data_dir: DataDir) -> Arrays | None:
         if train and test:
             for path in (*train, *test):
                 existing_file(path)  # a pipe of that name would never end
-            return cached("femnist-leaf", [*train, *test], lambda train=train, test=test: _decode_leaf(train, test))
+            return cached(
+                "femnist-leaf",
+                [*train, *test],
+                lambda train=train, test=test: _decode_leaf(train, test),
+            )
     return None
 
 
@@ -99,15 +116,23 @@ def _writers(path: Path) -> list[tuple[str, Any, Any]]:
             x = np.asarray(examples["x"], np.float64).reshape(-1, 28, 28)
             y = np.asarray(examples["y"]).reshape(-1)
             if len(x) != len(y) or not ((x >= 0) & (x <= 1)).all():
-                raise ValueError(f"writer {writer}: {len(x)} images, {len(y)} labels, or pixels outside [0, 1]")
+                raise ValueError(
+                    f"writer {writer}: {len(x)} images, {len(y)} labels, or pixels"
+                    " outside [0, 1]"
+                )
             if len(y) and not np.issubdtype(y.dtype, np.integer):
-                raise ValueError(f"writer {writer}: the labels are {y.dtype}, not whole numbers")
+                raise ValueError(
+                    f"writer {writer}: the labels are {y.dtype}, not whole numbers"
+                )
             if y.min(initial=0) < 0 or y.max(initial=0) >= len(_CLASSES):
-                raise ValueError(f"writer {writer}: a label is outside 0..{len(_CLASSES) - 1}")
+                raise ValueError(
+                    f"writer {writer}: a label is outside 0..{len(_CLASSES) - 1}"
+                )
             images = np.rint(255 * x).astype(np.uint8)
             writers.append((writer, images, y.astype(np.uint8)))
         return writers
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f"{path} is no FEMNIST file of LEAF ({reason(error)}); make it again with LEAF's scripts"
+            f"{path} is no FEMNIST file of LEAF ({reason(error)}); make it again with"
+            " LEAF's scripts"
         ) from None

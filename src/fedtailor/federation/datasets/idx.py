@@ -1,4 +1,6 @@
-"""The idx format of MNIST and its relatives: big-endian arrays with a small header, compressed by gzip."""
+"""The idx format of MNIST and its relatives: big-endian arrays with a small header,
+compressed by gzip.
+"""
 
 import gzip
 import math
@@ -26,7 +28,8 @@ def read_idx(path: Path, axes: int) -> NDArray[Any]:
         The array, in the machine's byte order.
 
     Raises:
-        ValueError: the file cannot be read, is truncated, longer than its header says, or something else.
+        ValueError: the file cannot be read, is truncated, longer than its header says,
+            or something else.
     """
     start = 4 + 4 * axes
     try:
@@ -37,14 +40,22 @@ def read_idx(path: Path, axes: int) -> NDArray[Any]:
 
 
 def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
-    """What an open file holds. No more is decompressed than the header promises: a small file may hide terabytes."""
+    """What an open file holds. No more is decompressed than the header promises: a
+    small file may hide terabytes.
+    """
     try:
         with gzip.GzipFile(fileobj=compressed) as content:
-            # Two zeros, the type, the number of axes, then each axis's length in 4 bytes.
+            # Two zeros, the type, the number of axes, then each axis's length in 4
+            # bytes.
             header = content.read(start)
-            is_idx = len(header) == start and header[:2] == b"\0\0" and header[2] in _KINDS
+            is_idx = (
+                len(header) == start and header[:2] == b"\0\0" and header[2] in _KINDS
+            )
             if not is_idx or header[3] != axes:
-                raise ValueError(f"{path} is no idx file with {axes} axes; replace it by the published one")
+                raise ValueError(
+                    f"{path} is no idx file with {axes} axes; replace it by the"
+                    " published one"
+                )
             kind = np.dtype(_KINDS[header[2]])
             shape = tuple(np.frombuffer(header, ">u4", axes, 4).tolist())
             size = kind.itemsize * math.prod(shape)
@@ -56,18 +67,23 @@ def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
     if len(data) != size or more:
         number = "more" if more else str(len(data))
         raise ValueError(
-            f"{path} holds {number} bytes where its header, shape {shape}, promises {size}; replace it by the "
-            f"published one"
+            f"{path} holds {number} bytes where its header, shape {shape}, promises"
+            f" {size}; replace it by the published one"
         )
     return np.frombuffer(data, kind).reshape(shape).astype(kind.newbyteorder("="))
 
 
 def _no_gzip(path: Path, error: Exception) -> ValueError:
     """The error for a file that cannot be decompressed."""
-    return ValueError(f"{path} is truncated or no gzip file ({reason(error)}); replace it by the published one")
+    return ValueError(
+        f"{path} is truncated or no gzip file ({reason(error)}); replace it by the"
+        " published one"
+    )
 
 
-def read_labelled(images: Path, labels: Path, classes: range) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_labelled(
+    images: Path, labels: Path, classes: range
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images [n, 28, 28] and their labels [n], as published.
 
     Raises:
@@ -75,12 +91,23 @@ def read_labelled(images: Path, labels: Path, classes: range) -> tuple[NDArray[n
     """
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
-        raise ValueError(f"{images} holds {x.dtype} images of {x.shape[1:]} pixels, not bytes of (28, 28)")
+        raise ValueError(
+            f"{images} holds {x.dtype} images of {x.shape[1:]} pixels, not bytes of"
+            " (28, 28)"
+        )
     if y.dtype != np.uint8:
-        raise ValueError(f"{labels} holds labels of {y.dtype}, not bytes; replace it by the published one")
+        raise ValueError(
+            f"{labels} holds labels of {y.dtype}, not bytes; replace it by the"
+            " published one"
+        )
     if len(x) != len(y):
-        raise ValueError(f"{images} holds {len(x)} images and {labels.name} {len(y)} labels; they are not of one set")
+        raise ValueError(
+            f"{images} holds {len(x)} images and {labels.name} {len(y)} labels; they"
+            " are not of one set"
+        )
     least, largest = classes[0], classes[-1]
     if len(y) and (y.min() < least or y.max() > largest):
-        raise ValueError(f"{labels} holds labels {y.min()} to {y.max()}, not {least} to {largest}")
+        raise ValueError(
+            f"{labels} holds labels {y.min()} to {y.max()}, not {least} to {largest}"
+        )
     return x, y

@@ -1,4 +1,6 @@
-"""The data sets by name. A new one is one file in this folder: a function under `@register`, and it is found."""
+"""The data sets by name. A new one is one file in this folder: a function under
+`@register`, and it is found.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +19,10 @@ class Registered:
 
     Attributes:
         name: of its function, which is `fedtailor.federation.datasets.NAME` too.
-        read: the function; it returns a `Dataset` to partition, or for synthetic tasks the `Federation`.
-        sources: the public files that it needs, each in every form that it reads; none where nothing has to be at hand.
+        read: the function; it returns a `Dataset` to partition, or for synthetic tasks
+            the `Federation`.
+        sources: the public files that it needs, each in every form that it reads; none
+            where nothing has to be at hand.
     """
 
     name: str
@@ -36,7 +40,9 @@ DATASETS: dict[str, Registered] = {}
 
 
 def register(*sources: Source) -> Callable[[Reader], Reader]:
-    """Decorator of a function that reads a data set from `sources`, or makes one from nothing."""
+    """Decorator of a function that reads a data set from `sources`, or makes one from
+    nothing.
+    """
 
     def add(read: Reader) -> Reader:
         DATASETS[read.__name__] = Registered(read.__name__, read, sources)
@@ -46,7 +52,9 @@ def register(*sources: Source) -> Callable[[Reader], Reader]:
 
 
 def discover(package: ModuleType) -> None:
-    """Import every module of a package, so that its data sets are registered, and make them attributes of it."""
+    """Import every module of a package, so that its data sets are registered, and make
+    them attributes of it.
+    """
     # to import a module is to run its decorators
     import_modules(package.__name__)
     for name, registered in DATASETS.items():

@@ -1,8 +1,9 @@
 """Sentiment140 (Go et al. 2009): tweets by their authors, positive or negative.
 
-Expected in the data directory: sent140/ with training.1600000.processed.noemoticon.csv (the original, 1.6 million
-tweets), or with sent140_subset.csv.gz (columns user, tweet_id, date, label, split, text), checked by SHA-256. The
-address of the original (81 MB, checked by SHA-256) has not been tried.
+Expected in the data directory: sent140/ with training.1600000.processed.noemoticon.csv
+(the original, 1.6 million tweets), or with sent140_subset.csv.gz (columns user,
+tweet_id, date, label, split, text), checked by SHA-256. The address of the original (81
+MB, checked by SHA-256) has not been tried.
 """
 
 import io
@@ -20,7 +21,14 @@ from fedtailor._files import reason
 from fedtailor.federation.checks import check_integer, check_memory
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.datasets.registry import register
-from fedtailor.federation.datasets.store import Arrays, DataDir, Source, data_home, is_at_hand, read
+from fedtailor.federation.datasets.store import (
+    Arrays,
+    DataDir,
+    Source,
+    data_home,
+    is_at_hand,
+    read,
+)
 from fedtailor.federation.deprecated import renamed
 from fedtailor.protocol import check_choice, require
 
@@ -29,7 +37,11 @@ _SUBSET = Source(
     ("sent140",),
     ("sent140_subset.csv.gz",),
     None,
-    {"sent140_subset.csv.gz": "sha256:1666aa53cdd20e37b5aa3a18c909bf5d0a3f0a11fdcfb55f63c1a2223aab2624"},
+    {
+        "sent140_subset.csv.gz": (
+            "sha256:1666aa53cdd20e37b5aa3a18c909bf5d0a3f0a11fdcfb55f63c1a2223aab2624"
+        )
+    },
 )
 _ORIGINAL = Source(
     "Sentiment140",
@@ -37,7 +49,9 @@ _ORIGINAL = Source(
     ("training.1600000.processed.noemoticon.csv",),
     "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
     {
-        "trainingandtestdata.zip": "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+        "trainingandtestdata.zip": (
+            "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
+        ),
     },
 )
 _MAX_BUCKETS = 2**31 - 2
@@ -56,11 +70,13 @@ def sent140(
 ) -> Dataset:
     """Tweets with their users as natural clients; label 1 is positive.
 
-    Words are lower-cased, links and @mentions become one word each, and every word is hashed to a bucket.
+    Words are lower-cased, links and @mentions become one word each, and every word is
+    hashed to a bucket.
 
     Args:
-        features: "words": how often each bucket occurs, uint8 [N, buckets] (bag of words); "tokens": int32
-            [N, length], the bucket of each word plus 1, cut or padded with 0 at the end.
+        features: "words": how often each bucket occurs, uint8 [N, buckets] (bag of
+            words); "tokens": int32 [N, length], the bucket of each word plus 1, cut or
+            padded with 0 at the end.
         buckets: number of hash buckets.
         length: words of a tweet that are kept ("tokens" only).
         min_samples: users with fewer tweets are left out.
@@ -74,12 +90,24 @@ def sent140(
         ValueError: impossible settings; or a file is damaged or something else.
     """
     check_choice(features, ("words", "tokens"), "kind of features")
-    for what, value in (("buckets", buckets), ("length", length), ("min_samples", min_samples)):
+    for what, value in (
+        ("buckets", buckets),
+        ("length", length),
+        ("min_samples", min_samples),
+    ):
         check_integer(value, what, 1)
-    require(buckets <= _MAX_BUCKETS, f"buckets is {buckets}; token ids have 32 bits: at most {_MAX_BUCKETS}")
+    require(
+        buckets <= _MAX_BUCKETS,
+        f"buckets is {buckets}; token ids have 32 bits: at most {_MAX_BUCKETS}",
+    )
     subset = is_at_hand(data_home(data_dir) / "sent140" / _SUBSET.files[0])
-    embed = partial(_bag, buckets=buckets) if features == "words" else partial(_ids, buckets=buckets, length=length)
-    # Everything that the decoded arrays depend on stands in the name under which they are cached.
+    embed = (
+        partial(_bag, buckets=buckets)
+        if features == "words"
+        else partial(_ids, buckets=buckets, length=length)
+    )
+    # Everything that the decoded arrays depend on stands in the name under which they
+    # are cached.
     variant = f"-{features}-{buckets}-{min_samples}"
     if features == "tokens":
         variant += f"-{length}"
@@ -112,20 +140,37 @@ def _decode(
         min_samples: users with fewer tweets are left out.
 
     Returns:
-        "x", "y" and "user" of every tweet that is kept; "test" where the file says who is held out.
+        "x", "y" and "user" of every tweet that is kept; "test" where the file says who
+        is held out.
     """
     content = paths[0].read_bytes()
     try:
         frame = load(content)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{paths[0]} is damaged or something else ({reason(error)[:200]})") from None
+    except (
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+        EOFError,
+        zlib.error,
+        OSError,
+    ) as error:
+        raise ValueError(
+            f"{paths[0]} is damaged or something else ({reason(error)[:200]})"
+        ) from None
     whole = all(frame[column].null_count() == 0 for column in ("user", "text", "label"))
     if not whole or not np.isin(frame["label"].to_numpy(), (0, 1)).all():
-        raise ValueError(f"{paths[0]} is damaged or something else (an empty cell, or a label that is not published)")
+        raise ValueError(
+            f"{paths[0]} is damaged or something else (an empty cell, or a label that"
+            " is not published)"
+        )
     frame = frame.filter(pl.len().over("user") >= min_samples)
     if frame.is_empty():
-        raise ValueError(f"Sentiment140: no user has {min_samples} tweets; lower min_samples")
-    arrays = {"x": embed(frame["text"].to_list()), "y": frame["label"].cast(pl.UInt8).to_numpy()}
+        raise ValueError(
+            f"Sentiment140: no user has {min_samples} tweets; lower min_samples"
+        )
+    arrays = {
+        "x": embed(frame["text"].to_list()),
+        "y": frame["label"].cast(pl.UInt8).to_numpy(),
+    }
     if "split" in frame.columns:
         arrays["test"] = (frame["split"] == "test").to_numpy()
     return {**arrays, "user": np.array(frame["user"].cast(pl.String).to_list())}
@@ -147,7 +192,8 @@ def _load_original(content: bytes) -> pl.DataFrame:
 def _words(text: str) -> Iterator[int]:
     """Hashes of the words of a text."""
     for word in _TOKEN.findall(text.lower()):
-        # Each mention and link would be a word of its own, which hardly another tweet has.
+        # Each mention and link would be a word of its own, which hardly another tweet
+        # has.
         if word.startswith("@"):
             word = "@"
         elif word.startswith(("http://", "https://")):
@@ -165,7 +211,9 @@ def _bag(texts: list[str], buckets: int) -> np.ndarray:
 
 
 def _ids(texts: list[str], buckets: int, length: int) -> np.ndarray:
-    """The buckets of each text's first words, plus 1, with zeros behind them, [n, length]."""
+    """The buckets of each text's first words, plus 1, with zeros behind them, [n,
+    length].
+    """
     check_memory(len(texts) * length, 4, f"{len(texts)} sequences of {length} words")
     x = np.zeros((len(texts), length), np.int32)
     for row, text in enumerate(texts):

@@ -1,9 +1,11 @@
-"""Where the files of public data sets are, how they get there, and their decoded copies.
+"""Where the files of public data sets are, how they get there, and their decoded
+copies.
 
-The data directory is the argument `data_dir`, else the environment variable FEDTAILOR_DATA, else `data` in the user's
-cache directory (XDG_CACHE_HOME is honoured). Files that are not there are downloaded to it, unless FEDTAILOR_OFFLINE
-forbids it. Decoded arrays are kept in the user's cache directory, as memory-mapped .npy files with their checksums,
-until the files they came from change.
+The data directory is the argument `data_dir`, else the environment variable
+FEDTAILOR_DATA, else `data` in the user's cache directory (XDG_CACHE_HOME is honoured).
+Files that are not there are downloaded to it, unless FEDTAILOR_OFFLINE forbids it.
+Decoded arrays are kept in the user's cache directory, as memory-mapped .npy files with
+their checksums, until the files they came from change.
 """
 
 import hashlib
@@ -31,7 +33,9 @@ _CHUNK = 2**20
 
 
 class MissingData(FileNotFoundError, ValueError):
-    """A data set is not in the data directory and could not be downloaded; the message says what is expected where."""
+    """A data set is not in the data directory and could not be downloaded; the message
+    says what is expected where.
+    """
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,17 @@ class Source:
 
     Attributes:
         title: what messages call it.
-        folders: where the files may lie in the data directory; downloads go to the first.
+        folders: where the files may lie in the data directory; downloads go to the
+            first.
         files: their names.
-        url: https address of the folder that holds the files, or of an archive (.zip, .tar.gz) with them; None: no
-            public address has them in this form.
+        url: https address of the folder that holds the files, or of an archive (.zip,
+            .tar.gz) with them; None: no public address has them in this form.
         hashes: "sha256:..." of files and of the archive. What is downloaded has one.
         inside: the folder of the archive that holds the files.
 
     Raises:
-        ValueError: an address that is not https, or something to download without SHA-256.
+        ValueError: an address that is not https, or something to download without
+            SHA-256.
     """
 
     title: str
@@ -61,11 +67,19 @@ class Source:
     def __post_init__(self) -> None:
         if self.url is None:
             return
-        require(self.url.startswith("https://"), f"{self.title}: {self.url} is no https address")
-        wanted = [self.url.rsplit("/", 1)[1]] if self.url.endswith(ARCHIVES) else self.files
+        require(
+            self.url.startswith("https://"),
+            f"{self.title}: {self.url} is no https address",
+        )
+        wanted = (
+            [self.url.rsplit("/", 1)[1]] if self.url.endswith(ARCHIVES) else self.files
+        )
         for name in wanted:
             known = self.hashes.get(name, "")
-            require(known.startswith("sha256:"), f"{self.title}: {name} is downloaded and needs a SHA-256")
+            require(
+                known.startswith("sha256:"),
+                f"{self.title}: {name} is downloaded and needs a SHA-256",
+            )
 
 
 def data_home(data_dir: DataDir = None) -> Path:
@@ -76,9 +90,15 @@ def data_home(data_dir: DataDir = None) -> Path:
     """
     given = data_dir or os.environ.get("FEDTAILOR_DATA")
     try:
-        return Path(given).expanduser() if given else platformdirs.user_cache_path("fedtailor") / "data"
+        return (
+            Path(given).expanduser()
+            if given
+            else platformdirs.user_cache_path("fedtailor") / "data"
+        )
     except RuntimeError as error:
-        raise ValueError(f"there is no data directory {given}: {reason(error)}; name another") from None
+        raise ValueError(
+            f"there is no data directory {given}: {reason(error)}; name another"
+        ) from None
 
 
 def find(source: Source, data_dir: DataDir = None) -> list[Path]:
@@ -88,7 +108,8 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
         MissingData: they are not there and cannot be downloaded.
         ValueError: a folder or the like has the name of a file.
     """
-    # Everything in one folder, or nothing: half a data set in each of two would be a mixture of versions.
+    # Everything in one folder, or nothing: half a data set in each of two would be a
+    # mixture of versions.
     root = data_home(data_dir)
     for folder in source.folders:
         paths = [root / folder / name for name in source.files]
@@ -102,9 +123,10 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
         download(source.url, missing, folder, source.hashes, source.inside)
     except (OSError, ValueError) as error:
         raise MissingData(
-            f"{source.title} is not at hand and was not downloaded ({reason(error)[:200]}); expected "
-            f"{', '.join(source.files)} in {folder}: put them there, or point data_dir or FEDTAILOR_DATA at the "
-            f"directory above {source.folders[0]}"
+            f"{source.title} is not at hand and was not downloaded"
+            f" ({reason(error)[:200]}); expected {', '.join(source.files)} in {folder}:"
+            " put them there, or point data_dir or FEDTAILOR_DATA at the directory"
+            f" above {source.folders[0]}"
         ) from None
     return [folder / name for name in source.files]
 
@@ -122,8 +144,14 @@ def is_at_hand(path: Path) -> bool:
     return True
 
 
-def read(source: Source, decode: Callable[[list[Path]], Arrays], data_dir: DataDir, variant: str = "") -> Arrays:
-    """The decoded arrays of a data set: from the cache, or from its files, whose known hashes are checked.
+def read(
+    source: Source,
+    decode: Callable[[list[Path]], Arrays],
+    data_dir: DataDir,
+    variant: str = "",
+) -> Arrays:
+    """The decoded arrays of a data set: from the cache, or from its files, whose known
+    hashes are checked.
 
     Raises:
         MissingData: the files are not there.
@@ -144,13 +172,21 @@ def read(source: Source, decode: Callable[[list[Path]], Arrays], data_dir: DataD
 def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
     """What `decode` returns, kept until one of the files changes.
 
-    What the cache holds is compared with its checksums: damaged, it is decoded again. Without a writable cache it is
-    decoded every time.
+    What the cache holds is compared with its checksums: damaged, it is decoded again.
+    Without a writable cache it is decoded every time.
     """
-    # A file that changed has another size or time: to read all of it at every start would cost more than to decode it.
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    # A file that changed has another size or time: to read all of it at every start
+    # would cost more than to decode it.
+    stats = [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in paths
+    ]
     key = hashlib.sha256(repr((_VERSION, stats)).encode()).hexdigest()[:16]
-    entry = platformdirs.user_cache_path("fedtailor") / "decoded" / f"{name.replace(os.sep, '-')}-{key}"
+    entry = (
+        platformdirs.user_cache_path("fedtailor")
+        / "decoded"
+        / f"{name.replace(os.sep, '-')}-{key}"
+    )
     kept = _kept(entry)
     if kept is not None:
         return kept
@@ -160,18 +196,25 @@ def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Ar
 
 
 def _kept(entry: Path) -> Arrays | None:
-    """The arrays of an entry of the cache; None where it is not there or not what was written."""
+    """The arrays of an entry of the cache; None where it is not there or not what was
+    written.
+    """
     try:
         digests = json.loads((entry / _DIGESTS).read_text("utf-8"))
         if any(_checksum(entry / name) != digest for name, digest in digests.items()):
             return None
-        return {Path(name).stem: np.asarray(np.load(entry / name, mmap_mode="r")) for name in digests} or None
+        return {
+            Path(name).stem: np.asarray(np.load(entry / name, mmap_mode="r"))
+            for name in digests
+        } or None
     except (OSError, ValueError, EOFError, AttributeError, TypeError):
         return None
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32 of a file: it need not resist an attacker, and takes a third of the time of SHA-256 at every start."""
+    """CRC-32 of a file: it need not resist an attacker, and takes a third of the time
+    of SHA-256 at every start.
+    """
     checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -187,20 +230,25 @@ def _keep(entry: Path, arrays: Arrays) -> None:
             folder.mkdir()
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array, allow_pickle=False)
-            digests = {f"{name}.npy": _checksum(folder / f"{name}.npy") for name in arrays}
+            digests = {
+                f"{name}.npy": _checksum(folder / f"{name}.npy") for name in arrays
+            }
             (folder / _DIGESTS).write_text(json.dumps(digests), "utf-8")
     except OSError:  # a full disk or a read-only cache only costs time
         pass
 
 
 def _verify(path: Path, known: str | None) -> None:
-    """Refuse a file that cannot be read, or is not the published one, where that is known."""
+    """Refuse a file that cannot be read, or is not the published one, where that is
+    known.
+    """
     if known is None:
         path.open("rb").close()
         return
     actual = sha256(path)
     if actual != known:
         raise ValueError(
-            f"{path} is not the published file ({actual[:19]}..., published {known[:19]}...); it is damaged or another "
-            f"file of that name: delete it, and it is downloaded again"
+            f"{path} is not the published file ({actual[:19]}..., published"
+            f" {known[:19]}...); it is damaged or another file of that name: delete it,"
+            " and it is downloaded again"
         )

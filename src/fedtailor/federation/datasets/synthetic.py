@@ -1,9 +1,16 @@
-"""The synthetic(alpha, beta) classification task of FedProx (Li et al. 2020, section 5.1) and pFedMe."""
+"""The synthetic(alpha, beta) classification task of FedProx (Li et al. 2020, section
+5.1) and pFedMe.
+"""
 
 import numpy as np
 
 from fedtailor.federation.build import from_arrays
-from fedtailor.federation.checks import check_finite, check_integer, check_memory, check_seed
+from fedtailor.federation.checks import (
+    check_finite,
+    check_integer,
+    check_memory,
+    check_seed,
+)
 from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation
 from fedtailor.federation.sizes import LogNormal, SizeLaw
@@ -26,15 +33,18 @@ def synthetic(
     unseen: Unseen = 0,
     seed: int = 0,
 ) -> Federation:
-    """Linear classifiers that differ by client: 60 inputs, 10 classes, y = argmax(W_k x + b_k).
+    """Linear classifiers that differ by client: 60 inputs, 10 classes, y = argmax(W_k x
+    + b_k).
 
-    u_k ~ N(0, alpha^2), entries of W_k and b_k ~ N(u_k, 1); B_k ~ N(0, beta^2), entries of v_k ~ N(B_k, 1),
-    x ~ N(v_k, diag(j^-1.2)). As in the authors' code alpha and beta are deviations (the paper's text reads as if they
-    were variances). A client's data do not depend on the number of clients.
+    u_k ~ N(0, alpha^2), entries of W_k and b_k ~ N(u_k, 1); B_k ~ N(0, beta^2), entries
+    of v_k ~ N(B_k, 1), x ~ N(v_k, diag(j^-1.2)). As in the authors' code alpha and beta
+    are deviations (the paper's text reads as if they were variances). A client's data
+    do not depend on the number of clients.
 
     Args:
-        alpha: said to control how much the classifiers differ. As published it has no effect: u_k adds the same number
-            to the scores of all classes, which argmax does not see. The classifiers differ by the deviation of 1.
+        alpha: said to control how much the classifiers differ. As published it has no
+            effect: u_k adds the same number to the scores of all classes, which argmax
+            does not see. The classifiers differ by the deviation of 1.
         beta: how much the clients' inputs differ.
         clients: how many; FedProx has 30, pFedMe 100.
         sizes: law of their sizes; pFedMe's is LogNormal(4, 2, offset=50, factor=5).
@@ -50,18 +60,26 @@ def synthetic(
     """
     check_finite(alpha, "alpha")
     check_finite(beta, "beta")
-    require(alpha >= 0 and beta >= 0, f"alpha is {alpha} and beta {beta}; they must be 0 or more")
+    require(
+        alpha >= 0 and beta >= 0,
+        f"alpha is {alpha} and beta {beta}; they must be 0 or more",
+    )
     check_integer(clients, "clients", 1)
-    check_memory(2 * clients * (_INPUTS + 1), 8, f"{clients} clients with 2 samples or more")
+    check_memory(
+        2 * clients * (_INPUTS + 1), 8, f"{clients} clients with 2 samples or more"
+    )
     check_seed(seed)
     deviations = np.arange(1, _INPUTS + 1) ** -0.6
     xs, ys, total = [], [], 0.0
     for client in range(clients):
-        # A generator of its own for each client: its data must not depend on how many others there are.
+        # A generator of its own for each client: its data must not depend on how many
+        # others there are.
         rng = server_rng(seed, "synthetic", client)
         wanted = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
         total += wanted
-        check_memory(total * (_INPUTS + 1), 8, f"{total:g} samples for {client + 1} clients")
+        check_memory(
+            total * (_INPUTS + 1), 8, f"{total:g} samples for {client + 1} clients"
+        )
         size = int(wanted)
         # What a seed gives depends on the order of these draws.
         u = alpha * rng.normal()

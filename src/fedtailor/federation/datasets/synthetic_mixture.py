@@ -1,8 +1,15 @@
-"""The synthetic mixture of FedEM (Marfoq et al. 2021, appendix I; recipe as in the authors' released code)."""
+"""The synthetic mixture of FedEM (Marfoq et al. 2021, appendix I; recipe as in the
+authors' released code).
+"""
 
 import numpy as np
 
-from fedtailor.federation.checks import check_finite, check_integer, check_memory, check_seed
+from fedtailor.federation.checks import (
+    check_finite,
+    check_integer,
+    check_memory,
+    check_seed,
+)
 from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.sizes import LogNormal, SizeLaw
@@ -28,19 +35,22 @@ def synthetic_mixture(
     unseen: Unseen = 0,
     seed: int = 0,
 ) -> Federation:
-    """Two classes by one of a few linear classifiers that all clients mix, each in proportions of its own.
+    """Two classes by one of a few linear classifiers that all clients mix, each in
+    proportions of its own.
 
-    theta_k ~ U(-1, 1)^d for each component, pi_i ~ Dirichlet(alpha, ..., alpha) for each client; for each sample
-    x ~ U(-1, 1)^d, k ~ pi_i and y = 1 where x . theta_k + noise * N(0, 1) > 0. Clients differ in pi_i and in size only:
-    floor of `sizes`, at most 1,000. Test samples are drawn beside them. A client's data do not depend on the number of
-    clients.
+    theta_k ~ U(-1, 1)^d for each component, pi_i ~ Dirichlet(alpha, ..., alpha) for
+    each client; for each sample x ~ U(-1, 1)^d, k ~ pi_i and y = 1 where x . theta_k +
+    noise * N(0, 1) > 0. Clients differ in pi_i and in size only: floor of `sizes`, at
+    most 1,000. Test samples are drawn beside them. A client's data do not depend on the
+    number of clients.
 
     Args:
         clients: how many.
         components: how many classifiers.
         dimension: d, of the inputs.
         noise: deviation of the noise on x . theta_k.
-        alpha: concentration of the proportions (small: a client uses one classifier; large: all equally).
+        alpha: concentration of the proportions (small: a client uses one classifier;
+            large: all equally).
         sizes: law of the training samples of clients.
         test: test samples of every client.
         val: fraction of the training samples for validation.
@@ -53,17 +63,29 @@ def synthetic_mixture(
     Raises:
         ValueError: impossible settings.
     """
-    for what, value in (("clients", clients), ("components", components), ("dimension", dimension), ("test", test)):
+    for what, value in (
+        ("clients", clients),
+        ("components", components),
+        ("dimension", dimension),
+        ("test", test),
+    ):
         check_integer(value, what, 1)
     check_finite(noise, "noise")
     check_finite(alpha, "alpha")
     require(noise >= 0, f"noise is {noise}; it must be 0 or more")
     require(alpha > 0, f"alpha is {alpha}; it must be above 0")
-    check_memory(clients * (test + 2) * (dimension + 1), 4, f"{clients} clients with {test} test samples")
-    theta = server_rng(check_seed(seed), "mixture components", 0).uniform(-1, 1, (components, dimension))
+    check_memory(
+        clients * (test + 2) * (dimension + 1),
+        4,
+        f"{clients} clients with {test} test samples",
+    )
+    theta = server_rng(check_seed(seed), "mixture components", 0).uniform(
+        -1, 1, (components, dimension)
+    )
     xs, ys, counts = [], [], np.zeros(clients, np.int64)
     for client in range(clients):
-        # A generator of its own for each client: its data must not depend on how many others there are.
+        # A generator of its own for each client: its data must not depend on how many
+        # others there are.
         rng = server_rng(seed, "synthetic mixture", client)
         # What a seed gives depends on the order of these draws.
         counts[client] = np.clip(np.floor(sizes.draw(1, rng)[0]), 2, _LARGEST)
@@ -81,7 +103,9 @@ def synthetic_mixture(
     rows = Ragged.cut(np.arange(len(y)), sizes_with_test)
     place_in_client = np.arange(len(y)) - np.repeat(rows.offsets[:-1], sizes_with_test)
     is_test = place_in_client >= np.repeat(counts, sizes_with_test)
-    train, vals, _ = draw_splits(rows.where(~is_test), y, names, test=0, val=val, seed=seed)
+    train, vals, _ = draw_splits(
+        rows.where(~is_test), y, names, test=0, val=val, seed=seed
+    )
     return Federation(
         x,
         y,

@@ -20,8 +20,11 @@ TOLERANCE = 1e-5
 BATCH = 4
 
 
-def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: Tensor) -> None:
-    """Compare outputs, gradients and running statistics on a random batch, in double precision and without dropout.
+def check_conversion(
+    both: Sequence[Any], programs: Sequence[Program], example: Tensor
+) -> None:
+    """Compare outputs, gradients and running statistics on a random batch, in double
+    precision and without dropout.
 
     Args:
         both: what `torch.export` found in training and in evaluation mode.
@@ -32,7 +35,9 @@ def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: 
         Unsupported: they differ; the message says by how much, and where.
     """
     x = random_like(example)
-    for mode, original, program in zip(("training", "evaluation"), both, programs, strict=True):
+    for mode, original, program in zip(
+        ("training", "evaluation"), both, programs, strict=True
+    ):
         theirs, network = _by_pytorch(original, x, program)
         with jax.enable_x64(True):
             ours = _by_jax(program, network, x)
@@ -41,15 +46,21 @@ def check_conversion(both: Sequence[Any], programs: Sequence[Program], example: 
             error = np.inf
             if ours[what].shape == expected.shape:
                 error = float(np.abs(ours[what] - expected).max(initial=0)) / scale
-            # A gradient that is zero up to rounding, such as that of a bias before batch normalisation.
+            # A gradient that is zero up to rounding, such as that of a bias before
+            # batch normalisation.
             is_rounding = what.startswith("gradient") and scale < 1e-10
             # "not at most": NaN is a difference
             if not error <= TOLERANCE and not is_rounding:
-                raise Unsupported(f"its {what} in {mode} mode is {error:.0e} (relative) away from PyTorch's")
+                raise Unsupported(
+                    f"its {what} in {mode} mode is {error:.0e} (relative) away from"
+                    " PyTorch's"
+                )
 
 
 def random_like(example: Tensor) -> Tensor:
-    """A batch of four random inputs in double precision, or of tokens between the example's least and largest."""
+    """A batch of four random inputs in double precision, or of tokens between the
+    example's least and largest.
+    """
     torch = pytorch()
 
     generator = torch.Generator().manual_seed(0)
@@ -60,8 +71,12 @@ def random_like(example: Tensor) -> Tensor:
     return torch.randint(low, high + 1, shape, generator=generator, dtype=example.dtype)
 
 
-def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Outputs, loss, gradients and statistics after a pass, and the parameters and statistics before it."""
+def _by_pytorch(
+    original: Any, x: Tensor, program: Program
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Outputs, loss, gradients and statistics after a pass, and the parameters and
+    statistics before it.
+    """
     torch = pytorch()
 
     with warnings.catch_warnings():
@@ -76,13 +91,18 @@ def _by_pytorch(original: Any, x: Tensor, program: Program) -> tuple[dict[str, N
     try:
         outputs = module(x)
     except RuntimeError as error:
-        raise Unsupported(f"PyTorch fails in double precision ({first_line(error)})") from None
+        raise Unsupported(
+            f"PyTorch fails in double precision ({first_line(error)})"
+        ) from None
     outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
     loss = torch.square(outputs - 1).mean()
     loss.backward()
     found = {"output": outputs.detach().numpy(), "loss": loss.detach().numpy()}
     for path in network:
-        if isinstance(tensors[path], torch.nn.Parameter) and tensors[path].grad is not None:
+        if (
+            isinstance(tensors[path], torch.nn.Parameter)
+            and tensors[path].grad is not None
+        ):
             found[f"gradient of {path}"] = tensors[path].grad.numpy()
         elif not isinstance(tensors[path], torch.nn.Parameter):
             found[path] = tensors[path].detach().numpy()
@@ -101,7 +121,9 @@ def _in_double_precision(node: Any) -> None:
 
 
 def _without_dropout(node: Any, graph: Any) -> None:
-    """Take dropout out of a node, as the two libraries draw different numbers: a layer of its own, or a rate."""
+    """Take dropout out of a node, as the two libraries draw different numbers: a layer
+    of its own, or a rate.
+    """
     name = str(node.target)
     if "dropout" in name and node.op == "call_function" and name.startswith("aten."):
         node.replace_all_uses_with(node.args[0])
@@ -112,7 +134,9 @@ def _without_dropout(node: Any, graph: Any) -> None:
         node.update_arg(4, 0.0)
 
 
-def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: Tensor) -> dict[str, NDArray[Any]]:
+def _by_jax(
+    program: Program, network: dict[str, NDArray[Any]], x: Tensor
+) -> dict[str, NDArray[Any]]:
     """What `_by_pytorch` computes, by the converted program.
 
     Raises:
@@ -127,11 +151,15 @@ def _by_jax(program: Program, network: dict[str, NDArray[Any]], x: Tensor) -> di
         return jnp.square(outputs - 1).mean(), (outputs, context.renewed)
 
     try:
-        (value, (outputs, renewed)), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(network)
+        (value, (outputs, renewed)), slopes = jax.jit(
+            jax.value_and_grad(loss, has_aux=True)
+        )(network)
     except (TypeError, ValueError, NotImplementedError) as error:
         if isinstance(error, Unsupported):
             raise
-        raise Unsupported(f"its operations do not fit together in JAX ({first_line(error)})") from None
+        raise Unsupported(
+            f"its operations do not fit together in JAX ({first_line(error)})"
+        ) from None
     found = {"output": outputs, "loss": value}
     found |= {f"gradient of {path}": slope for path, slope in slopes.items()}
     # statistics, also those that this mode does not renew

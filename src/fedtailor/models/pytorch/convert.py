@@ -1,4 +1,6 @@
-"""From a PyTorch module to the two programs, of training and of evaluation, that `torch.export` finds in it."""
+"""From a PyTorch module to the two programs, of training and of evaluation, that
+`torch.export` finds in it.
+"""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +16,27 @@ from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Program
 from fedtailor.models.pytorch.start import COUNTER, copied, first_line
 
-IGNORED = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
-           "sym_constrain_range_for_size")  # fmt: skip
+IGNORED = (
+    "_assert_scalar",
+    "_assert_async",
+    "_assert_tensor_metadata",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+)
 """Operations that only check."""
 
 
 def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
-    """The `torch.export.ExportedProgram` of a module in double precision, for batches of any size.
+    """The `torch.export.ExportedProgram` of a module in double precision, for batches
+    of any size.
 
     Raises:
         Unsupported: the module cannot be exported.
     """
     torch = pytorch()
 
-    # Three rows, so that the size of the batch is no 1, which PyTorch would take for a constant.
+    # Three rows, so that the size of the batch is no 1, which PyTorch would take for a
+    # constant.
     module = copied(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
@@ -35,19 +44,29 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     def export(strict: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
-            return torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=strict)
+            return torch.export.export(
+                module,
+                (rows,),
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                strict=strict,
+            )
 
     try:
         return export(strict=False)
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
         if "specialized" not in str(error):
-            raise Unsupported(f"torch.export cannot trace it ({first_line(error)})") from None
-    # In len(x) the size of the batch is a number; only the analysis of the module's Python code sees more in it.
+            raise Unsupported(
+                f"torch.export cannot trace it ({first_line(error)})"
+            ) from None
+    # In len(x) the size of the batch is a number; only the analysis of the module's
+    # Python code sees more in it.
     try:
         return export(strict=True)
     except Exception:
-        raise Unsupported("its code works for one size of batch only: it loops over examples, say, or has a number in "
-                          "place of x.shape[0]") from None  # fmt: skip
+        raise Unsupported(
+            "its code works for one size of batch only: it loops over examples, say, or"
+            " has a number in place of x.shape[0]"
+        ) from None
 
 
 def converted(program: Any) -> Program:
@@ -59,27 +78,40 @@ def converted(program: Any) -> Program:
     signature = program.graph_signature
     graph = program.graph
     # Name in the graph -> path in the module, of all parameters and buffers.
-    paths: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    paths: dict[str, str] = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+    }
     tensors = {**program.state_dict, **program.constants}
-    # Running mean and variance are the fourth and fifth argument of a batch normalisation.
+    # Running mean and variance are the fourth and fifth argument of a batch
+    # normalisation.
     statistics = set()
     for call in graph.nodes:
         if _name(call) == "batch_norm":
             statistics |= {node.name for node in call.args[3:5] if node}
-    # Training leaves alone: buffers that are no statistics, parameters without a gradient, and tensors that stand in
-    # the module's code.
+    # Training leaves alone: buffers that are no statistics, parameters without a
+    # gradient, and tensors that stand in the module's code.
     constants = {}
     for name, path in paths.items():
         is_fixed_buffer = name in signature.inputs_to_buffers and name not in statistics
-        is_frozen = name in signature.inputs_to_parameters and not tensors[path].requires_grad
+        is_frozen = (
+            name in signature.inputs_to_parameters and not tensors[path].requires_grad
+        )
         if is_fixed_buffer or is_frozen:
             constants[name] = path
     constants |= signature.inputs_to_lifted_tensor_constants
-    operations = [_operation(node) for node in graph.nodes if node.op == "call_function" and not _counts(node)]
+    operations = [
+        _operation(node)
+        for node in graph.nodes
+        if node.op == "call_function" and not _counts(node)
+    ]
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     inputs = signature.user_inputs
     if len(outputs) != 1 or len(inputs) != 1:
-        raise Unsupported(f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs, and must have one of each")
+        raise Unsupported(
+            f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs, and must"
+            " have one of each"
+        )
     shapes = {name: tuple(tensors[path].shape) for name, path in paths.items()}
     arrays = {}
     for name, path in constants.items():
@@ -126,17 +158,36 @@ def _operation(node: Any) -> Operation:
     name = _name(node)
     name = "nothing" if name in IGNORED else name
     if name not in OPERATIONS:
-        raise Unsupported(f"its operation {name!r} has no counterpart in fedtailor.models.pytorch.operations")
-    kwargs = {key: _argument(value) for key, value in node.kwargs.items() if key not in _OF_MEMORY}
-    return Operation(node.name, name, tuple(map(_argument, node.args)), tuple(sorted(kwargs.items())))
+        raise Unsupported(
+            f"its operation {name!r} has no counterpart in"
+            " fedtailor.models.pytorch.operations"
+        )
+    kwargs = {
+        key: _argument(value)
+        for key, value in node.kwargs.items()
+        if key not in _OF_MEMORY
+    }
+    return Operation(
+        node.name, name, tuple(map(_argument, node.args)), tuple(sorted(kwargs.items()))
+    )
 
 
-_OF_MEMORY = ("device", "layout", "pin_memory", "memory_format", "copy", "non_blocking", "implicit")
+_OF_MEMORY = (
+    "device",
+    "layout",
+    "pin_memory",
+    "memory_format",
+    "copy",
+    "non_blocking",
+    "implicit",
+)
 """Arguments that say where and how PyTorch keeps an array."""
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a node as a plain value: hashable, and without anything of PyTorch's."""
+    """An argument of a node as a plain value: hashable, and without anything of
+    PyTorch's.
+    """
     torch = pytorch()
 
     if isinstance(value, torch.fx.Node):
@@ -147,14 +198,22 @@ def _argument(value: Any) -> Any:
         return str(value).removeprefix("torch.")
     if isinstance(value, slice):
         return slice(*map(_argument, (value.start, value.stop, value.step)))
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str)
+        else str(value)
+    )
 
 
-# fusion -------------------------------------------------------------------------------------------------------------
+# fusion
+# --------------------------------------------------------------------------------------
 
 
-def fused(operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]) -> list[Operation]:
-    """Convolution, ReLU and 2x2 pooling (or pooling of maxima, then ReLU) as one operation, where each feeds the next.
+def fused(
+    operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Operation]:
+    """Convolution, ReLU and 2x2 pooling (or pooling of maxima, then ReLU) as one
+    operation, where each feeds the next.
 
     Args:
         operations: in the order in which they run.
@@ -172,24 +231,39 @@ def fused(operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
     for one in operations:
         if one.name == "conv2d" and _fits(one, shapes):
             second = _only(readers.get(one.output, []))
-            third = _only(readers.get(second.output, [])) if second is not None else None
+            third = (
+                _only(readers.get(second.output, [])) if second is not None else None
+            )
             kind = _kind(second, third)
             if kind is not None and second is not None and third is not None:
                 bias = one.args[2] if len(one.args) > 2 else None
                 padding = one.args[4] if len(one.args) > 4 else (0, 0)
                 arguments = (*one.args[:2], bias, padding, kind)
                 gone |= {one.output: third, second.output: third}
-                gone[third.output] = Operation(third.output, "conv_relu_pool", arguments)
-    # The fused operation stands where the last of the three stood, whose output has the name that others read.
-    last = {one.output for one in operations if gone.get(one.output, one).name == "conv_relu_pool"}
-    return [gone.get(one.output, one) for one in operations if one.output not in gone or one.output in last]
+                gone[third.output] = Operation(
+                    third.output, "conv_relu_pool", arguments
+                )
+    # The fused operation stands where the last of the three stood, whose output has the
+    # name that others read.
+    last = {
+        one.output
+        for one in operations
+        if gone.get(one.output, one).name == "conv_relu_pool"
+    }
+    return [
+        gone.get(one.output, one)
+        for one in operations
+        if one.output not in gone or one.output in last
+    ]
 
 
 def _kind(second: Operation | None, third: Operation | None) -> str | None:
     """The kind of pooling, where two operations are ReLU and 2x2 pooling."""
     if second is None or third is None:
         return None
-    relu, pool = (second, third) if second.name in ("relu", "relu_") else (third, second)
+    relu, pool = (
+        (second, third) if second.name in ("relu", "relu_") else (third, second)
+    )
     kind = {"max_pool2d": "max", "avg_pool2d": "average"}.get(pool.name)
     if kind is None or relu.name not in ("relu", "relu_"):
         return None
@@ -200,14 +274,18 @@ def _kind(second: Operation | None, third: Operation | None) -> str | None:
     is_two = set(arguments[0]) == {2} and set(stride) == {2}
     # no padding, no dilation, no rounding up
     defaults = ((0, 0), (0,), (1, 1), (1,), False)
-    is_plain = not pool.kwargs and all(argument in defaults for argument in arguments[2:])
+    is_plain = not pool.kwargs and all(
+        argument in defaults for argument in arguments[2:]
+    )
     # ReLU and the largest of four may change places, ReLU and their mean may not
     average_of_unclipped = pool is second and kind == "average"
     return kind if is_two and is_plain and not average_of_unclipped else None
 
 
 def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a convolution is one that `conv_relu_pool` computes: square, of stride 1, equally padded, one group."""
+    """Whether a convolution is one that `conv_relu_pool` computes: square, of stride 1,
+    equally padded, one group.
+    """
     weight = one.args[1]
     shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
     square = len(shape) == 4 and shape[2] == shape[3]
@@ -237,16 +315,21 @@ def _refs(one: Operation) -> Iterable[str]:
             pending += value
 
 
-# questions about programs -------------------------------------------------------------------------------------------
+# questions about programs
+# --------------------------------------------------------------------------------------
 
 
 def has_randomness(training: Program, evaluation: Program) -> bool:
     """Whether training differs from evaluation by more than batch normalisation."""
-    return list(map(_mode_free, training.operations)) != list(map(_mode_free, evaluation.operations))
+    return list(map(_mode_free, training.operations)) != list(
+        map(_mode_free, evaluation.operations)
+    )
 
 
 def _mode_free(one: Operation) -> Operation:
-    """Without the flags that change nothing: BatchNorm's, and those of dropout at a rate of 0."""
+    """Without the flags that change nothing: BatchNorm's, and those of dropout at a
+    rate of 0.
+    """
     args = list(one.args)
     if one.name == "batch_norm":
         args[5] = None
@@ -260,14 +343,23 @@ def _mode_free(one: Operation) -> Operation:
 def head_of(program: Program) -> Operation | None:
     """The last dense layer with a weight of its own."""
     names = dict(program.names)
-    dense = [one for one in program.operations if one.name == "linear" and _is_parameter(one.args[1], names)]
+    dense = [
+        one
+        for one in program.operations
+        if one.name == "linear" and _is_parameter(one.args[1], names)
+    ]
     return dense[-1] if dense else None
 
 
 def layer_order(program: Program) -> tuple[str, ...]:
     """The modules that own parameters, by their last use."""
     names = dict(program.names)
-    used = [names[name].rpartition(".")[0] for one in program.operations for name in _refs(one) if name in names]
+    used = [
+        names[name].rpartition(".")[0]
+        for one in program.operations
+        for name in _refs(one)
+        if name in names
+    ]
     return tuple(dict.fromkeys(reversed(used)))[::-1]
 
 
@@ -276,8 +368,18 @@ def norms_of(program: Program) -> tuple[str, ...]:
     names = dict(program.names)
     modules = []
     for one in program.operations:
-        if one.name in ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"):
-            modules += [names[name].rpartition(".")[0] for name in list(_refs(one)) if name in names]
+        if one.name in (
+            "batch_norm",
+            "layer_norm",
+            "group_norm",
+            "instance_norm",
+            "rms_norm",
+        ):
+            modules += [
+                names[name].rpartition(".")[0]
+                for name in list(_refs(one))
+                if name in names
+            ]
     return tuple(dict.fromkeys(modules))
 
 
@@ -285,7 +387,12 @@ def statistics_of(program: Program) -> tuple[str, ...]:
     """The paths of running statistics."""
     names = dict(program.names)
     norms = [one for one in program.operations if one.name == "batch_norm"]
-    return tuple(names[ref.name] for one in norms for ref in one.args[3:5] if isinstance(ref, Ref))
+    return tuple(
+        names[ref.name]
+        for one in norms
+        for ref in one.args[3:5]
+        if isinstance(ref, Ref)
+    )
 
 
 def _is_parameter(argument: Any, names: Mapping[str, str]) -> bool:

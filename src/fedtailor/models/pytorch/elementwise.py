@@ -12,25 +12,56 @@ from fedtailor.models.pytorch.layout import Planes, plain
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, operation
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
-    "abs": jnp.abs, "alias": lambda x: x, "clone": lambda x: x, "contiguous": lambda x: x, "cos": jnp.cos,
-    "detach": jax.lax.stop_gradient, "detach_": jax.lax.stop_gradient, "erf": jax.lax.erf, "exp": jnp.exp,
+    "abs": jnp.abs,
+    "alias": lambda x: x,
+    "clone": lambda x: x,
+    "contiguous": lambda x: x,
+    "cos": jnp.cos,
+    "detach": jax.lax.stop_gradient,
+    "detach_": jax.lax.stop_gradient,
+    "erf": jax.lax.erf,
+    "exp": jnp.exp,
     "expm1": jnp.expm1,
-    "hardsigmoid": jax.nn.hard_sigmoid, "hardswish": jax.nn.hard_swish, "hardswish_": jax.nn.hard_swish,
-    "lift_fresh_copy": lambda x: x, "log": jnp.log, "log1p": jnp.log1p,
-    "log_sigmoid": jax.nn.log_sigmoid, "logical_not": jnp.logical_not, "mish": jax.nn.mish,
-    "neg": jnp.negative, "reciprocal": lambda x: 1 / x, "relu": jax.nn.relu, "relu6": jax.nn.relu6,
-    "relu6_": jax.nn.relu6, "relu_": jax.nn.relu, "rsqrt": jax.lax.rsqrt, "selu": jax.nn.selu, "selu_": jax.nn.selu,
+    "hardsigmoid": jax.nn.hard_sigmoid,
+    "hardswish": jax.nn.hard_swish,
+    "hardswish_": jax.nn.hard_swish,
+    "lift_fresh_copy": lambda x: x,
+    "log": jnp.log,
+    "log1p": jnp.log1p,
+    "log_sigmoid": jax.nn.log_sigmoid,
+    "logical_not": jnp.logical_not,
+    "mish": jax.nn.mish,
+    "neg": jnp.negative,
+    "reciprocal": lambda x: 1 / x,
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "relu6_": jax.nn.relu6,
+    "relu_": jax.nn.relu,
+    "rsqrt": jax.lax.rsqrt,
+    "selu": jax.nn.selu,
+    "selu_": jax.nn.selu,
     "sigmoid": jax.nn.sigmoid,
-    "sigmoid_": jax.nn.sigmoid, "sign": jnp.sign, "silu": jax.nn.silu, "silu_": jax.nn.silu, "sin": jnp.sin,
-    "sqrt": jnp.sqrt, "square": jnp.square, "tanh": jnp.tanh, "tanh_": jnp.tanh,
-}  # fmt: skip
+    "sigmoid_": jax.nn.sigmoid,
+    "sign": jnp.sign,
+    "silu": jax.nn.silu,
+    "silu_": jax.nn.silu,
+    "sin": jnp.sin,
+    "sqrt": jnp.sqrt,
+    "square": jnp.square,
+    "tanh": jnp.tanh,
+    "tanh_": jnp.tanh,
+}
 
 
 def _keeping_layout(function: Callable[[Array], Array]) -> Callable[..., Any]:
-    """A function of single numbers as an operation: planes stay planes, so that no image is transposed for it."""
+    """A function of single numbers as an operation: planes stay planes, so that no
+    image is transposed for it.
+    """
 
     def called(context: Context, x: Any, **kwargs: Any) -> Any:
-        return Planes(function(x.array)) if isinstance(x, Planes) else function(plain(x))
+        return (
+            Planes(function(x.array)) if isinstance(x, Planes) else function(plain(x))
+        )
 
     return called
 
@@ -52,19 +83,42 @@ def _add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 _BINARY: dict[str, Callable[..., Any]] = {
-    "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "eq": operator.eq, "ge": operator.ge,
-    "gt": operator.gt, "le": operator.le, "logical_and": jnp.logical_and, "logical_or": jnp.logical_or,
-    "lt": operator.lt, "matmul": jnp.matmul, "maximum": jnp.maximum, "minimum": jnp.minimum, "mm": jnp.matmul,
-    "bmm": jnp.matmul, "mul": operator.mul, "mul_": operator.mul, "ne": operator.ne, "pow": jnp.power,
-}  # fmt: skip
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "eq": operator.eq,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "logical_and": jnp.logical_and,
+    "logical_or": jnp.logical_or,
+    "lt": operator.lt,
+    "matmul": jnp.matmul,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "mm": jnp.matmul,
+    "bmm": jnp.matmul,
+    "mul": operator.mul,
+    "mul_": operator.mul,
+    "ne": operator.ne,
+    "pow": jnp.power,
+}
 for _name, _function in _BINARY.items():
     operation(_name)(lambda context, x, y, function=_function: function(x, y))
 
-_ON_SIZES = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
-             "truediv": operator.truediv, "mod": operator.mod, "neg": operator.neg,
-             "getitem": operator.getitem}  # fmt: skip
+_ON_SIZES = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "getitem": operator.getitem,
+}
 for _name, _function in _ON_SIZES.items():
-    operation(f"python.{_name}")(lambda context, *args, function=_function: function(*args))
+    operation(f"python.{_name}")(
+        lambda context, *args, function=_function: function(*args)
+    )
 
 
 @operation("div", "div_")
@@ -90,8 +144,16 @@ def _leaky_relu(context: Context, x: Array, slope: float = 0.01) -> Array:
 
 
 @operation("elu", "elu_")
-def _elu(context: Context, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
-    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(input_scale * jnp.minimum(x, 0)))
+def _elu(
+    context: Context,
+    x: Array,
+    alpha: float = 1.0,
+    scale: float = 1.0,
+    input_scale: float = 1.0,
+) -> Array:
+    return scale * jnp.where(
+        x > 0, x, alpha * jnp.expm1(input_scale * jnp.minimum(x, 0))
+    )
 
 
 @operation("celu", "celu_")
@@ -105,7 +167,9 @@ def _glu(context: Context, x: Array, dim: int = -1) -> Array:
 
 
 @operation("softplus")
-def _softplus(context: Context, x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
+def _softplus(
+    context: Context, x: Array, beta: float = 1.0, threshold: float = 20.0
+) -> Array:
     return jnp.where(x * beta > threshold, x, jax.nn.softplus(x * beta) / beta)
 
 
@@ -115,7 +179,13 @@ def _prelu(context: Context, x: Array, weight: Array) -> Array:
 
 
 @operation("clamp", "clamp_", "hardtanh", "hardtanh_")
-def _clamp(context: Context, x: Array, low: float | None = None, high: float | None = None, **kwargs: Any) -> Array:
+def _clamp(
+    context: Context,
+    x: Array,
+    low: float | None = None,
+    high: float | None = None,
+    **kwargs: Any,
+) -> Array:
     if context.operation_name.startswith("hardtanh"):
         low, high = -1 if low is None else low, 1 if high is None else high
     return jnp.clip(x, kwargs.get("min", low), kwargs.get("max", high))
@@ -132,7 +202,9 @@ def _softmax(context: Context, x: Array, dim: int, *rest: Any, **kwargs: Any) ->
 
 
 @operation("log_softmax", "_log_softmax")
-def _log_softmax(context: Context, x: Array, dim: int, *rest: Any, **kwargs: Any) -> Array:
+def _log_softmax(
+    context: Context, x: Array, dim: int, *rest: Any, **kwargs: Any
+) -> Array:
     return jax.nn.log_softmax(x, dim)
 
 

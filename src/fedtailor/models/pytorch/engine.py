@@ -40,12 +40,21 @@ class TorchEngine(Architecture):
         """The module at work in a precision, the same one in every call."""
         return _live(self, dtype)
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> dict[str, Array]:
-        placed(jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), self.facts.example_shape)
+    def build(
+        self, input_shape: tuple[int, ...], outputs: int, key: Array
+    ) -> dict[str, Array]:
+        placed(
+            jax.ShapeDtypeStruct((1, *input_shape), jnp.float32),
+            self.facts.example_shape,
+        )
         return self.start.build(key)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
-        return self._run("outputs", "evaluation" if key is None else "training", network, x, key)[0]
+    def apply(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return self._run(
+            "outputs", "evaluation" if key is None else "training", network, x, key
+        )[0]
 
     def is_stochastic(self, network: Any) -> bool:
         return self.facts.stochastic
@@ -54,10 +63,19 @@ class TorchEngine(Architecture):
         return self.facts.statistics
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Any,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Any]:
-        outputs, *renewed = self._run("outputs", self.mode(key), network, x, key, weight)
-        return outputs, {**network, **dict(zip(self.facts.statistics, renewed, strict=True))}
+        outputs, *renewed = self._run(
+            "outputs", self.mode(key), network, x, key, weight
+        )
+        return outputs, {
+            **network,
+            **dict(zip(self.facts.statistics, renewed, strict=True)),
+        }
 
     def mode(self, key: Any) -> Mode:
         """The mode of a training step; a module with dropout needs a key for it."""
@@ -65,25 +83,51 @@ class TorchEngine(Architecture):
 
     def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
         facts = self.facts
-        return Anatomy(facts.head, facts.norms, facts.order, "int32" if facts.integers else "float32")
+        return Anatomy(
+            facts.head,
+            facts.norms,
+            facts.order,
+            "int32" if facts.integers else "float32",
+        )
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self,
+        network: Any,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
     ) -> Float[Array, "b ..."]:
-        return self._run("features", "evaluation" if key is None else "training", network, x, key)[0]
+        return self._run(
+            "features", "evaluation" if key is None else "training", network, x, key
+        )[0]
 
     def train_features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Any,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
         return self._run("features", self.mode(key), network, x, key, weight)[0]
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self,
+        network: Any,
+        anatomy: Anatomy,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
         return self._run("head", "evaluation", network, features, None)[0]
 
     def _run(
-        self, what: What, mode: Mode, network: Any, x: Any, key: Array | None, weight: Array | None = None
+        self,
+        what: What,
+        mode: Mode,
+        network: Any,
+        x: Any,
+        key: Array | None,
+        weight: Array | None = None,
     ) -> list[Array]:
         words = None if key is None else jax.random.key_data(key)
         return _run(self, what, mode, network, x, words, weight)
@@ -91,12 +135,22 @@ class TorchEngine(Architecture):
 
 @lru_cache(maxsize=8)
 def _live(engine: TorchEngine, dtype: str) -> LiveModule:
-    """`TorchEngine.live`: an engine is a frozen value, and the module that works for it is kept here."""
+    """`TorchEngine.live`: an engine is a frozen value, and the module that works for it
+    is kept here.
+    """
     return LiveModule(engine.start.module, engine.facts, dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, words: Any, weight: Any) -> list[Array]:
+def _run(
+    engine: TorchEngine,
+    what: What,
+    mode: Mode,
+    network: Any,
+    x: Any,
+    words: Any,
+    weight: Any,
+) -> list[Array]:
     """A pass of PyTorch's, as a function that JAX can differentiate once.
 
     Args:
@@ -110,7 +164,8 @@ def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, word
     Returns:
         Outputs (or features) [b, ...], and the running statistics after the pass.
     """
-    # What comes back must be known beforehand: shapes of the outputs and of every statistic.
+    # What comes back must be known beforehand: shapes of the outputs and of every
+    # statistic.
     facts = engine.facts
     shape = facts.feature_shape if what == "features" else facts.output_shape
     assert shape is not None
@@ -125,25 +180,40 @@ def _run(engine: TorchEngine, what: What, mode: Mode, network: Any, x: Any, word
     return host_call(call, [jax.ShapeDtypeStruct(size, kind) for size in sizes], arrays)
 
 
-def _forward(engine: TorchEngine, what: What, mode: Mode, *arguments: Any) -> tuple[list[Array], Any]:
-    """The pass; its arguments are all that the derivative keeps, as PyTorch runs it again."""
+def _forward(
+    engine: TorchEngine, what: What, mode: Mode, *arguments: Any
+) -> tuple[list[Array], Any]:
+    """The pass; its arguments are all that the derivative keeps, as PyTorch runs it
+    again.
+    """
     return _run(engine, what, mode, *arguments), arguments
 
 
-def _backward(engine: TorchEngine, what: What, mode: Mode, arguments: Any, slopes: list[Array]) -> Any:
-    """Derivatives for network, inputs, words and weight: the first two by PyTorch, the others have none."""
+def _backward(
+    engine: TorchEngine, what: What, mode: Mode, arguments: Any, slopes: list[Array]
+) -> Any:
+    """Derivatives for network, inputs, words and weight: the first two by PyTorch, the
+    others have none.
+    """
     network, x, _, _ = arguments
     kind = jnp.result_type(*network.values())
     by_inputs = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (*jax.tree.leaves(network), *by_inputs)]
+    shapes = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for leaf in (*jax.tree.leaves(network), *by_inputs)
+    ]
     arrays, structure = jax.tree.flatten((*arguments, slopes[0]))
 
     def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         network, x, words, weight, slopes = jax.tree.unflatten(structure, arrays)
-        return engine.live(kind.name).pull_back(network, x, words, weight, slopes, what, mode)
+        return engine.live(kind.name).pull_back(
+            network, x, words, weight, slopes, what, mode
+        )
 
     derivatives = host_call(call, shapes, arrays)
-    gradient = jax.tree.unflatten(jax.tree.structure(network), derivatives[: len(network)])
+    gradient = jax.tree.unflatten(
+        jax.tree.structure(network), derivatives[: len(network)]
+    )
     # JAX's derivative of integers is of the type float0
     of_inputs = derivatives[-1] if by_inputs else np.zeros(x.shape, jax.dtypes.float0)
     return gradient, of_inputs, None, None

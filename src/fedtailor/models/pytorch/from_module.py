@@ -1,4 +1,6 @@
-"""`from_torch`: a PyTorch module as a model, converted or run by PyTorch itself; and models as state dicts."""
+"""`from_torch`: a PyTorch module as a model, converted or run by PyTorch itself; and
+models as state dicts.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,51 +26,69 @@ ENGINES = ("jax", "torch")
 
 
 def from_torch(
-    module: TorchModuleType | Callable[[], TorchModuleType], example_input: Any, *, pretrained: bool = False,
-    check: bool = True, engine: Literal["jax", "torch"] = "jax",
-) -> TorchModule | TorchEngine:  # fmt: skip
+    module: TorchModuleType | Callable[[], TorchModuleType],
+    example_input: Any,
+    *,
+    pretrained: bool = False,
+    check: bool = True,
+    engine: Literal["jax", "torch"] = "jax",
+) -> TorchModule | TorchEngine:
     """A PyTorch module as a model; for example
 
         models.from_torch(lambda: MyNet(classes=10), torch.zeros(1, 3, 32, 32))
 
-    By default it is trained by this library's own engine, at its speed: the module is traced by `torch.export`, once in
-    training and once in evaluation mode, and its operations are run in JAX, convolutions in this library's own. The
-    result is checked against PyTorch in double precision on a random batch: outputs, gradients and running statistics,
-    to 1e-5 relative, in both modes (dropout off). PyTorch is not needed for training itself, but for the start of it.
+    By default it is trained by this library's own engine, at its speed: the module is
+    traced by `torch.export`, once in training and once in evaluation mode, and its
+    operations are run in JAX, convolutions in this library's own. The result is checked
+    against PyTorch in double precision on a random batch: outputs, gradients and
+    running statistics, to 1e-5 relative, in both modes (dropout off). PyTorch is not
+    needed for training itself, but for the start of it.
 
-    A module that cannot be converted is trained by PyTorch itself with `engine="torch"`: local training, losses,
-    gradients and predictions of one client after another, on the CPU; all else is as for other models. The two engines
-    end at the same model up to rounding, where there is no dropout, whose draws differ.
+    A module that cannot be converted is trained by PyTorch itself with
+    `engine="torch"`: local training, losses, gradients and predictions of one client
+    after another, on the CPU; all else is as for other models. The two engines end at
+    the same model up to rounding, where there is no dropout, whose draws differ.
 
-    Running statistics of BatchNorm are entries of theta; parameters with `requires_grad=False` and other buffers stay
-    as they are. Models that come from one function `module` are equal, and share compiled programs.
+    Running statistics of BatchNorm are entries of theta; parameters with
+    `requires_grad=False` and other buffers stay as they are. Models that come from one
+    function `module` are equal, and share compiled programs.
 
     Args:
-        module: a function that makes the module, as which a class without arguments will do: every seed starts from
-            parameters of its own; or a module: every seed starts from its layers' `reset_parameters`.
-        example_input: a batch [b, ...] of inputs as the module takes them (images with channels first); the data may
-            have channels last.
-        pretrained: start every seed, and every client, from the module's present values.
-        check: compare a conversion with PyTorch; do not turn this off but for speed, for modules that have passed it.
+        module: a function that makes the module, as which a class without arguments
+            will do: every seed starts from parameters of its own; or a module: every
+            seed starts from its layers' `reset_parameters`.
+        example_input: a batch [b, ...] of inputs as the module takes them (images with
+            channels first); the data may have channels last.
+        pretrained: start every seed, and every client, from the module's present
+            values.
+        check: compare a conversion with PyTorch; do not turn this off but for speed,
+            for modules that have passed it.
         engine: "jax" converts the module, "torch" leaves it to PyTorch.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
 
     Raises:
-        ValueError: PyTorch is missing; the module cannot be converted (the message names the operation), or the result
-            differs from PyTorch's; or, with `engine="torch"`, it has parameters that are not float32 on the CPU, fails
+        ValueError: PyTorch is missing; the module cannot be converted (the message
+            names the operation), or the result differs from PyTorch's; or, with
+            `engine="torch"`, it has parameters that are not float32 on the CPU, fails
             on the example or does not give one tensor [b, ...].
     """
     torch = pytorch()
     check_choice(engine, ENGINES, "engine")
     made: Any = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
-        raise ValueError(f"from_torch takes a torch.nn.Module, or a function that makes one, not {module!r}")
+        raise ValueError(
+            "from_torch takes a torch.nn.Module, or a function that makes one, not"
+            f" {module!r}"
+        )
     name = type(made).__name__
     require_trainable(made)
     if not any(parameter.requires_grad for parameter in made.parameters()):
-        raise ValueError(f"{name} has no parameters that require a gradient, so that there is nothing to train")
+        raise ValueError(
+            f"{name} has no parameters that require a gradient, so that there is"
+            " nothing to train"
+        )
     example = _example(made, example_input)
     make = None if pretrained else maker(module, made)
     if engine == "torch":
@@ -78,9 +98,11 @@ def from_torch(
     try:
         return _converted(made, make, example, check)
     except Unsupported as error:
-        raise ValueError(f"{name} cannot be converted: {error}; replace it in the module, register it with "
-                         "fedtailor.models.pytorch.operation, or let PyTorch train the module, which is slower: "
-                         'from_torch(..., engine="torch")') from None  # fmt: skip
+        raise ValueError(
+            f"{name} cannot be converted: {error}; replace it in the module, register"
+            " it with fedtailor.models.pytorch.operation, or let PyTorch train the"
+            ' module, which is slower: from_torch(..., engine="torch")'
+        ) from None
 
 
 def _example(module: TorchModuleType, given: Any) -> Tensor:
@@ -93,43 +115,75 @@ def _example(module: TorchModuleType, given: Any) -> Tensor:
     try:
         example = torch.as_tensor(given)
     except Exception as error:  # PyTorch raises many kinds
-        raise ValueError(f"example_input is one tensor [b, ...], a batch of inputs: {first_line(error)}") from None
+        raise ValueError(
+            "example_input is one tensor [b, ...], a batch of inputs:"
+            f" {first_line(error)}"
+        ) from None
     if example.ndim == 0 or not len(example):
-        raise ValueError(f"example_input is a batch [b, ...] with an input in it, not {list(example.shape)}")
+        raise ValueError(
+            "example_input is a batch [b, ...] with an input in it, not"
+            f" {list(example.shape)}"
+        )
     kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
     return example.to(kinds[0]) if example.is_floating_point() else example
 
 
 def _converted(
-    made: TorchModuleType, make: Callable[[], TorchModuleType] | None, example: Tensor, check: bool
+    made: TorchModuleType,
+    make: Callable[[], TorchModuleType] | None,
+    example: Tensor,
+    check: bool,
 ) -> TorchModule:
-    # What PyTorch itself refuses is no matter of the conversion: it says so in its own words.
-    tried(copied(made), random_like(example).to(example.dtype), training=False, name=type(made).__name__)
+    # What PyTorch itself refuses is no matter of the conversion: it says so in its own
+    # words.
+    tried(
+        copied(made),
+        random_like(example).to(example.dtype),
+        training=False,
+        name=type(made).__name__,
+    )
     both = [exported(made, example, training) for training in (True, False)]
     training, evaluation = map(converted, both)
     if check:
         check_conversion(both, (training, evaluation), example)
-    # Parameters in the order of theta, also those that one of the two modes does not use.
-    paths = sorted({path for program in (training, evaluation) for _, path in program.names})
+    # Parameters in the order of theta, also those that one of the two modes does not
+    # use.
+    paths = sorted(
+        {path for program in (training, evaluation) for _, path in program.names}
+    )
     convolves = any(one.name.startswith("conv") for one in training.operations)
     kind = "float32" if example.is_floating_point() else "int32"
     shape = tuple(example.shape[1:])
-    return TorchModule(training, evaluation, Start(make, made, paths), shape, kind, MICRO_BATCH if convolves else None)
+    return TorchModule(
+        training,
+        evaluation,
+        Start(make, made, paths),
+        shape,
+        kind,
+        MICRO_BATCH if convolves else None,
+    )
 
 
 def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
-    """A model vector theta [d] as the state dict of the PyTorch module, as NumPy arrays.
+    """A model vector theta [d] as the state dict of the PyTorch module, as NumPy
+    arrays.
 
     Raises:
         ValueError: the model does not come from `from_torch`.
     """
     if not isinstance(model.architecture, TorchModule | TorchEngine):
-        raise ValueError("this model does not come from from_torch, so that there is no state dict of it")
+        raise ValueError(
+            "this model does not come from from_torch, so that there is no state dict"
+            " of it"
+        )
     start: Start = model.architecture.start
     params: Mapping[str, Any] = model.params(jnp.asarray(theta))
     trained = {path: np.asarray(values) for path, values in params.items()}
     # what no training changes has no path, and is as it was in the module
-    return {name: trained[path] if path else start.present[name] for name, path in start.names.items()}
+    return {
+        name: trained[path] if path else start.present[name]
+        for name, path in start.names.items()
+    }
 
 
 def save_state_dict(model: Model, theta: ArrayLike, path: Path | str) -> Path:
@@ -143,9 +197,14 @@ def save_state_dict(model: Model, theta: ArrayLike, path: Path | str) -> Path:
     from safetensors.numpy import save_file
 
     path = Path(path)
-    arrays = {name: np.ascontiguousarray(values) for name, values in state_dict(model, theta).items()}
+    arrays = {
+        name: np.ascontiguousarray(values)
+        for name, values in state_dict(model, theta).items()
+    }
     try:
         save_file(arrays, path)
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from None
+        raise ValueError(
+            f"cannot write {path}: {error.strerror}; name another file"
+        ) from None
     return path

@@ -1,4 +1,6 @@
-"""What a PyTorch module is made of, found by running it: for modules that PyTorch itself trains."""
+"""What a PyTorch module is made of, found by running it: for modules that PyTorch
+itself trains.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -16,16 +18,21 @@ class Facts:
     """What is known of a module.
 
     Attributes:
-        shapes: (path, shape) of trained parameters and running statistics, sorted by path, as they stand in theta.
-        statistics: paths of the running statistics: what a pass in training mode changes.
-        head: path of the last dense layer that is called, and called once; None where there is none.
+        shapes: (path, shape) of trained parameters and running statistics, sorted by
+            path, as they stand in theta.
+        statistics: paths of the running statistics: what a pass in training mode
+            changes.
+        head: path of the last dense layer that is called, and called once; None where
+            there is none.
         norms: paths of normalisation layers.
         order: layers with parameters, in the order in which they are last called.
-        stochastic: whether training differs from evaluation otherwise than by statistics (dropout).
+        stochastic: whether training differs from evaluation otherwise than by
+            statistics (dropout).
         example_shape: shape of one input.
         integers: whether inputs are integers (tokens).
         output_shape: shape of one example's outputs.
-        feature_shape: shape of what the head is given, for one example; None without a head.
+        feature_shape: shape of what the head is given, for one example; None without a
+            head.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -47,34 +54,53 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
         ValueError: it cannot be trained here; the message says why, in one line.
     """
     torch, name = pytorch(), type(module).__name__
-    trained = [path for path, parameter in module.named_parameters() if parameter.requires_grad]
+    trained = [
+        path for path, parameter in module.named_parameters() if parameter.requires_grad
+    ]
     _require_separate(module, trained, name)
     module = copied(module)
     x = random_like(example).to(example.dtype)
 
-    # One pass in evaluation mode, which must change and draw nothing; then one in training mode, which tells statistics
-    # by what it changes, and dropout by what it draws.
+    # One pass in evaluation mode, which must change and draw nothing; then one in
+    # training mode, which tells statistics by what it changes, and dropout by what it
+    # draws.
     calls = _Calls(module)
     before = _buffers(module)
     evaluation, drew = tried(module, x, training=False, name=name)
-    _refuse(drew, f"{name} draws random numbers in evaluation mode, where outputs must be fixed; use nn.Dropout, or "
-                  "pass training=self.training to the function")  # fmt: skip
+    _refuse(
+        drew,
+        f"{name} draws random numbers in evaluation mode, where outputs must be fixed;"
+        " use nn.Dropout, or pass training=self.training to the function",
+    )
     changed = _changed(before, module)
-    _refuse(changed, f"{name} changes its buffer {next(iter(changed), '')!r} in evaluation mode, where it must stay")
+    _refuse(
+        changed,
+        f"{name} changes its buffer {next(iter(changed), '')!r} in evaluation mode,"
+        " where it must stay",
+    )
     calls.remove()
     outputs, stochastic = tried(module, x, training=True, name=name)
-    statistics = tuple(sorted(path for path in _changed(before, module) if not path.endswith(COUNTER)))
+    statistics = tuple(
+        sorted(path for path in _changed(before, module) if not path.endswith(COUNTER))
+    )
     for path in statistics:
         usable = before[path].is_floating_point() and path in module.state_dict()
-        _refuse(not usable, f"{name} changes its buffer {path!r} in training, which is no floating-point entry of its "
-                            "state dict")  # fmt: skip
-    # Randomness that comes from elsewhere than PyTorch's generator shows in the outputs, unless statistics do.
+        _refuse(
+            not usable,
+            f"{name} changes its buffer {path!r} in training, which is no"
+            " floating-point entry of its state dict",
+        )
+    # Randomness that comes from elsewhere than PyTorch's generator shows in the
+    # outputs, unless statistics do.
     if not statistics:
         stochastic = stochastic or not torch.equal(outputs, evaluation)
     shapes = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     head = calls.head(trained)
     return Facts(
-        shapes=tuple((path, tuple(shapes[path].shape)) for path in sorted([*trained, *statistics])),
+        shapes=tuple(
+            (path, tuple(shapes[path].shape))
+            for path in sorted([*trained, *statistics])
+        ),
         statistics=statistics,
         head=head,
         norms=_norms(module),
@@ -88,7 +114,8 @@ def inspected(module: TorchModuleType, example: Tensor) -> Facts:
 
 
 def require_trainable(module: TorchModuleType) -> None:
-    """Refuse a module whose parameters are not real numbers of 32 or 64 bits on the CPU.
+    """Refuse a module whose parameters are not real numbers of 32 or 64 bits on the
+    CPU.
 
     Raises:
         ValueError: with the first such parameter.
@@ -97,14 +124,28 @@ def require_trainable(module: TorchModuleType) -> None:
     for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
         lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
         _refuse(lazy, f"{name} has no shape for {path} yet; run it once on an example")
-        _refuse(tensor.device.type != "cpu", f"{name} has {path} on {tensor.device}; move it to the CPU: module.cpu()")
-        usable = tensor.dtype in (torch.float32, torch.float64) or not tensor.requires_grad
+        _refuse(
+            tensor.device.type != "cpu",
+            f"{name} has {path} on {tensor.device}; move it to the CPU: module.cpu()",
+        )
+        usable = (
+            tensor.dtype in (torch.float32, torch.float64) or not tensor.requires_grad
+        )
         kind = str(tensor.dtype).removeprefix("torch.")
-        _refuse(not usable, f"{name} has {path} as {kind}; parameters must be float32: module.float()")
+        _refuse(
+            not usable,
+            f"{name} has {path} as {kind}; parameters must be float32: module.float()",
+        )
     for layer in module.modules():
-        averages = getattr(layer, COUNTER, None) is not None and getattr(layer, "momentum", 0) is None
-        _refuse(averages, f"{name} has a {type(layer).__name__} with momentum=None, whose average counts all batches "
-                          "ever seen; give it a momentum")  # fmt: skip
+        averages = (
+            getattr(layer, COUNTER, None) is not None
+            and getattr(layer, "momentum", 0) is None
+        )
+        _refuse(
+            averages,
+            f"{name} has a {type(layer).__name__} with momentum=None, whose average"
+            " counts all batches ever seen; give it a momentum",
+        )
 
 
 class _Calls:
@@ -116,9 +157,13 @@ class _Calls:
         self._linear = pytorch().nn.Linear
         self._called: list[str] = []
         self.inputs: dict[str, Tensor] = {}
-        self._hooks = [layer.register_forward_hook(self._note) for layer in module.modules()]
+        self._hooks = [
+            layer.register_forward_hook(self._note) for layer in module.modules()
+        ]
 
-    def _note(self, layer: TorchModuleType, arguments: Sequence[Any], outputs: Any) -> None:
+    def _note(
+        self, layer: TorchModuleType, arguments: Sequence[Any], outputs: Any
+    ) -> None:
         path = self._modules[id(layer)]
         self._called.append(path)
         if isinstance(layer, self._linear):
@@ -130,8 +175,14 @@ class _Calls:
             hook.remove()
 
     def head(self, trained: Sequence[str]) -> str | None:
-        """The last dense layer with a weight that is trained, if it is called once, for one row an example."""
-        own = [path for path in self._dense if f"{path}.weight".removeprefix(".") in trained]
+        """The last dense layer with a weight that is trained, if it is called once, for
+        one row an example.
+        """
+        own = [
+            path
+            for path in self._dense
+            if f"{path}.weight".removeprefix(".") in trained
+        ]
         if not own:
             return None
         last = own[-1]
@@ -140,7 +191,9 @@ class _Calls:
         return last if called_once and sees_examples else None
 
     def order(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """The layers that own these paths, by their last call; those never called where the layer around them is."""
+        """The layers that own these paths, by their last call; those never called where
+        the layer around them is.
+        """
         last = {path: place for place, path in enumerate(self._called)}
 
         def place(owner: str) -> int:
@@ -152,11 +205,14 @@ class _Calls:
         return tuple(sorted(owners, key=place))
 
 
-def tried(module: TorchModuleType, x: Tensor, training: bool, name: str) -> tuple[Tensor, bool]:
+def tried(
+    module: TorchModuleType, x: Tensor, training: bool, name: str
+) -> tuple[Tensor, bool]:
     """Outputs for a batch, and whether random numbers were drawn.
 
     Raises:
-        ValueError: the module fails, or does not give one tensor [b, ...] of floating-point numbers.
+        ValueError: the module fails, or does not give one tensor [b, ...] of
+            floating-point numbers.
     """
     torch = pytorch()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -168,12 +224,22 @@ def tried(module: TorchModuleType, x: Tensor, training: bool, name: str) -> tupl
             raise ValueError(f"PyTorch fails in {name}: {first_line(error)}") from None
         drew = not torch.equal(before, torch.random.get_rng_state())
     if not isinstance(outputs, torch.Tensor):
-        raise ValueError(f"{name} gives a {type(outputs).__name__}; wrap it in a module that gives one tensor [b, ...]")
+        raise ValueError(
+            f"{name} gives a {type(outputs).__name__}; wrap it in a module that gives"
+            " one tensor [b, ...]"
+        )
     fits = outputs.ndim >= 1 and len(outputs) == len(x) and outputs.is_floating_point()
-    _refuse(not fits, f"{name} gives {outputs.dtype} {list(outputs.shape)} for a batch of {len(x)}; it must give "
-                      "floating-point numbers [b, ...]")  # fmt: skip
+    _refuse(
+        not fits,
+        f"{name} gives {outputs.dtype} {list(outputs.shape)} for a batch of {len(x)};"
+        " it must give floating-point numbers [b, ...]",
+    )
     reached = outputs.requires_grad
-    _refuse(not reached, f"{name} gives outputs that do not depend on its parameters: no gradient reaches them")
+    _refuse(
+        not reached,
+        f"{name} gives outputs that do not depend on its parameters: no gradient"
+        " reaches them",
+    )
     return outputs.detach(), drew
 
 
@@ -186,32 +252,50 @@ def _changed(before: dict[str, Tensor], module: TorchModuleType) -> list[str]:
     """The paths of the buffers that have other values than before."""
     torch = pytorch()
     now = dict(module.named_buffers())
-    return [path for path, tensor in before.items() if not torch.equal(tensor, now[path])]
+    return [
+        path for path, tensor in before.items() if not torch.equal(tensor, now[path])
+    ]
 
 
 def _norms(module: TorchModuleType) -> tuple[str, ...]:
     """The paths of the normalisation layers."""
     nn = pytorch().nn
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-    return tuple(path for path, layer in module.named_modules() if isinstance(layer, kinds))
+    return tuple(
+        path for path, layer in module.named_modules() if isinstance(layer, kinds)
+    )
 
 
-def _require_separate(module: TorchModuleType, trained: Sequence[str], name: str) -> None:
-    """Refuse parameters that share memory and are not one (tied layers have one parameter, which is fine).
+def _require_separate(
+    module: TorchModuleType, trained: Sequence[str], name: str
+) -> None:
+    """Refuse parameters that share memory and are not one (tied layers have one
+    parameter, which is fine).
 
-    Pieces of one vector, as `torch.nn.utils.vector_to_parameters` leaves them, share nothing.
+    Pieces of one vector, as `torch.nn.utils.vector_to_parameters` leaves them, share
+    nothing.
     """
     parameters = dict(module.named_parameters())
     # Sorted by address, only neighbours can overlap.
-    pieces = sorted((*_memory(parameters[path]), path) for path in trained if parameters[path].numel())
+    pieces = sorted(
+        (*_memory(parameters[path]), path)
+        for path in trained
+        if parameters[path].numel()
+    )
     for (_, end, path), (start, _, other) in pairwise(pieces):
-        _refuse(start < end, f"{name} has {path} and {other} in one piece of memory; let both layers have the same "
-                             "nn.Parameter, or give each its own")  # fmt: skip
+        _refuse(
+            start < end,
+            f"{name} has {path} and {other} in one piece of memory; let both layers"
+            " have the same nn.Parameter, or give each its own",
+        )
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first entry and past its last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 

@@ -1,4 +1,6 @@
-"""Images in the layouts in which this library's convolutions are fast, and in PyTorch's."""
+"""Images in the layouts in which this library's convolutions are fast, and in
+PyTorch's.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +51,9 @@ def as_planes(value: Value) -> Float[Array, "c h w b"]:
     """A batch of images as planes."""
     if isinstance(value, Planes):
         return value.array
-    return planes(value.array if isinstance(value, Images) else value.transpose(0, 2, 3, 1))
+    return planes(
+        value.array if isinstance(value, Images) else value.transpose(0, 2, 3, 1)
+    )
 
 
 def as_images(value: Value) -> Float[Array, "b h w c"]:

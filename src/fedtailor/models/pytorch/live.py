@@ -1,4 +1,6 @@
-"""A PyTorch module at work: its parameters lie in one vector theta, and PyTorch computes outputs and gradients."""
+"""A PyTorch module at work: its parameters lie in one vector theta, and PyTorch
+computes outputs and gradients.
+"""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,23 +16,31 @@ from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import copied, first_line, placed, seed_of
 
 What = Literal["outputs", "features", "head"]
-"""What is computed: outputs from inputs, features (what the head is given) from inputs, or outputs from features."""
+"""What is computed: outputs from inputs, features (what the head is given) from inputs,
+or outputs from features.
+"""
 Mode = Literal["training", "statistics", "evaluation"]
-"""The mode of the module; "statistics" is evaluation but for the layers that keep running statistics (no dropout)."""
+"""The mode of the module; "statistics" is evaluation but for the layers that keep
+running statistics (no dropout).
+"""
 
 
 class LiveModule:
-    """A copy of a module whose trained parameters and running statistics are pieces of one vector.
+    """A copy of a module whose trained parameters and running statistics are pieces of
+    one vector.
 
     It is for one thread: every call works on the same parameters.
 
     Attributes:
-        theta: all parameters and statistics [d], one path after another; write here to set them.
+        theta: all parameters and statistics [d], one path after another; write here to
+            set them.
         statistics: the positions [s] of running statistics in theta.
     """
 
     def __init__(self, module: TorchModuleType, facts: Facts, dtype: str) -> None:
-        """Copy a module, which stays as it is; `dtype` is the precision of parameters and computation."""
+        """Copy a module, which stays as it is; `dtype` is the precision of parameters
+        and computation.
+        """
         torch = pytorch()
         self._torch, self._facts, self._name = torch, facts, type(module).__name__
         self._dtype = getattr(torch, dtype)
@@ -39,9 +49,13 @@ class LiveModule:
         ends = np.cumsum([0, *sizes])
         self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
         self._gradient = torch.zeros_like(self.theta)
-        # Every parameter becomes a view of its piece of theta, and its gradient one of the same piece of the gradient's
-        # vector: to read or write a model is then one copy, and PyTorch sees nothing of it.
-        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        # Every parameter becomes a view of its piece of theta, and its gradient one of
+        # the same piece of the gradient's vector: to read or write a model is then one
+        # copy, and PyTorch sees nothing of it.
+        tensors = {
+            **dict(self._module.named_parameters()),
+            **dict(self._module.named_buffers()),
+        }
         self._pieces = {}
         for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False):
             self._pieces[path] = slice(int(start), int(end))
@@ -52,21 +66,33 @@ class LiveModule:
         places = []
         for path in facts.statistics:
             places.append(np.arange(self._pieces[path].start, self._pieces[path].stop))
-        self.statistics = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places]))
+        self.statistics = torch.from_numpy(
+            np.concatenate([np.zeros(0, np.int64), *places])
+        )
         modules = dict(self._module.named_modules())
         self._head = None if facts.head is None else modules[facts.head]
         owners = dict.fromkeys(path.rpartition(".")[0] for path in facts.statistics)
         self._owners = [modules[path] for path in owners]
 
-    # on theta -------------------------------------------------------------------------------------------------------
+    # on theta
+    # ----------------------------------------------------------------------------------
 
     def inputs(self, x: NDArray[Any]) -> Tensor:
         """Examples [b, ...] as stored, for `forward`."""
         x = np.array(x)  # PyTorch takes no read-only arrays
-        return self._torch.from_numpy(x).to(self._dtype if x.dtype.kind == "f" else self._torch.long)
+        return self._torch.from_numpy(x).to(
+            self._dtype if x.dtype.kind == "f" else self._torch.long
+        )
 
-    def forward(self, x: Tensor, mode: Mode, words: NDArray[np.uint32] | None, what: What = "outputs") -> Tensor:
-        """What is asked for [b, ...], at the present theta, whose statistics are renewed outside of evaluation.
+    def forward(
+        self,
+        x: Tensor,
+        mode: Mode,
+        words: NDArray[np.uint32] | None,
+        what: What = "outputs",
+    ) -> Tensor:
+        """What is asked for [b, ...], at the present theta, whose statistics are
+        renewed outside of evaluation.
 
         Args:
             x: what `inputs` made of inputs, or of features for "head".
@@ -88,14 +114,24 @@ class LiveModule:
             try:
                 outputs = self._computed(x, what)
             except Exception as error:  # whatever the module's own code raises
-                advice = " (drop_last=True, or another batch_size, avoids batches of one example)"
-                one = advice if len(x) == 1 and self._owners and mode != "evaluation" else ""
-                raise ValueError(f"PyTorch fails in {self._name}: {first_line(error)}{one}") from None
+                advice = (
+                    " (drop_last=True, or another batch_size, avoids batches of one"
+                    " example)"
+                )
+                one = (
+                    advice
+                    if len(x) == 1 and self._owners and mode != "evaluation"
+                    else ""
+                )
+                raise ValueError(
+                    f"PyTorch fails in {self._name}: {first_line(error)}{one}"
+                ) from None
         self._keep_statistics()
         return outputs
 
     def backward(self, outputs: Tensor, slopes: NDArray[Any]) -> Tensor:
-        """The gradient [d], zero at the statistics, of a function of `forward`'s outputs with these derivatives.
+        """The gradient [d], zero at the statistics, of a function of `forward`'s
+        outputs with these derivatives.
 
         Returns:
             The same tensor in every call.
@@ -104,33 +140,56 @@ class LiveModule:
         outputs.backward(self._torch.from_numpy(np.array(slopes)))
         return self._gradient
 
-    # on networks: parameters and statistics by path -----------------------------------------------------------------
+    # on networks: parameters and statistics by path
+    # -----------------------------------------------------------------
 
     def evaluate(
-        self, network: Mapping[str, NDArray[Any]], x: NDArray[Any], words: NDArray[np.uint32] | None,
-        weight: NDArray[Any] | None, what: What, mode: Mode,
-    ) -> list[NDArray[Any]]:  # fmt: skip
-        """What is asked for, zero for examples of weight 0, and then the statistics in the order of their paths."""
+        self,
+        network: Mapping[str, NDArray[Any]],
+        x: NDArray[Any],
+        words: NDArray[np.uint32] | None,
+        weight: NDArray[Any] | None,
+        what: What,
+        mode: Mode,
+    ) -> list[NDArray[Any]]:
+        """What is asked for, zero for examples of weight 0, and then the statistics in
+        the order of their paths.
+        """
         # What only fills the batch is left out, so that it enters no statistic.
         self._load(network)
         real = slice(None) if weight is None else np.asarray(weight) > 0
         with self._torch.no_grad():
-            found = self.forward(self.inputs(np.asarray(x)[real]), mode, words, what).numpy()
+            found = self.forward(
+                self.inputs(np.asarray(x)[real]), mode, words, what
+            ).numpy()
         outputs = np.zeros((len(x), *found.shape[1:]), found.dtype)
         outputs[real] = found
-        return [outputs, *(self._piece(self.theta, path) for path in self._facts.statistics)]
+        return [
+            outputs,
+            *(self._piece(self.theta, path) for path in self._facts.statistics),
+        ]
 
     def pull_back(
-        self, network: Mapping[str, NDArray[Any]], x: NDArray[Any], words: NDArray[np.uint32] | None,
-        weight: NDArray[Any] | None, slopes: NDArray[Any], what: What, mode: Mode,
-    ) -> list[NDArray[Any]]:  # fmt: skip
-        """Derivatives by the network, path by path, and by floating-point inputs, from derivatives by the outputs."""
+        self,
+        network: Mapping[str, NDArray[Any]],
+        x: NDArray[Any],
+        words: NDArray[np.uint32] | None,
+        weight: NDArray[Any] | None,
+        slopes: NDArray[Any],
+        what: What,
+        mode: Mode,
+    ) -> list[NDArray[Any]]:
+        """Derivatives by the network, path by path, and by floating-point inputs, from
+        derivatives by the outputs.
+        """
         self._load(network)
         real = slice(None) if weight is None else np.asarray(weight) > 0
         inputs = self.inputs(np.asarray(x)[real])
         if inputs.is_floating_point():
             inputs.requires_grad_(True)
-        gradient = self.backward(self.forward(inputs, mode, words, what), np.asarray(slopes)[real])
+        gradient = self.backward(
+            self.forward(inputs, mode, words, what), np.asarray(slopes)[real]
+        )
         found = [self._piece(gradient, path) for path, _ in self._facts.shapes]
         if inputs.is_floating_point():
             by_inputs = np.zeros(x.shape, x.dtype)
@@ -149,21 +208,27 @@ class LiveModule:
         shape = dict(self._facts.shapes)[path]
         return vector.numpy()[self._pieces[path]].reshape(shape).copy()
 
-    # ----------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------
 
     def _computed(self, x: Tensor, what: What) -> Tensor:
-        """Run the module, with a hook on its head where the head's inputs are read or replaced."""
+        """Run the module, with a hook on its head where the head's inputs are read or
+        replaced.
+        """
         if what == "outputs":
             return self._module(self._placed(x))
         assert self._head is not None
         given: list[Tensor] = []
         if what == "features":
-            hook = self._head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+            hook = self._head.register_forward_pre_hook(
+                lambda _, arguments: given.append(arguments[0])
+            )
             arguments = self._placed(x)
         else:
             # the body runs on zeros, which nothing reads
             kind = self._torch.long if self._facts.integers else self._dtype
-            arguments = self._torch.zeros(len(x), *self._facts.example_shape, dtype=kind)
+            arguments = self._torch.zeros(
+                len(x), *self._facts.example_shape, dtype=kind
+            )
             hook = self._head.register_forward_pre_hook(lambda *_: (x,))
         try:
             outputs = self._module(arguments)
@@ -179,7 +244,9 @@ class LiveModule:
         return images.permute(0, 3, 1, 2)
 
     def _keep_statistics(self) -> None:
-        """Statistics that the module has put new tensors in the place of, in theta again."""
+        """Statistics that the module has put new tensors in the place of, in theta
+        again.
+        """
         for path in self._facts.statistics:
             owner, _, name = path.rpartition(".")
             tensor = getattr(self._module.get_submodule(owner), name)

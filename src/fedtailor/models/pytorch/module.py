@@ -9,14 +9,21 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.model import Architecture
 from fedtailor.models.parts import Anatomy
-from fedtailor.models.pytorch.convert import has_randomness, head_of, layer_order, norms_of, statistics_of
+from fedtailor.models.pytorch.convert import (
+    has_randomness,
+    head_of,
+    layer_order,
+    norms_of,
+    statistics_of,
+)
 from fedtailor.models.pytorch.layout import Value
 from fedtailor.models.pytorch.operations import Context, Ref
 from fedtailor.models.pytorch.program import Program
 from fedtailor.models.pytorch.start import Start, placed
 
 MICRO_BATCH = 20
-"""Examples to differentiate at a time in modules with convolutions (as in the zoo's)."""
+"""Examples to differentiate at a time in modules with convolutions (as in the zoo's).
+"""
 
 
 @dataclass(frozen=True)
@@ -30,13 +37,19 @@ class TorchModule(Architecture):
     input_dtype: str
     micro_batch: int | None
 
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> dict[str, Array]:
+    def build(
+        self, input_shape: tuple[int, ...], outputs: int, key: Array
+    ) -> dict[str, Array]:
         placed(jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), self.example_shape)
         return self.start.build(key)
 
-    def apply(self, network: Any, x: Shaped[Array, "b ..."], key: Array | None) -> Float[Array, "b ..."]:
+    def apply(
+        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
         program = self.evaluation if key is None else self.training
-        return program.run(network, self._input(network, x), self._context(network, program, key=key))
+        return program.run(
+            network, self._input(network, x), self._context(network, program, key=key)
+        )
 
     def is_stochastic(self, network: Any) -> bool:
         return has_randomness(self.training, self.evaluation)
@@ -45,7 +58,11 @@ class TorchModule(Architecture):
         return statistics_of(self.training)
 
     def train(
-        self, network: Any, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Any,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Any]:
         context = self._context(network, self.training, key, weight)
         outputs = self.training.run(network, self._input(network, x), context)
@@ -59,38 +76,63 @@ class TorchModule(Architecture):
         return Anatomy(path, norms_of(self.evaluation), order, self.input_dtype)
 
     def features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None
+        self,
+        network: Any,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
     ) -> Float[Array, "b ..."]:
         program = self.evaluation if key is None else self.training
         context = self._context(network, program, key)
-        return program.run(network, self._input(network, x), context, watch=_head_input(program))
+        return program.run(
+            network, self._input(network, x), context, watch=_head_input(program)
+        )
 
     def train_features(
-        self, network: Any, anatomy: Anatomy, x: Shaped[Array, "b ..."], key: Array | None, weight: Float[Array, " b"]
+        self,
+        network: Any,
+        anatomy: Anatomy,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
         context = self._context(network, self.training, key, weight)
-        return self.training.run(network, self._input(network, x), context, watch=_head_input(self.training))
+        return self.training.run(
+            network, self._input(network, x), context, watch=_head_input(self.training)
+        )
 
     def head_outputs(
-        self, network: Any, anatomy: Anatomy, features: Float[Array, "b ..."], input_shape: tuple[int, ...]
+        self,
+        network: Any,
+        anatomy: Anatomy,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
         # The body runs on zeros, unread, and the compiler removes it.
         program, context = self.evaluation, self._context(network, self.evaluation)
         nothing = jnp.zeros((len(features), *self.example_shape), self.input_dtype)
-        return program.run(network, nothing, context, given=(_head_input(program), features))
+        return program.run(
+            network, nothing, context, given=(_head_input(program), features)
+        )
 
     def _input(self, network: Any, x: Shaped[Array, "b ..."]) -> Value:
         return placed(x, self.example_shape)
 
     def _context(
-        self, network: Any, program: Program, key: Array | None = None, weight: Float[Array, " b"] | None = None
+        self,
+        network: Any,
+        program: Program,
+        key: Array | None = None,
+        weight: Float[Array, " b"] | None = None,
     ) -> Context:
         dtype = jnp.result_type(*network.values()) if network else jnp.float32
         return Context(dtype, weight, key, dict(program.names))
 
 
 def _head_input(program: Program) -> str:
-    """The name of the value that the head is given: where a program is cut in body and head."""
+    """The name of the value that the head is given: where a program is cut in body and
+    head.
+    """
     head = head_of(program)
     assert head is not None and isinstance(head.args[0], Ref)
     return head.args[0].name

@@ -1,7 +1,9 @@
-"""What PyTorch's operations are in JAX: a table by name, without the overload ("add", not "aten.add.Tensor").
+"""What PyTorch's operations are in JAX: a table by name, without the overload ("add",
+not "aten.add.Tensor").
 
-Every entry is called as `function(context, *args, **kwargs)`, with PyTorch's positional arguments and arrays in its
-layout; those marked with `layout=True` take `Planes` and `Images` too. Register what is missing:
+Every entry is called as `function(context, *args, **kwargs)`, with PyTorch's positional
+arguments and arrays in its layout; those marked with `layout=True` take `Planes` and
+`Images` too. Register what is missing:
 
     @operation("my_op")
     def my_op(context, x): ...
@@ -34,7 +36,9 @@ class Ref:
 
 @dataclass(frozen=True)
 class Operation:
-    """One call: `name` is a key of `OPERATIONS`, such as "linear"; `args` and `kwargs` hold `Ref`s and plain values."""
+    """One call: `name` is a key of `OPERATIONS`, such as "linear"; `args` and `kwargs`
+    hold `Ref`s and plain values.
+    """
 
     output: str
     name: str
@@ -74,23 +78,30 @@ class Context:
         return None if self.key is None else jax.random.fold_in(self.key, self.draws)
 
     def path(self, place: int) -> str:
-        """The path of the parameter or statistic that stands at a place of the operation's arguments."""
+        """The path of the parameter or statistic that stands at a place of the
+        operation's arguments.
+        """
         assert self.operation is not None
         argument = self.operation.args[place]
         if not isinstance(argument, Ref) or argument.name not in self.names:
-            raise Unsupported(f"{self.operation.name} with statistics that are computed")
+            raise Unsupported(
+                f"{self.operation.name} with statistics that are computed"
+            )
         return self.names[argument.name]
 
 
 def operation(*names: str, layout: bool = False) -> Callable[[Function], Function]:
-    """Register a function under names of operations; without `layout`, its arguments are in PyTorch's layout."""
+    """Register a function under names of operations; without `layout`, its arguments
+    are in PyTorch's layout.
+    """
 
     def register(function: Function) -> Function:
         def called(context: Context, *args: Any, **kwargs: Any) -> Any:
             args = tuple(map(_plain, args))
             return function(context, *args, **kwargs)
 
-        # most operations know PyTorch's layout only: what is kept as planes or images is put into it for them
+        # most operations know PyTorch's layout only: what is kept as planes or images
+        # is put into it for them
         for name in names:
             OPERATIONS[name] = function if layout else called
         return function
@@ -99,4 +110,6 @@ def operation(*names: str, layout: bool = False) -> Callable[[Function], Functio
 
 
 def _plain(argument: Any) -> Any:
-    return tuple(map(plain, argument)) if isinstance(argument, tuple) else plain(argument)
+    return (
+        tuple(map(plain, argument)) if isinstance(argument, tuple) else plain(argument)
+    )

@@ -18,4 +18,7 @@ def pytorch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise ValueError("PyTorch modules need PyTorch; install it with: pip install 'fedtailor[torch]'") from error
+        raise ValueError(
+            "PyTorch modules need PyTorch; install it with: pip install"
+            " 'fedtailor[torch]'"
+        ) from error

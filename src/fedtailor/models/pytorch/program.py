@@ -49,7 +49,8 @@ class Program:
 
     Attributes:
         operations: in the order in which they run.
-        names: (name in the operations, path in the module) of parameters and running statistics.
+        names: (name in the operations, path in the module) of parameters and running
+            statistics.
         constants: by their name in the operations.
         input: the name of the input.
         output: what the module returns.
@@ -77,11 +78,16 @@ class Program:
             x: a batch of inputs.
             context: the mode, and what it needs.
             watch: the name of a value to stop at, and to return instead of the output.
-            given: the name of a value, and what it is to be instead of what its operation computes.
+            given: the name of a value, and what it is to be instead of what its
+                operation computes.
         """
-        # An interpreter: every operation looks its arguments up by name, and leaves its output under its own.
+        # An interpreter: every operation looks its arguments up by name, and leaves its
+        # output under its own.
         values: dict[str, Any] = {name: network[path] for name, path in self.names}
-        values |= {name: jax.numpy.asarray(array, _dtype(array, context)) for name, array in self.constants.items()}
+        values |= {
+            name: jax.numpy.asarray(array, _dtype(array, context))
+            for name, array in self.constants.items()
+        }
         values[self.input] = x
         for operation in self.operations:
             if given is not None and operation.output == given[0]:
@@ -89,11 +95,15 @@ class Program:
                 continue
             context.operation = operation
             args = [_resolved(argument, values) for argument in operation.args]
-            kwargs = {name: _resolved(value, values) for name, value in operation.kwargs}
+            kwargs = {
+                name: _resolved(value, values) for name, value in operation.kwargs
+            }
             result = OPERATIONS[operation.name](context, *args, **kwargs)
             values[operation.output] = result
             if operation.name.endswith("_") and isinstance(operation.args[0], Ref):
-                values[operation.args[0].name] = result  # in place: whoever reads the argument later reads this
+                values[operation.args[0].name] = (
+                    result  # in place: whoever reads the argument later reads this
+                )
             if operation.output == watch:
                 return plain(result)
         return plain(values[self.output.name])
@@ -108,4 +118,8 @@ def _resolved(argument: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _dtype(array: np.ndarray, context: Context) -> Any:
-    return context.dtype if array.dtype.kind == "f" else jax.dtypes.canonicalize_dtype(array.dtype)
+    return (
+        context.dtype
+        if array.dtype.kind == "f"
+        else jax.dtypes.canonicalize_dtype(array.dtype)
+    )

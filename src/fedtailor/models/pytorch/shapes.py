@@ -1,4 +1,6 @@
-"""PyTorch's operations on the shapes of arrays, sums over axes, and arrays out of nothing, in JAX."""
+"""PyTorch's operations on the shapes of arrays, sums over axes, and arrays out of
+nothing, in JAX.
+"""
 
 import itertools
 import math
@@ -70,7 +72,9 @@ def _squeeze(context: Context, x: Array, dim: Any = None) -> Array:
 @operation("expand")
 def _expand(context: Context, x: Array, shape: Sequence[int], **kwargs: Any) -> Array:
     added = len(shape) - x.ndim
-    wanted = [x.shape[i - added] if side == -1 else side for i, side in enumerate(shape)]
+    wanted = [
+        x.shape[i - added] if side == -1 else side for i, side in enumerate(shape)
+    ]
     return jnp.broadcast_to(x, wanted)
 
 
@@ -130,7 +134,14 @@ def _one_hot(context: Context, x: Array, classes: int = -1) -> Array:
 
 
 @operation("slice")
-def _slice(context: Context, x: Array, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Array:
+def _slice(
+    context: Context,
+    x: Array,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Array:
     cut: list[Any] = [slice(None)] * x.ndim
     cut[dim] = slice(start, end, step)
     return x[tuple(cut)]
@@ -142,7 +153,13 @@ def _flip(context: Context, x: Array, dims: Sequence[int]) -> Array:
 
 
 @operation("pad", "constant_pad_nd")
-def _pad(context: Context, x: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
+def _pad(
+    context: Context,
+    x: Array,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> Array:
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
     if mode != "constant":
@@ -150,22 +167,39 @@ def _pad(context: Context, x: Array, pad: Sequence[int], mode: str = "constant",
         if mode not in modes:
             raise Unsupported(f"padding of mode {mode!r}")
         return jnp.pad(x, widths, modes[mode])
-    return jax.lax.pad(x, jnp.asarray(value or 0, x.dtype), [(low, high, 0) for low, high in widths])
+    return jax.lax.pad(
+        x, jnp.asarray(value or 0, x.dtype), [(low, high, 0) for low, high in widths]
+    )
 
 
-# sums ---------------------------------------------------------------------------------------------------------------
+# sums
+# --------------------------------------------------------------------------------------
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
-    def reduce(context: Context, x: Array, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Array:
+    def reduce(
+        context: Context,
+        x: Array,
+        dim: Any = None,
+        keepdim: bool = False,
+        **kwargs: Any,
+    ) -> Array:
         axes = dim if dim is None or isinstance(dim, int) else tuple(dim) or None
         return function(x, axis=axes, keepdims=keepdim)
 
     return reduce
 
 
-for _name, _function in {"mean": jnp.mean, "sum": jnp.sum, "amax": jnp.max, "amin": jnp.min, "prod": jnp.prod,
-                         "logsumexp": jax.nn.logsumexp, "all": jnp.all, "any": jnp.any}.items():  # fmt: skip
+for _name, _function in {
+    "mean": jnp.mean,
+    "sum": jnp.sum,
+    "amax": jnp.max,
+    "amin": jnp.min,
+    "prod": jnp.prod,
+    "logsumexp": jax.nn.logsumexp,
+    "all": jnp.all,
+    "any": jnp.any,
+}.items():
     operation(_name)(_reduction(_function))
 
 
@@ -177,16 +211,27 @@ def _max(context: Context, x: Array, dim: Any = None, keepdim: bool = False) -> 
 
 
 @operation("argmax")
-def _argmax(context: Context, x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+def _argmax(
+    context: Context, x: Array, dim: int | None = None, keepdim: bool = False
+) -> Array:
     return x.argmax(dim, keepdims=keepdim)
 
 
 @operation("var")
 def _var(
-    context: Context, x: Array, dim: Any = None, unbiased: Any = True, keepdim: bool = False, **kwargs: Any
+    context: Context,
+    x: Array,
+    dim: Any = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    **kwargs: Any,
 ) -> Array:
     correction = kwargs.get("correction", int(unbiased))
-    return x.var(tuple(dim) if isinstance(dim, list | tuple) else dim, ddof=int(correction), keepdims=keepdim)
+    return x.var(
+        tuple(dim) if isinstance(dim, list | tuple) else dim,
+        ddof=int(correction),
+        keepdims=keepdim,
+    )
 
 
 @operation("std")
@@ -200,16 +245,28 @@ def _cumsum(context: Context, x: Array, dim: int, **kwargs: Any) -> Array:
 
 
 @operation("linalg_vector_norm")
-def _norm(context: Context, x: Array, ord: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Array:
-    return jnp.linalg.norm(x, ord, tuple(dim) if isinstance(dim, list | tuple) else dim, keepdim)
+def _norm(
+    context: Context,
+    x: Array,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    **kwargs: Any,
+) -> Array:
+    return jnp.linalg.norm(
+        x, ord, tuple(dim) if isinstance(dim, list | tuple) else dim, keepdim
+    )
 
 
 @operation("einsum")
-def _einsum(context: Context, equation: str, arrays: Sequence[Array], **kwargs: Any) -> Array:
+def _einsum(
+    context: Context, equation: str, arrays: Sequence[Array], **kwargs: Any
+) -> Array:
     return jnp.einsum(equation, *arrays)
 
 
-# arrays out of nothing ----------------------------------------------------------------------------------------------
+# arrays out of nothing
+# --------------------------------------------------------------------------------------
 
 
 def _kind(context: Context, dtype: str | None) -> DTypeLike:
@@ -220,17 +277,28 @@ def _kind(context: Context, dtype: str | None) -> DTypeLike:
 
 
 @operation("zeros", "new_zeros")
-def _zeros(context: Context, *args: Any, dtype: str | None = None, **kwargs: Any) -> Array:
+def _zeros(
+    context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
+) -> Array:
     return jnp.zeros(args[-1], _kind(context, dtype))
 
 
 @operation("ones", "new_ones")
-def _ones(context: Context, *args: Any, dtype: str | None = None, **kwargs: Any) -> Array:
+def _ones(
+    context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
+) -> Array:
     return jnp.ones(args[-1], _kind(context, dtype))
 
 
 @operation("full")
-def _full(context: Context, shape: Sequence[int], value: Any, *, dtype: str | None = None, **kwargs: Any) -> Array:
+def _full(
+    context: Context,
+    shape: Sequence[int],
+    value: Any,
+    *,
+    dtype: str | None = None,
+    **kwargs: Any,
+) -> Array:
     return jnp.full(shape, value, _kind(context, dtype))
 
 
@@ -245,13 +313,19 @@ def _ones_like(context: Context, x: Array, **kwargs: Any) -> Array:
 
 
 @operation("arange")
-def _arange(context: Context, *limits: Any, dtype: str | None = None, **kwargs: Any) -> Array:
-    whole = all(isinstance(limit, int) for limit in limits) and (dtype is None or "float" not in dtype)
+def _arange(
+    context: Context, *limits: Any, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    whole = all(isinstance(limit, int) for limit in limits) and (
+        dtype is None or "float" not in dtype
+    )
     return jnp.arange(*limits, dtype=jnp.int32 if whole else context.dtype)
 
 
 @operation("to", "_to_copy", "type_as")
-def _to(context: Context, x: Array, *args: Any, dtype: str | None = None, **kwargs: Any) -> Array:
+def _to(
+    context: Context, x: Array, *args: Any, dtype: str | None = None, **kwargs: Any
+) -> Array:
     wanted = dtype or next((arg for arg in args if isinstance(arg, str)), None)
     if args and hasattr(args[0], "dtype"):
         return x.astype(args[0].dtype)

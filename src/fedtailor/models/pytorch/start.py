@@ -1,4 +1,6 @@
-"""What PyTorch modules have in common, whichever way they are trained: where they start, and how they take inputs."""
+"""What PyTorch modules have in common, whichever way they are trained: where they
+start, and how they take inputs.
+"""
 
 import copy
 import hashlib
@@ -20,23 +22,34 @@ COUNTER = "num_batches_tracked"
 
 
 class Start:
-    """Where training starts: the module's present values, or new ones as the module's own layers draw them.
+    """Where training starts: the module's present values, or new ones as the module's
+    own layers draw them.
 
     Attributes:
         shapes: of parameters and running statistics, by path.
-        names: every name in the module's state dict, with the path of the parameter it is stored under.
+        names: every name in the module's state dict, with the path of the parameter it
+            is stored under.
         present: the module's present values, by name.
     """
 
-    def __init__(self, make: Callable[[], TorchModuleType] | None, module: TorchModuleType, paths: list[str]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], TorchModuleType] | None,
+        module: TorchModuleType,
+        paths: list[str],
+    ) -> None:
         self._make, self._module = make, module
         state = module.state_dict(keep_vars=True)
-        self.present = {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
+        self.present = {
+            name: tensor.detach().numpy().copy() for name, tensor in state.items()
+        }
         self.shapes = {path: self.present[path].shape for path in paths}
-        # Tied layers: one tensor under several names of the state dict, of which `paths` has one.
+        # Tied layers: one tensor under several names of the state dict, of which
+        # `paths` has one.
         stored = {state[path].data_ptr(): path for path in paths if state[path].numel()}
         self.names = {
-            name: name if name in paths else stored.get(tensor.data_ptr(), "") for name, tensor in state.items()
+            name: name if name in paths else stored.get(tensor.data_ptr(), "")
+            for name, tensor in state.items()
         }
         self._identity = id(self) if make is None else (id(make), repr(module))
 
@@ -46,7 +59,9 @@ class Start:
         return self._module
 
     def constants(self) -> str:
-        """A fingerprint of what stands in the state dict and is not trained, but for counters."""
+        """A fingerprint of what stands in the state dict and is not trained, but for
+        counters.
+        """
         fixed = {}
         for name, path in self.names.items():
             if not path and COUNTER not in name:
@@ -55,23 +70,34 @@ class Start:
 
     def build(self, key: Array) -> dict[str, Array]:
         """`draw` in JAX's compiled programs, from a key."""
-        kinds = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes.items()}
+        kinds = {
+            path: jax.ShapeDtypeStruct(shape, jnp.float32)
+            for path, shape in self.shapes.items()
+        }
         # PyTorch draws on the host; a compiled program asks for it, once for each key
-        return jax.pure_callback(self.draw, kinds, jax.random.key_data(key), vmap_method="sequential")
+        return jax.pure_callback(
+            self.draw, kinds, jax.random.key_data(key), vmap_method="sequential"
+        )
 
     def draw(self, words: NDArray[np.uint32]) -> dict[str, NDArray[np.float32]]:
         """Parameters and running statistics, by path, from two random words."""
         torch = pytorch()
 
-        # The module's own layers draw, from PyTorch's global generator, which is put back afterwards.
+        # The module's own layers draw, from PyTorch's global generator, which is put
+        # back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(words))
             module = self._module if self._make is None else self._make()
         state = module.state_dict()
-        return {path: state[path].detach().numpy().astype(np.float32) for path in self.shapes}
+        return {
+            path: state[path].detach().numpy().astype(np.float32)
+            for path in self.shapes
+        }
 
     def __repr__(self) -> str:
-        """The same in every process, as a run's manifest needs it: new values, or which present ones."""
+        """The same in every process, as a run's manifest needs it: new values, or which
+        present ones.
+        """
         if self._make is not None:
             return "Start(new values)"
         return f"Start(present values {digest(self.present)})"
@@ -87,12 +113,15 @@ def copied(module: TorchModuleType) -> TorchModuleType:
     """A copy of a module.
 
     Raises:
-        ValueError: PyTorch does not copy it: it holds tensors that were computed from others, say.
+        ValueError: PyTorch does not copy it: it holds tensors that were computed from
+            others, say.
     """
     try:
         return copy.deepcopy(module)
     except Exception as error:  # PyTorch raises many kinds
-        raise ValueError(f"{type(module).__name__} cannot be copied: {first_line(error)}") from None
+        raise ValueError(
+            f"{type(module).__name__} cannot be copied: {first_line(error)}"
+        ) from None
 
 
 def first_line(error: Exception) -> str:
@@ -123,13 +152,16 @@ def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
     def make() -> TorchModuleType:
         fresh = copied(made)
         for layer in fresh.modules():
-            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+            reset = getattr(layer, "reset_parameters", None) or getattr(
+                layer, "_reset_parameters", None
+            )
             if reset is not None:
                 reset()
             elif any(True for _ in layer.parameters(recurse=False)):
                 raise ValueError(
-                    f"{type(layer).__name__} has parameters of its own and no reset_parameters; pass a function that "
-                    "makes the module, or pretrained=True to start from its present values"
+                    f"{type(layer).__name__} has parameters of its own and no"
+                    " reset_parameters; pass a function that makes the module, or"
+                    " pretrained=True to start from its present values"
                 )
         return fresh
 
@@ -138,7 +170,8 @@ def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
 
 
 def placed(x: Any, example_shape: tuple[int, ...]) -> Any:
-    """Inputs as stored, as the module takes them: images may have their channels last, gray ones none.
+    """Inputs as stored, as the module takes them: images may have their channels last,
+    gray ones none.
 
     Raises:
         ValueError: they do not fit.
@@ -149,8 +182,15 @@ def placed(x: Any, example_shape: tuple[int, ...]) -> Any:
     if len(example_shape) == 3 and math.prod(shape) == math.prod(example_shape):
         channels, height, width = example_shape
         if shape == (height, width, channels) or channels == 1:
-            return Images(x.reshape(len(x), height, width, channels)) if hasattr(x, "reshape") else x
+            return (
+                Images(x.reshape(len(x), height, width, channels))
+                if hasattr(x, "reshape")
+                else x
+            )
     if len(example_shape) == 1 and math.prod(shape) == example_shape[0]:
         return x.reshape(len(x), -1) if hasattr(x, "reshape") else x
-    raise ValueError(f"the module's example has shape {example_shape}, and inputs have shape {shape}; "
-                     "images may be [channels, height, width] or [height, width, channels]")  # fmt: skip
+    raise ValueError(
+        f"the module's example has shape {example_shape}, and inputs have shape"
+        f" {shape}; images may be [channels, height, width] or [height, width,"
+        " channels]"
+    )

@@ -1,4 +1,6 @@
-"""What a page consists of, as plain data: whoever has such data can have a page made of it."""
+"""What a page consists of, as plain data: whoever has such data can have a page made of
+it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +15,12 @@ class Series:
     Attributes:
         label: its name.
         x, y: [n] each, x ascending.
-        colour: which of the page's colours; None: the place in the chart. A method keeps its colour in all charts.
-            -1: grey and dashed, for what is there to compare with.
+        colour: which of the page's colours; None: the place in the chart. A method
+            keeps its colour in all charts. -1: grey and dashed, for what is there to
+            compare with.
         low, high: [n] the ends of a band around the line; empty for none.
-        shown: whether it is there before a reader switches it on; None: if it is one of the first six.
+        shown: whether it is there before a reader switches it on; None: if it is one of
+            the first six.
     """
 
     label: str
@@ -87,7 +91,8 @@ class Page:
     Attributes:
         title: the headline.
         subtitle: one line below it.
-        parts: a heading of its own (a scenario's label) -> its sections. With a single part its heading is left out.
+        parts: a heading of its own (a scenario's label) -> its sections. With a single
+            part its heading is left out.
         appendix: sections after all parts.
     """
 

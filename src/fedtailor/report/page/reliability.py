@@ -1,4 +1,6 @@
-"""The reliability diagram: how often predictions are right, by how sure the model was."""
+"""The reliability diagram: how often predictions are right, by how sure the model
+was.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,9 +18,10 @@ LEAST_ROWS = 20
 """Bins with fewer test rows are left out: their accuracy is mostly chance."""
 
 RELIABILITY = (
-    f"The diagram puts all test rows of clients that train, of all seeds, into {BINS} bins by the probability of the "
-    f"predicted class; bins of fewer than {LEAST_ROWS} rows are left out. Below the grey line a model is too sure of "
-    "itself, above it too little."
+    f"The diagram puts all test rows of clients that train, of all seeds, into {BINS}"
+    f" bins by the probability of the predicted class; bins of fewer than {LEAST_ROWS}"
+    " rows are left out. Below the grey line a model is too sure of itself, above it"
+    " too little."
 )
 
 
@@ -26,7 +29,8 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
     """Accuracy by confidence, a line for each method.
 
     Returns:
-        None where no run has kept confidences: regressions have none, nor have runs of fedtailor before 0.2.
+        None where no run has kept confidences: regressions have none, nor have runs of
+            fedtailor before 0.2.
     """
     # with the grey line there are no more lines at first than anywhere else
     shown = featured({"": runs})[: MOST_BANDS - 1]
@@ -37,23 +41,42 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
         count = np.bincount(index, minlength=BINS)
         kept = count >= LEAST_ROWS
         if kept.any():
-            x, y = (100 * np.bincount(index, of, BINS)[kept] / count[kept] for of in (confidence, correct))
-            series.append(Series(label, x.tolist(), y.tolist(), colour, shown=label in shown))
+            x, y = (
+                100 * np.bincount(index, of, BINS)[kept] / count[kept]
+                for of in (confidence, correct)
+            )
+            series.append(
+                Series(label, x.tolist(), y.tolist(), colour, shown=label in shown)
+            )
     if not series:
         return None
     ends = [min(line.x[0] for line in series), max(line.x[-1] for line in series)]
     perfect = Series("as sure as right", ends, ends, -1, shown=True)
-    return Chart("Reliability on test", "probability of the predicted class, %", "right, %", [perfect, *series])
+    return Chart(
+        "Reliability on test",
+        "probability of the predicted class, %",
+        "right, %",
+        [perfect, *series],
+    )
 
 
 def _outcomes(seeds: Sequence[StoredRun]) -> tuple[np.ndarray, np.ndarray]:
-    """[n] confidence, and whether the prediction was right, of the seen clients' test rows of all seeds."""
+    """[n] confidence, and whether the prediction was right, of the seen clients' test
+    rows of all seeds.
+    """
     parts = []
     for run in seeds:
         if run.rows is not None and {"confidence", "correct"} <= set(run.rows.columns):
             seen = run.clients.filter(~pl.col("unseen")).select("client")
-            parts.append(run.rows.join(seen, on="client", how="semi").select("confidence", "correct"))
+            parts.append(
+                run.rows.join(seen, on="client", how="semi").select(
+                    "confidence", "correct"
+                )
+            )
     if not parts:
         return np.zeros(0), np.zeros(0)
     rows = pl.concat(parts).filter(pl.col("confidence").is_finite())
-    return rows["confidence"].cast(pl.Float64).to_numpy(), rows["correct"].cast(pl.Float64).to_numpy()
+    return (
+        rows["confidence"].cast(pl.Float64).to_numpy(),
+        rows["correct"].cast(pl.Float64).to_numpy(),
+    )

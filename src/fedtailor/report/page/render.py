@@ -1,4 +1,6 @@
-"""A page's HTML: everything it needs stands inside, and its policy forbids the browser to ask for anything."""
+"""A page's HTML: everything it needs stands inside, and its policy forbids the browser
+to ask for anything.
+"""
 
 import json
 import math
@@ -25,14 +27,25 @@ def render(page: Page) -> str:
     Raises:
         ValueError: it is larger than `MOST_BYTES`.
     """
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"flat": _flat, "sort_key": _sort_key, "numeric": _numeric, "chart_json": _chart_json}
-    # `</` cannot stand inside a script or a style; none of these files has it, which the tests check.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "flat": _flat,
+        "sort_key": _sort_key,
+        "numeric": _numeric,
+        "chart_json": _chart_json,
+    }
+    # `</` cannot stand inside a script or a style; none of these files has it, which
+    # the tests check.
     inlined = {name: Markup(_asset(file)) for name, file in _ASSETS.items()}
     text = environment.from_string(_asset("page.html.j2")).render(page=page, **inlined)
     size = len(text.encode())
-    require(size < MOST_BYTES, f"the page has {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; "
-                               "compare fewer scenarios or methods, or use --out")  # fmt: skip
+    require(
+        size < MOST_BYTES,
+        f"the page has {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; "
+        "compare fewer scenarios or methods, or use --out",
+    )
     return text
 
 
@@ -42,22 +55,34 @@ def write_page(page: Page, path: Path) -> Path:
     Raises:
         ValueError: it cannot be written, or is too large.
     """
-    require(not path.is_dir(), f"{path} is a directory; name a file, such as {path / 'report.html'}")
+    require(
+        not path.is_dir(),
+        f"{path} is a directory; name a file, such as {path / 'report.html'}",
+    )
     text = render(page)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot write to {path}: {reason(error)}; name another file") from None
+        raise ValueError(
+            f"cannot write to {path}: {reason(error)}; name another file"
+        ) from None
     return path
 
 
-_ASSETS = {"style": "page.css", "plot_style": "uPlot.min.css", "plot_script": "uPlot.iife.min.js", "script": "page.js"}
+_ASSETS = {
+    "style": "page.css",
+    "plot_style": "uPlot.min.css",
+    "plot_script": "uPlot.iife.min.js",
+    "script": "page.js",
+}
 
 
 def _asset(name: str) -> str:
-    return (files("fedtailor.report.page") / "assets" / name).read_text(encoding="utf-8")
+    return (files("fedtailor.report.page") / "assets" / name).read_text(
+        encoding="utf-8"
+    )
 
 
 def _flat(text: str) -> str:
@@ -66,32 +91,53 @@ def _flat(text: str) -> str:
 
 def _numeric(table: Table) -> list[bool]:
     """Which columns hold numbers: those are aligned to the right."""
-    return [any(isinstance(cell, Number) for cell in column) for column in zip(*table.rows, strict=True)] or [
-        False for _ in table.columns
-    ]
+    return [
+        any(isinstance(cell, Number) for cell in column)
+        for column in zip(*table.rows, strict=True)
+    ] or [False for _ in table.columns]
 
 
 def _sort_key(cell: Cell) -> str:
-    """What a column is sorted by: a number where there is one; empty for a number that is not known."""
+    """What a column is sorted by: a number where there is one; empty for a number that
+    is not known.
+    """
     if isinstance(cell, Number):
         return f"{cell.mean:.10g}" if math.isfinite(cell.mean) else ""
     return cell
 
 
 def _chart_json(chart: Chart) -> Markup:
-    """A chart for the page's script; `<` is written so that no label can end the script's element."""
+    """A chart for the page's script; `<` is written so that no label can end the
+    script's element.
+    """
     series = [
-        {"label": line.label, "x": _numbers(line.x), "y": _numbers(line.y),
-         "colour": place if line.colour is None else line.colour,
-         "shown": place < MOST_BANDS if line.shown is None else line.shown,
-         **({"low": _numbers(line.low), "high": _numbers(line.high)} if len(line.low) else {})}
+        {
+            "label": line.label,
+            "x": _numbers(line.x),
+            "y": _numbers(line.y),
+            "colour": place if line.colour is None else line.colour,
+            "shown": place < MOST_BANDS if line.shown is None else line.shown,
+            **(
+                {"low": _numbers(line.low), "high": _numbers(line.high)}
+                if len(line.low)
+                else {}
+            ),
+        }
         for place, line in enumerate(chart.series)
-    ]  # fmt: skip
-    data: dict[str, Any] = {"title": chart.title, "x": chart.x_label, "y": chart.y_label, "series": series}
+    ]
+    data: dict[str, Any] = {
+        "title": chart.title,
+        "x": chart.x_label,
+        "y": chart.y_label,
+        "series": series,
+    }
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))
 
 
 def _numbers(values: Any) -> list[float | None]:
     """Six digits are more than a pixel shows; what is no number is a gap."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in map(float, values)]
+    return [
+        float(f"{value:.6g}") if math.isfinite(value) else None
+        for value in map(float, values)
+    ]

@@ -1,5 +1,6 @@
-"""The files of a run directory: their names, and how they are read. What they hold says
-`run_directory`.
+"""The files of a run directory: their names, and how they are read.
+
+`fedtailor.storage.run_directory` says what each of them holds.
 """
 
 import json
@@ -40,7 +41,7 @@ Content = TypeVar("Content")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
-    """Who took part, as the table `clients.parquet`.
+    """Who takes part, as the table `clients.parquet`.
 
     Returns:
         The columns client (name), group (null where there are none), unseen, and the
@@ -83,11 +84,11 @@ def read_frame(path: Path) -> pl.DataFrame:
 
 
 def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Content:
-    """What a text file of a run says.
+    """The content of a text file of a run.
 
     Args:
         path: the file.
-        parse: makes its content of its text: `json.loads` or `tomllib.loads`.
+        parse: `json.loads` or `tomllib.loads`.
         advice: what to do where it is missing or damaged.
 
     Raises:
@@ -111,7 +112,7 @@ def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Conte
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Every setting of a run (`path` is its manifest).
+    """The manifest of a run, which has every setting (`path` is its file).
 
     Raises:
         Unusable: it cannot be read.
@@ -134,8 +135,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
-    """Refuse a file of a finished run that is not the one that its summary is about
-    (0.1 kept no digests).
+    """Refuse a file of a finished run that was changed since, by the digest in its
+    summary (0.1 kept none).
 
     Raises:
         Unusable: it cannot be read.

@@ -59,11 +59,8 @@ def load_tree(path: Path) -> Any:
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the run's directory and start again")
     # safetensors calls a file damaged that it has no permission to read.
-    try:
-        with reading(path):
-            path.open("rb").close()
-    except ValueError as error:
-        raise Unusable(str(error)) from None
+    with reading(path, Unusable):
+        path.open("rb").close()
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

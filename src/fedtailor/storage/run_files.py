@@ -72,10 +72,8 @@ def read_frame(path: Path) -> pl.DataFrame:
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the directory and start again")
     try:
-        with reading(path):
+        with reading(path, Unusable):
             return read_parquet(path)
-    except ValueError as error:
-        raise Unusable(str(error)) from None
     except pl.exceptions.PolarsError as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise Damaged(
@@ -97,18 +95,13 @@ def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Conte
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; {advice}")
+    with reading(path, Unusable):
+        content = path.read_bytes()
+    # The errors of decoding, JSON and TOML are all ValueErrors.
     try:
-        with reading(path):
-            return parse(path.read_text("utf-8"))
-    except (
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-        tomllib.TOMLDecodeError,
-        RecursionError,
-    ) as error:
+        return parse(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({reason(error)}); {advice}") from None
-    except ValueError as error:
-        raise Unusable(str(error)) from None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -145,10 +138,7 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
     digests = summary.get(DIGESTS)
     if not isinstance(digests, dict) or path.name not in digests or not path.is_file():
         return
-    try:
-        with reading(path):
-            digest = file_digest(path)
-    except ValueError as error:
-        raise Unusable(str(error)) from None
+    with reading(path, Unusable):
+        digest = file_digest(path)
     if digest != digests[path.name]:
         raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")

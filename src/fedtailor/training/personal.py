@@ -1,4 +1,4 @@
-"""What clients predict with in the end, and serving a client that arrives later."""
+"""What clients predict with after training, and serving a client that arrives later."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,8 @@ def _predictors(
     predictors = {}
     for service in services:
         answers = yield from training.run_personal("personal", service)
-        stacked, cohort = on_host(answers.output), service.cohort
+        stacked = on_host(answers.output)
+        cohort = service.cohort
         for number, row in enumerate(cohort.rows):
             predictors[cohort.clients.names[row]] = jax.tree.map(
                 lambda leaf, number=number: leaf[number], stacked

@@ -121,11 +121,9 @@ class DeviceStates(_InMemory):
         return _take(self.rows, _padded(index, padded))
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
-        # `_put` donates the old rows: they are updated where they are, not copied.
-        if jax.tree.leaves(self.rows):
-            self.rows = _put(
-                self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows)
-            )
+        # `_put` donates the old rows: they are updated in place, not copied.
+        new = jax.tree.map(lambda leaf: leaf[: len(index)], rows)
+        self.rows = _put(self.rows, index, new)
 
     def snapshot(self) -> Any:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.rows)]

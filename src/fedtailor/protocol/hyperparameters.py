@@ -120,11 +120,10 @@ def hyperparameters(cls: type[T]) -> type[T]:
         dynamic, static = structure
         # Not through __init__: leaves may be tracers, which cannot be validated.
         value = object.__new__(made)
-        for name, leaf in zip(dynamic, leaves, strict=True):
-            object.__setattr__(value, name, leaf)
-        for name, setting in static:
-            object.__setattr__(value, name, setting)
-        object.__setattr__(value, _STRUCTURE, structure)
+        attributes = vars(value)
+        attributes.update(zip(dynamic, leaves, strict=True))
+        attributes.update(static)
+        attributes[_STRUCTURE] = structure
         return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)

@@ -30,7 +30,6 @@ def baseline(
     federation: Federation,
     model: Model,
     metrics: Iterable[Metric],
-    splits: tuple[str, ...] = ("val", "test"),
 ) -> "pl.DataFrame":
     """What predicting each client's majority class, or mean target, reaches.
 
@@ -39,7 +38,6 @@ def baseline(
         model: says what is predicted; of sequences there is no such baseline.
         metrics: which ones to give; those that do not follow from labels alone are
             left out.
-        splits: on which splits.
 
     Returns:
         The columns of `Metrics.frame`, with round 0.
@@ -49,7 +47,7 @@ def baseline(
     # An evaluation holds one metric of many clients, so values are gathered by what
     # they measure: (unseen, split, metric) -> (client, value) of all clients.
     values: dict[tuple[bool, str, str], list[tuple[int, float]]] = {}
-    for client, split, of_client in _baselines(federation, model, splits):
+    for client, split, of_client in _baselines(federation, model):
         for metric in metrics:
             value = of_client.get(metric.name, np.nan)
             if np.isnan(value):
@@ -84,12 +82,12 @@ def data_warnings(federation: Federation, model: Model) -> list[str]:
 
 
 def _baselines(
-    federation: Federation, model: Model, splits: tuple[str, ...]
+    federation: Federation, model: Model
 ) -> Iterator[tuple[int, str, dict[str, float]]]:
-    """(client, split, metric -> value) for all clients with rows in a split."""
+    """(client, split, metric -> value) of val and test, where a client has rows."""
     for client in federation:
         train = client.train.y
-        for split in splits:
+        for split in ("val", "test"):
             y = getattr(client, split).y
             if not len(y):
                 continue

@@ -336,15 +336,15 @@ def _rebuilt(description: dict[str, Any]) -> Model:
     Raises:
         ValueError: its network or its loss is none of fedtailor's.
     """
-    architecture = getattr(zoo, description["architecture"], None)
-    is_own = isinstance(architecture, type) and issubclass(architecture, Architecture)
+    # A name of the module may also be one of its functions.
+    found = getattr(zoo, description["architecture"], None)
+    is_architecture = isinstance(found, type) and issubclass(found, Architecture)
+    architecture: Any = found if is_architecture else None
     loss = _LOSSES.get(description["loss"])
-    if not is_own or loss is None:
-        what = (
-            f"loss {description['loss']}"
-            if loss is None
-            else description["architecture"]
-        )
+    if architecture is None or loss is None:
+        what = description["architecture"]
+        if loss is None:
+            what = f"loss {description['loss']}"
         raise ValueError(
             f"these models use {what}, which only your code knows; pass model=... to"
             " load them"

@@ -67,9 +67,9 @@ def check_algorithm(
         )
     checks = {name: check for name, check in CHECKS.items() if name not in exempt}
     for name, check in checks.items():
-        is_single = name == "one client" and for_one_client is not None
+        single = for_one_client if name == "one client" else None
         try:
-            check(for_one_client if is_single else algorithm)
+            check(single or algorithm)
         except AssertionError as error:
             raise AssertionError(
                 f"{algorithm.about.name} fails '{name}': {error}"

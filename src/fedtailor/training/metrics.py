@@ -165,18 +165,21 @@ class Metrics:
         }
         if not self.evaluations:
             return pl.DataFrame(schema=types)
-        parts = []
-        for evaluation in self.evaluations:
-            count = len(evaluation.clients)
-            columns = {
-                "round": np.full(count, evaluation.round, np.int32),
-                "client": [names[client] for client in evaluation.clients],
-                "unseen": np.full(count, evaluation.unseen),
-                "split": [evaluation.split] * count,
-                "metric": [evaluation.metric] * count,
-                "value": evaluation.values,
-            }
-            parts.append(pl.DataFrame(columns))
+        parts = [
+            pl.DataFrame(
+                {
+                    "round": np.full(
+                        len(evaluation.clients), evaluation.round, np.int32
+                    ),
+                    "client": [names[client] for client in evaluation.clients],
+                    "unseen": np.full(len(evaluation.clients), evaluation.unseen),
+                    "split": [evaluation.split] * len(evaluation.clients),
+                    "metric": [evaluation.metric] * len(evaluation.clients),
+                    "value": evaluation.values,
+                }
+            )
+            for evaluation in self.evaluations
+        ]
         return pl.concat(parts)
 
     @classmethod
@@ -194,18 +197,11 @@ class Metrics:
         position = {name: index for index, name in enumerate(names)}
         metrics = cls()
         keys = ["round", "unseen", "split", "metric"]
-        for key, part in frame.group_by(keys, maintain_order=True):
-            round, unseen, split, metric = key
+        for part in frame.partition_by(keys, maintain_order=True):
             clients = np.array([position[name] for name in part["client"]], np.int64)
             values = part["value"].to_numpy().copy()
+            shared = part.select(keys).row(0, named=True)
             metrics.evaluations.append(
-                Evaluation(
-                    int(str(round)),
-                    clients,
-                    bool(unseen),
-                    str(split),
-                    str(metric),
-                    values,
-                )
+                Evaluation(clients=clients, values=values, **shared)
             )
         return metrics

@@ -120,7 +120,6 @@ class Devices:
     def __init__(
         self, federations: Sequence[Federation], dtype: str, settings: Settings
     ) -> None:
-        self.federations = federations
         self.dtype = dtype
         self.settings = settings
         self.mesh = settings.mesh()

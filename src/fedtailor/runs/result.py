@@ -19,7 +19,7 @@ from fedtailor.storage import PersonalModel
 from fedtailor.storage.export import export_models
 from fedtailor.tables import Preprocessing, Table
 from fedtailor.training import Metrics, Training
-from fedtailor.training.personal import guest_model, personal_models
+from fedtailor.training.personal import personal_models
 
 if TYPE_CHECKING:
     import polars as pl
@@ -115,15 +115,10 @@ class Run:
             if self.federation.names[client] not in self._personal
         ]
         # One request for all clients of a table, not one for each client.
-        for table, unseen in (
-            (self.executor.seen, False),
-            (self.executor.unseen, True),
-        ):
+        for table in (self.executor.seen, self.executor.unseen):
             rows = np.flatnonzero(np.isin(table.listed, missing))
-            if not len(rows):
-                continue
-            found = yield from personal_models(self.training, rows, unseen=unseen)
-            for name, predictor in found.items():
+            predictors = yield from personal_models(self.training, table, rows)
+            for name, predictor in predictors.items():
                 self._personal[name] = self._personal_model(name, predictor)
 
     def _personal_model(self, name: str, predictor: Predictor) -> PersonalModel:
@@ -196,8 +191,8 @@ class Run:
         guest = guest_executor(
             federation, self.model, np.asarray(x), np.asarray(y), name, group, settings
         )
-        predictor = drive(guest_model(self.training, guest.unseen), guest)[name]
-        return self._personal_model(name, predictor)
+        newcomer = personal_models(self.training, guest.unseen, np.arange(1))
+        return self._personal_model(name, drive(newcomer, guest)[name])
 
     def export(
         self, directory: Path | str, clients: Iterable[int | str] | None = None

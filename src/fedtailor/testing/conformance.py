@@ -242,7 +242,9 @@ def check_never_sampled(algorithm: Algorithm) -> None:
             training.advance(reporting)
         executor = training.executor
         never_sampled = np.array([0])
-        models = drive(personal_models(training, never_sampled, unseen=False), executor)
+        models = drive(
+            personal_models(training, executor.seen, never_sampled), executor
+        )
         personal = jax.tree.leaves(models[training.population.names[0]])
         if training.took_part[0] or not training.keeps_states:
             assert_finite(personal)

@@ -169,8 +169,11 @@ class Rounds(Generic[ExecutorT]):
 
     @property
     def server(self) -> Any:
-        """The server's state; asks the clients for the probe, if the method has one and
-        nobody has asked yet.
+        """The server's state; asks the clients for the probe first, if the method has
+        one and they have not answered it.
+
+        Inside a round, which is a generator, `_probe` has been done and `_server` is
+        read.
         """
         if self._unprobed:
             drive(self._probe(), self.executor)

@@ -98,7 +98,7 @@ class Training(Rounds[ExecutorT]):
         newcomers are.
 
         Args:
-            table: the executor's seen or unseen clients.
+            table: the executor's seen or unseen clients, or newcomers.
             clients: [c] rows in that table, ascending.
             ledger: what the service is charged to; None = to nobody.
 

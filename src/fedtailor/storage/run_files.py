@@ -13,8 +13,7 @@ import polars as pl
 
 from fedtailor._files import reading, reason
 from fedtailor._parquet import read_parquet
-from fedtailor.federation import Federation
-from fedtailor.federation.validation import SPLITS
+from fedtailor.federation import SPLITS, Federation
 from fedtailor.storage.digests import file_digest, is_sealed
 from fedtailor.storage.errors import Damaged, Unusable
 

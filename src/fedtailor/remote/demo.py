@@ -82,11 +82,9 @@ def main(arguments: list[str]) -> int:
     require_flower()
     save_memory()
     with ExitStack() as stack:
-        if arguments:
-            directory = Path(arguments[0])
-        else:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        federation = directory / "digits"
+        if not arguments:
+            arguments = [stack.enter_context(tempfile.TemporaryDirectory())]
+        federation = Path(arguments[0]) / "digits"
         files = prepare(federation)
         print(f"Simulating UCFL with two streams, {ROUNDS} rounds", flush=True)
         simulated = simulate(federation, files)

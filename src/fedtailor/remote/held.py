@@ -145,10 +145,10 @@ class HeldVectors:
         """All rows of an array: the new ones in their order, the others by digest."""
         remaining, rows = iter(new), []
         for row_digest in map(bytes, digests):
-            if row_digest == _NEW:
-                row = next(remaining, None)
-            else:
-                row = self._find(row_digest, travelled)
+            if row_digest != _NEW:
+                rows.append(self._find(row_digest, travelled))
+                continue
+            row = next(remaining, None)
             require(row is not None, "a request names more new vectors than it holds")
             rows.append(row)
         require(

@@ -7,7 +7,6 @@ older state, and the newer one is dropped.
 """
 
 import fcntl
-import os
 import re
 from pathlib import Path
 from types import TracebackType
@@ -122,10 +121,6 @@ class ClientStore:
             # the coordinator has saved that, it may still go back to the durable one.
             if not needed and round != durable_state_round:
                 self._path(round).unlink(missing_ok=True)
-
-    def size(self) -> int:
-        """Bytes of all stored states."""
-        return sum(os.path.getsize(self._path(round)) for round in self.rounds())
 
     def _path(self, round: int) -> Path:
         return self.directory / f"round-{round:08d}.safetensors"

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 client, server = ClientApp(), ServerApp()
 
 WAIT_S = 600.0
-"""Seconds that the coordinator waits for the clients, unless the app's configuration
-says otherwise (`wait`).
-"""
+"""Seconds that the coordinator waits for clients, unless the app sets `wait`."""
 
 
 @client.query()

@@ -92,8 +92,7 @@ class GridTransport:
         self._lost = dict.fromkeys(keys, 0)  # messages and answers, by client
 
     def online(self) -> Mapping[str, str]:
-        """The clients that are online, each with a mark that changes when it must be
-        asked again.
+        """The clients that are online, each with a mark (see `Transport`).
 
         The mark is made of the time at which the client connected, and of how many of
         its messages and answers were lost: a client that is still connected is asked

@@ -53,15 +53,11 @@ class ArraySpec:
     Attributes:
         shape: its exact shape; (None,) for an array of one dimension, of at most
             `MAX_TEXT` entries.
-        dtype: its exact type, such as "float32".
-        optional: whether it may be missing.
-        finite: whether NaN and infinity are refused.
+        dtype: its exact type, such as "float32"; NaN and infinity are refused.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
-    optional: bool = False
-    finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -196,21 +192,13 @@ def encode_request(request: Request) -> bytes:
     return _pack(envelope, request.arrays)
 
 
-def decode_request(
-    data: bytes, expected: Mapping[str, ArraySpec] | None = None
-) -> Request:
+def decode_request(data: bytes) -> Request:
     """A request from bytes.
 
-    Args:
-        data: what arrived.
-        expected: the arrays that it must hold; None if it may hold any.
-
     Raises:
-        ValueError: it is no request, or its arrays are not the expected ones.
+        ValueError: it is no request.
     """
     envelope, arrays = _unpack(data, _RequestEnvelope)
-    if expected is not None:
-        check_arrays(arrays, expected)
     return Request(
         experiment=envelope.experiment,
         round=envelope.round,
@@ -296,9 +284,7 @@ def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
 def check_arrays(
     arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArraySpec]
 ) -> None:
-    """Refuse arrays of other names, shapes or types than expected.
-
-    NaN and infinity are refused where the specification says so.
+    """Refuse arrays of other names, shapes or types than expected, NaN and infinity.
 
     Raises:
         ValueError: what is wrong with the first such array.
@@ -307,9 +293,7 @@ def check_arrays(
     if extra:
         raise ValueError(f"it has an array {extra[0]!r} that nobody asked for")
     for name, spec in expected.items():
-        if name not in arrays:
-            require(spec.optional, f"the array {name!r} is missing")
-            continue
+        require(name in arrays, f"the array {name!r} is missing")
         array = arrays[name]
         require(
             array.dtype == np.dtype(spec.dtype),
@@ -320,7 +304,7 @@ def check_arrays(
         require(
             fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}"
         )
-        if spec.finite and array.dtype.kind == "f":
+        if array.dtype.kind == "f":
             finite = bool(np.isfinite(array).all())
             require(finite, f"array {name!r} holds NaN or infinity")
 

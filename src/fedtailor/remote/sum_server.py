@@ -123,8 +123,7 @@ class SecureSum:
         """Add the clients' vectors.
 
         The sizes of each row of weights keep their sum: where a client is lost, the
-        others weigh more. A sum that would not hide one client's vector is left out,
-        and said.
+        others weigh more. A sum that would not hide one client's vector is left out.
 
         Args:
             weights: of each client in each sum.
@@ -152,7 +151,7 @@ class SecureSum:
         hiding = np.array([row not in revealing for row in range(len(weights))])
         scaled = normalized(weights[hiding], present)
         masked = self._collect(shared, scaled)
-        # The last look before anything is unmasked: what is lost by now is known.
+        # The last check before anything is unmasked: which vectors arrived is known.
         arrived = self._present(masked)
         self._check_enough(masked)
         for line in revealing_sums(scaled, arrived, self._names).values():

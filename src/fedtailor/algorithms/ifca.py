@@ -61,10 +61,14 @@ class IFCA(HypCluster):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = self.averaging in ("models", "gradients")
         require(
-            known,
+            self.averaging in ("models", "gradients"),
             f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'",
+        )
+        require(
+            self.averaging == "models" or self.start == "random",
+            "start='farthest' makes models of what clients send, which gradients are"
+            " not; give start='random' with averaging='gradients'",
         )
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:

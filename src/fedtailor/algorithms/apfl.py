@@ -160,8 +160,8 @@ class APFL(FedAvg):
             return total / jnp.maximum(batch.weight.sum(), 1)
 
         local.count_work(gradients=1, forwards=1)
-        grad_v, grad_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
-        return grad_v, lambda: grad_alpha
+        grad_v, derivative = jax.grad(loss, argnums=(0, 1))(v, alpha)
+        return grad_v, lambda: derivative
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

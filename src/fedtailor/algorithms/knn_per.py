@@ -127,13 +127,13 @@ class KNNPer(FedAvg):
             depend on how many samples it has.
         """
 
-        def features(x: Array) -> Array:
+        def features_of(x: Array) -> Array:
             return local.features(params, x, training=False).reshape(len(x), -1)
 
         blocks = -(-self.capacity // BLOCK)
         rows = blocks * BLOCK
         example = local.draw("store", 0, 1)
-        z = jax.eval_shape(features, example.x)
+        z = jax.eval_shape(features_of, example.x)
         start = (
             jnp.zeros((rows, z.shape[1]), z.dtype),
             jnp.zeros(rows, example.y.dtype),
@@ -146,7 +146,7 @@ class KNNPer(FedAvg):
             # Padding is stored as zeros.
             is_held = batch.weight > 0
             new = (
-                jnp.where(is_held[:, None], features(batch.x), 0),
+                jnp.where(is_held[:, None], features_of(batch.x), 0),
                 jnp.where(is_held, batch.y, 0),
                 is_held,
             )

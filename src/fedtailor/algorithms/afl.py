@@ -56,8 +56,9 @@ class AFLState(ServerState):
 
 @hyperparameters
 class AFL(Algorithm):
-    """Agnostic federated learning (Mohri et al. 2019, algorithm 1; Mansour et al. 2020,
-    appendix B).
+    """Agnostic federated learning.
+
+    Mohri et al. 2019, algorithm 1; Mansour et al. 2020, appendix B.
 
     A saddle point of the loss over all mixtures lambda of the clients,  min_w max_lambda sum_k lambda_k F_k(w):
 

@@ -241,8 +241,9 @@ def _own_or_all(context: NDArray[np.int32], contexts: int) -> NDArray[np.int32]:
 
 @hyperparameters
 class CGPFL(Contextual):
-    """Personalized federated learning with contextualized generalization (Tang et al.
-    2022, algorithm 1).
+    """Personalized federated learning with contextualized generalization.
+
+    Tang et al. 2022, algorithm 1.
 
     The server keeps K context models omega_k and sends each client that of its own
     context. From w = omega, on each of R mini-batches,

@@ -16,8 +16,9 @@ _ROUNDING = 1e-9
 
 @hyperparameters
 class CGPFLHeur(Contextual):
-    """CGPFL whose number of contexts minimises a bound on the generalization error
-    (Tang et al. 2022, section 4.4).
+    """CGPFL whose number of contexts minimises a bound on the generalization error.
+
+    Tang et al. 2022, section 4.4.
 
     After the first round, with m training samples in all and m_i of client i, K
     minimises eq. 11

@@ -52,8 +52,9 @@ class FedAMPState(ServerState):
 
 @hyperparameters
 class FedAMP(Algorithm):
-    """Federated attentive message passing (Huang et al. 2021, algorithm 1, equations 5
-    to 8).
+    """Federated attentive message passing.
+
+    Huang et al. 2021, algorithm 1, equations 5 to 8.
 
     The server keeps every client's last model and sends client i a mean of its own,
 

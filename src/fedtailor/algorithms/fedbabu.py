@@ -24,8 +24,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedBABU(FedPer):
-    """Federated averaging with body aggregation and body update (Oh et al. 2022,
-    algorithm 1).
+    """Federated averaging with body aggregation and body update.
+
+    Oh et al. 2022, algorithm 1.
 
     The head stays as it was drawn, the same for all clients and never trained; the body
     below it is FedAvg's:

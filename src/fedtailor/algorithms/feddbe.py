@@ -56,8 +56,9 @@ class FedDBEState(AveragedModels):
 
 @hyperparameters
 class FedDBE(FedAvg):
-    """Eliminating domain bias (Zhang et al. 2023, algorithm 1: the domain bias
-    eliminator on FedAvg).
+    """Eliminating domain bias.
+
+    Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg.
 
     Once, before training, the server takes the mean zbar of the clients' mean features
     at the initial model, weighted by samples. From then on the head of client i sees z

@@ -48,8 +48,9 @@ class FedEMState(ServerState):
 
 @hyperparameters
 class FedEM(Algorithm):
-    """Federated multi-task learning under a mixture of distributions (Marfoq et al.
-    2021, algorithm 1).
+    """Federated multi-task learning under a mixture of distributions.
+
+    Marfoq et al. 2021, algorithm 1.
 
     Client i's data are drawn from K distributions that all clients share, in
     proportions pi_i of its own. A round is a step of expectation maximization, from the

@@ -49,8 +49,9 @@ class FedFomoState(ServerState):
 
 @hyperparameters
 class FedFomo(Algorithm):
-    """Personalized federated learning with first order model optimization (Zhang et al.
-    2021).
+    """Personalized federated learning with first order model optimization.
+
+    Zhang et al. 2021.
 
     The server keeps the last model that each client uploaded and sends a client M of
     them. The client weighs these and its own, with L its validation loss and b its

@@ -28,8 +28,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedPer(Algorithm):
-    """Federated learning with personalization layers (Arivazhagan et al. 2019,
-    algorithms 1 and 2).
+    """Federated learning with personalization layers.
+
+    Arivazhagan et al. 2019, algorithms 1 and 2.
 
     The model is theta = (b, h): a body b that all share, and a head h_i that never
     leaves client i. A client trains both jointly and sends the body, of which the

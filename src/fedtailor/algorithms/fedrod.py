@@ -40,8 +40,9 @@ The probability of the class is then 0, and it contributes no gradient.
 
 @hyperparameters
 class FedRoD(FedAvg):
-    """On bridging generic and personalized federated learning (Chen and Chao 2022,
-    algorithm 1).
+    """On bridging generic and personalized federated learning.
+
+    Chen and Chao 2022, algorithm 1.
 
     The generic model, body z and head h, is FedAvg's with the balanced softmax in place
     of the loss: scores h(z) + gamma log n_ic for the n_ic training samples of class c,

@@ -33,8 +33,9 @@ Store = tuple[Float[Array, "s f"], Int[Array, " s"], Bool[Array, " s"]]
 
 @hyperparameters
 class KNNPer(FedAvg):
-    """Personalized federated learning through local memorization (Marfoq et al. 2022,
-    algorithm 1).
+    """Personalized federated learning through local memorization.
+
+    Marfoq et al. 2022, algorithm 1.
 
     The global model is FedAvg's. After training client i stores features and labels of
     its own training samples and predicts with the k of them that are nearest to the

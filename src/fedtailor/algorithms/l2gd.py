@@ -43,8 +43,9 @@ class L2GDState(ServerState):
 
 @hyperparameters
 class L2GD(Algorithm):
-    """Loopless local gradient descent for a mixture of local and global models (Hanzely
-    and Richtarik 2020).
+    """Loopless local gradient descent for a mixture of local and global models.
+
+    Hanzely and Richtarik 2020.
 
     Minimises  (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2  over personal models x_i. One coin for everybody
     decides what a round is:

@@ -33,8 +33,9 @@ code).
 
 @hyperparameters
 class MOON(FedAvg):
-    """Model-contrastive federated learning (Li et al. 2021, algorithm 1 and equation
-    3).
+    """Model-contrastive federated learning.
+
+    Li et al. 2021, algorithm 1 and equation 3.
 
     As FedAvg, but a client minimises F_i(w) + mu l(w), where l draws the features z of
     its model towards those of the global model that it received, and away from those of

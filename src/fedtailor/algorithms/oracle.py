@@ -37,8 +37,7 @@ class OracleState(AveragedModels):
 
 @hyperparameters
 class Oracle(Algorithm):
-    """One FedAvg for each true group: the reference that clustered methods try to
-    reach.
+    """One FedAvg for each true group, the reference for clustered methods.
 
         theta_g <- theta_g - opt( theta_g - sum_(i in g) q_i SGD(theta_g; D_i) ),    q_i = n_i / sum_(j in g, S) n_j
 

@@ -62,8 +62,9 @@ class PACFLState(AveragedModels):
 
 @hyperparameters
 class PACFL(Algorithm):
-    """Clusters by principal angles between client data subspaces (Vahidian et al. 2023,
-    algorithm 1).
+    """Clusters by principal angles between client data subspaces.
+
+    Vahidian et al. 2023, algorithm 1.
 
     Before training, every client sends the p leading left singular vectors of the
     inputs of each of its classes,

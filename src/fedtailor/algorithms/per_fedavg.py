@@ -25,8 +25,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class PerFedAvg(FedAvg):
-    """Personalized federated learning by meta-learning (Fallah et al. 2020, algorithm
-    1).
+    """Personalized federated learning by meta-learning.
+
+    Fallah et al. 2020, algorithm 1.
 
     The global model minimises mean_i F_i( w - alpha grad F_i(w) ): the loss after one
     gradient step of rate alpha. A local step takes three batches D, D', D'' that are

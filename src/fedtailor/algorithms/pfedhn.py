@@ -77,8 +77,9 @@ class PFedHNState(ServerState):
 
 @hyperparameters
 class PFedHN(Algorithm):
-    """Personalized federated learning using hypernetworks (Shamsian et al. 2021,
-    algorithm 1).
+    """Personalized federated learning using hypernetworks.
+
+    Shamsian et al. 2021, algorithm 1.
 
     The server holds a network H with parameters phi, and an embedding e_i of every
     client, and sends client i the model theta_i = H(e_i; phi). The client trains it and

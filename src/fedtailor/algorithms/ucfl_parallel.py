@@ -27,8 +27,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class UCFLParallel(UCFL):
-    """The parallel variant of user-centric federated learning (Mestoukirdi et al. 2022,
-    eq. 12).
+    """The parallel variant of user-centric federated learning.
+
+    Mestoukirdi et al. 2022, eq. 12.
 
         theta_s = sum_j W_sj theta_sj,    theta_sj = SGD(theta_s; D_j)
 

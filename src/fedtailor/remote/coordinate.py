@@ -10,8 +10,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import replacing
-from fedtailor._parquet import write_parquet
 from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
 from fedtailor.protocol import Clients, Exchanges, drive
@@ -26,7 +24,7 @@ from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
 from fedtailor.storage.manifest import settings, versions
-from fedtailor.storage.run_directory import CLIENTS, read_frame
+from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
 from fedtailor.training import Callback, Training
 
 
@@ -106,8 +104,7 @@ def coordinate(
         if continued:
             store.load(training)
         else:
-            with replacing(directory / CLIENTS) as temporary:
-                write_parquet(_clients(seen_rows), temporary)
+            store.write_table(CLIENTS, _clients(seen_rows))
         with interrupts() as stop:
             every_round = Checkpoints(store, 1, stop)
             drive(
@@ -122,7 +119,7 @@ def coordinate(
             )
             ledger = Ledger.from_frame(training.ledger.frame())
             drive(_deliver(training, ledger), executor)
-        store.write_ledger(ledger)
+        store.write_table(LEDGER, ledger.frame())
         done = Run(cast(Any, training), cast(Any, executor), ledger).summary().as_dict()
         store.write_summary(
             {

@@ -261,8 +261,8 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     left_out = left_out_methods(experiment, scenario)
     not_tested = [
         label
-        for label, it in left_out.items()
-        if not (experiment.results / it.run / SUMMARY).is_file()
+        for label, candidate in left_out.items()
+        if not (experiment.results / candidate.run / SUMMARY).is_file()
     ]
     whole = experiment.index.scenarios[scenario].rounds
     winner = None
@@ -293,7 +293,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gains=gains,
         why_no_gains=missing,
         left_out={
-            label: candidate.rounds or whole for label, candidate in left_out.items()
+            label: candidate.rounds_of(whole) for label, candidate in left_out.items()
         },
         not_tested=not_tested,
         rounds=whole,

@@ -46,7 +46,7 @@ def tests_when_left_out(
     Returns:
         Frames with the columns that `fedtailor.decision.best_method` takes.
     """
-    last = {label: candidate.rounds or whole for label, candidate in left_out.items()}
+    last = {label: candidate.rounds_of(whole) for label, candidate in left_out.items()}
     cuts = set(last.values())
     wanted = [
         (

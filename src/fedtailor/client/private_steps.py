@@ -45,7 +45,7 @@ class PrivateSteps:
         self._room = local.room(batch_room(sgd.batch_size))
         self._below = drawn_at_most(self._count, sgd.batch_size, self._room)
 
-    def direction(self, params: Params, step: Int[Array, ""]) -> Params:
+    def gradient(self, params: Params, step: Int[Array, ""]) -> Params:
         """What step number `step` descends along, before weight decay and the like."""
         model = self._local.model
         batch, dropout, noise = self._draw(step)

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.protocol import hyperparameters, require
+from fedtailor.protocol import along_axis, hyperparameters, require
 
 State = tuple[Array, ...]
 """The optimiser's memory: arrays with one row a stream, [s, ...] (a plain tuple, so
@@ -120,8 +120,7 @@ def _apply(
     """
 
     def where_moved(new: Array, old: Array) -> Array:
-        other_axes = [1] * (old.ndim - 1)
-        return jnp.where(moved.reshape(-1, *other_axes), new, old)
+        return jnp.where(along_axis(moved, 0, old.ndim), new, old)
 
     if optimizer.kind == "plain":
         # not theta - lr Delta: this is exactly `mixed` for a rate of 1

@@ -38,6 +38,7 @@ from fedtailor.protocol import (
     Predictor,
     Streams,
     ZeroIsStatic,
+    along_axis,
     hyperparameters,
     is_off,
     require,
@@ -143,7 +144,7 @@ class FedDBE(FedAvg):
         means = answers.host("features")
         # zbar, weighted by samples. Not a product of matrices, whose rounding depends
         # on where in memory they lie.
-        weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means
+        weighted = along_axis(share, 0, means.ndim) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
@@ -296,4 +297,4 @@ def _weighted_sum(
     z: Float[Array, "b ..."], weight: Float[Array, " b"]
 ) -> Float[Array, "..."]:
     """Features of a batch, summed without padding."""
-    return (z * weight.reshape(-1, *[1] * (z.ndim - 1))).sum(axis=0)
+    return (z * along_axis(weight, 0, z.ndim)).sum(axis=0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered, model_input
+from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.trace import Trace
 from fedtailor.models import Model
@@ -84,7 +84,7 @@ class ClientData:
         return view
 
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-        return model_input(self.pool, x)
+        return self.pool.normalization(x)
 
     def examples(
         self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str

@@ -14,6 +14,7 @@ from fedtailor.protocol import (
     NearestNeighbors,
     Params,
     Predictor,
+    along_axis,
     require,
 )
 
@@ -128,7 +129,7 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
         log_weights = jnp.where(
             weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf
         )
-        log_weights = log_weights.reshape(-1, *[1] * (logits.ndim - 1))
+        log_weights = along_axis(log_weights, 0, logits.ndim)
         return jax.nn.logsumexp(model.log_probabilities(logits) + log_weights, axis=0)
 
     return mixed

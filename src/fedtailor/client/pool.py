@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import next_power_of_two
@@ -21,6 +21,36 @@ copy any other.
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Normalization:
+    """What stored inputs become before a model takes them: (x - shift) * scale.
+
+    Attributes:
+        shift, scale: shape () or [channels], in the model's precision.
+        is_identity: shift is 0 and scale is 1, so that programs leave both out.
+    """
+
+    shift: Float[Array | np.ndarray, "..."]
+    scale: Float[Array | np.ndarray, "..."]
+    is_identity: bool = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, shift: ArrayLike, scale: ArrayLike, dtype: str) -> "Normalization":
+        """The normalisation of a federation, for a model of the precision `dtype`."""
+        shift = np.asarray(shift, dtype)
+        scale = np.asarray(scale, dtype)
+        return cls(shift, scale, bool((shift == 0).all() and (scale == 1).all()))
+
+    def __call__(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        """Bytes and floats become normalised floats, token ids stay integers."""
+        is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)
+        if is_token:
+            return x
+        x = x.astype(self.scale.dtype)
+        return x if self.is_identity else (x - self.shift) * self.scale
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Pool:
     """All examples of a federation.
 
@@ -28,17 +58,14 @@ class Pool:
         x: [n, ...] inputs as stored (uint8 stays uint8).
         y: [n, ...] targets.
         rows: [r] rows of x, client after client, split after split.
-        shift, scale: the model's input is (x - shift) * scale; shape () or [channels].
-        normalize: whether shift and scale do anything.
+        normalization: what x becomes before the model takes it.
         largest: no client has more samples in a split (see `largest_split`).
     """
 
     x: Shaped[Array | np.ndarray, "n ..."]
     y: Shaped[Array | np.ndarray, "n ..."]
     rows: Int[Array | np.ndarray, " r"]
-    shift: Float[Array | np.ndarray, "..."]
-    scale: Float[Array | np.ndarray, "..."]
-    normalize: bool = field(metadata={"static": True})
+    normalization: Normalization
     largest: int = field(metadata={"static": True})
 
 
@@ -101,8 +128,6 @@ def build_pool(
     )
     addresses = [_addresses(federation) for federation in federations]
     first_row = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
-    shift = np.asarray(first.shift, dtype)
-    scale = np.asarray(first.scale, dtype)
     pool = Pool(
         x=_padded([_input_type(federation.x, dtype) for federation in federations]),
         y=_padded([_target_type(federation.y, dtype) for federation in federations]),
@@ -112,9 +137,7 @@ def build_pool(
                 for (rows, _), offset in zip(addresses, first_example, strict=False)
             ]
         ),
-        shift=shift,
-        scale=scale,
-        normalize=bool((shift != 0).any() or (scale != 1).any()),
+        normalization=Normalization.of(first.shift, first.scale, dtype),
         largest=max(map(largest_split, federations)),
     )
     starts = [
@@ -147,18 +170,7 @@ def gathered(
     targets.
     """
     rows = pool.rows[places]
-    return model_input(pool, pool.x[rows]), pool.y[rows]
-
-
-def model_input(pool: Pool, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-    """Stored examples as the model takes them: bytes and floats become normalised
-    floats, token ids stay integers.
-    """
-    is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)
-    if is_token:
-        return x
-    x = x.astype(pool.scale.dtype)
-    return (x - pool.shift) * pool.scale if pool.normalize else x
+    return pool.normalization(pool.x[rows]), pool.y[rows]
 
 
 def _input_type(x: NDArray, dtype: str) -> NDArray:

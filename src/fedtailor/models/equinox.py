@@ -106,7 +106,7 @@ class EquinoxModule(Architecture):
             example: Array, weight: Array, key: Array | None
         ) -> tuple[Array, Array, eqx.nn.State]:
             weighted = map_nodes(
-                network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight)
+                network, WeightedBatchNorm, lambda path, norm: norm.with_weight(weight)
             )
             options = {} if key is None else {"key": key}
             tap = _Tap()

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedtailor.models.normalization import unless_empty
+from fedtailor.protocol import along_axis
+
 
 class WeightedBatchNorm(eqx.nn.BatchNorm):
     """`eqx.nn.BatchNorm` that ignores examples of weight 0, which only pad a batch.
@@ -38,7 +41,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
             object.__setattr__(self, "batch_counter", eqx.nn.StateIndex(jnp.zeros(())))
         self.sample_weight = None
 
-    def weighing(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
+    def with_weight(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
         """This layer for one example of that weight (0 = padding)."""
         return eqx.tree_at(
             lambda norm: norm.sample_weight,
@@ -60,13 +63,15 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
             mean, variance, state = self._inference_statistics(state)
         else:
             mean, variance, state = self._training_statistics(x, state)
-        deviation = jnp.sqrt(_of_channels(variance, x) + self.eps)
-        out = (x - _of_channels(mean, x)) / deviation
+
+        def per_channel(values: Float[Array, " channels"]) -> Array:
+            return along_axis(values, 0, x.ndim)
+
+        deviation = jnp.sqrt(per_channel(variance) + self.eps)
+        out = (x - per_channel(mean)) / deviation
         if self.weight is None or self.bias is None:
             return out, state
-        weight = _of_channels(self.weight, x)
-        bias = _of_channels(self.bias, x)
-        return out * weight + bias, state
+        return out * per_channel(self.weight) + per_channel(self.bias), state
 
     def _inference_statistics(
         self, state: eqx.nn.State
@@ -94,30 +99,31 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         Returns:
             Mean and variance [channels], and the state with new running statistics.
         """
-        batch = self._batch_statistics(x)
+        mean, variance, total_weight = self._batch_statistics(x)
         if self.mode == "ema":
-            # the very first batch's statistics are taken as they are
-            first = state.get(_present(self.ema_first_time_index)) > 0
+            is_first = state.get(_present(self.ema_first_time_index))
             old = state.get(_present(self.ema_state_index))
 
             def updated(running: Array, of_batch: Array) -> Array:
-                return jnp.where(first, of_batch, self._updated(running, of_batch))
+                # the very first batch's statistics are taken as they are
+                average = self._updated(running, of_batch)
+                return jnp.where(is_first > 0, of_batch, average)
 
-            new = jax.tree.map(updated, old, batch)
-            state = state.set(
-                _present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype)
+            new = jax.tree.map(updated, old, (mean, variance))
+            is_first, new = unless_empty(
+                total_weight, (jnp.zeros_like(is_first), new), (is_first, old)
             )
+            state = state.set(_present(self.ema_first_time_index), is_first)
             state = state.set(_present(self.ema_state_index), new)
             # Equinox normalises by the running averages in this mode, in training as
             # well.
-            mean, variance = new
-            return mean, variance, state
+            return *new, state
         counter = state.get(_present(self.batch_counter))
         old = state.get(_present(self.batch_state_index))
-        new = jax.tree.map(self._updated, old, batch)
-        state = state.set(_present(self.batch_counter), counter + 1)
+        new = jax.tree.map(self._updated, old, (mean, variance))
+        counter, new = unless_empty(total_weight, (counter + 1, new), (counter, old))
+        state = state.set(_present(self.batch_counter), counter)
         state = state.set(_present(self.batch_state_index), new)
-        mean, variance = batch
         return mean, variance, state
 
     def _updated(self, running: Array, of_batch: Array) -> Array:
@@ -126,11 +132,11 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         """
         return self.momentum * running + (1 - self.momentum) * of_batch
 
-    def _batch_statistics(self, x: Array) -> tuple[Array, Array]:
+    def _batch_statistics(self, x: Array) -> tuple[Array, Array, Array]:
         """Statistics of the batch over its examples that are no padding.
 
         Returns:
-            Mean and biased variance [channels].
+            Mean and biased variance [channels], and the total weight of the examples.
         """
         example_weight = (
             jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight
@@ -142,14 +148,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         share = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
         pixels = tuple(range(1, x.ndim))
         mean = lax.psum(share * x.mean(pixels), self.axis_name)
-        squares = jnp.square(x - _of_channels(mean, x))
+        squares = jnp.square(x - along_axis(mean, 0, x.ndim))
         variance = lax.psum(share * squares.mean(pixels), self.axis_name)
-        return mean, variance
-
-
-def _of_channels(values: Float[Array, " channels"], x: Array) -> Array:
-    """Values in the shape in which they broadcast over one example [channels, ...]."""
-    return values.reshape(-1, *[1] * (x.ndim - 1))
+        return mean, variance, total
 
 
 def _present(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.parts import Anatomy, path_of
+from fedtailor.protocol import along_axis
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class LinenModule(Architecture):
                 and context.method_name == "__call__"
             ):
                 x = args[0]
-                is_example = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
-                kwargs = {**kwargs, "mask": is_example}
+                kwargs = {**kwargs, "mask": along_axis(weight > 0, 0, x.ndim)}
             return call(*args, **kwargs)
 
         rngs = None if key is None else {"dropout": key}

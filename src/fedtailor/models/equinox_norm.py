@@ -1,6 +1,4 @@
-"""Equinox's BatchNorm with weights of examples, and with its state in floating-point
-arrays.
-"""
+"""Equinox's BatchNorm for weighted examples, with a state of floating-point arrays."""
 
 import dataclasses
 
@@ -10,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedtailor.models.normalization import unless_empty
 from fedtailor.protocol import along_axis
 
 
@@ -25,9 +22,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
-        # A copy of the layer, field by field: Equinox's own constructor would make
-        # another one. Then the entries of its state that are no floating-point arrays
-        # are made anew, and the averages of mode "ema", which start empty.
+        # Copy the layer field by field, since Equinox's own constructor would make
+        # another one. Then replace the entries of its state that are no floating-point
+        # arrays, and the averages of mode "ema", which start uninitialised.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
@@ -100,37 +97,38 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
             Mean and variance [channels], and the state with new running statistics.
         """
         mean, variance, total_weight = self._batch_statistics(x)
-        if self.mode == "ema":
-            is_first = state.get(_present(self.ema_first_time_index))
-            old = state.get(_present(self.ema_state_index))
+        # A batch of nothing but padding must not move the running statistics. It gets
+        # no share in them: selecting the old ones afterwards would round differently.
+        is_empty = total_weight == 0
+        old_share = jnp.where(is_empty, 1.0, self.momentum)
+        batch_share = jnp.where(is_empty, 0.0, 1 - self.momentum)
 
-            def updated(running: Array, of_batch: Array) -> Array:
-                # the very first batch's statistics are taken as they are
-                average = self._updated(running, of_batch)
-                return jnp.where(is_first > 0, of_batch, average)
+        def average(running: Array, of_batch: Array) -> Array:
+            return old_share * running + batch_share * of_batch
 
-            new = jax.tree.map(updated, old, (mean, variance))
-            is_first, new = unless_empty(
-                total_weight, (jnp.zeros_like(is_first), new), (is_first, old)
-            )
-            state = state.set(_present(self.ema_first_time_index), is_first)
-            state = state.set(_present(self.ema_state_index), new)
-            # Equinox normalises by the running averages in this mode, in training as
-            # well.
-            return *new, state
-        counter = state.get(_present(self.batch_counter))
-        old = state.get(_present(self.batch_state_index))
-        new = jax.tree.map(self._updated, old, (mean, variance))
-        counter, new = unless_empty(total_weight, (counter + 1, new), (counter, old))
-        state = state.set(_present(self.batch_counter), counter)
-        state = state.set(_present(self.batch_state_index), new)
-        return mean, variance, state
+        if self.mode == "batch":
+            counter = state.get(_present(self.batch_counter))
+            running = state.get(_present(self.batch_state_index))
+            running = jax.tree.map(average, running, (mean, variance))
+            counter = jnp.where(is_empty, counter, counter + 1)
+            state = state.set(_present(self.batch_counter), counter)
+            state = state.set(_present(self.batch_state_index), running)
+            return mean, variance, state
 
-    def _updated(self, running: Array, of_batch: Array) -> Array:
-        """The running average after one batch; Equinox's momentum is the share of what
-        was there.
-        """
-        return self.momentum * running + (1 - self.momentum) * of_batch
+        is_first = state.get(_present(self.ema_first_time_index))
+        # The very first batch's statistics are taken as they are.
+        takes_batch = (is_first > 0) & ~is_empty
+
+        def first_or_average(running: Array, of_batch: Array) -> Array:
+            return jnp.where(takes_batch, of_batch, average(running, of_batch))
+
+        running = state.get(_present(self.ema_state_index))
+        running = jax.tree.map(first_or_average, running, (mean, variance))
+        is_first = jnp.where(is_empty, is_first, 0)
+        state = state.set(_present(self.ema_first_time_index), is_first)
+        state = state.set(_present(self.ema_state_index), running)
+        # In this mode Equinox normalises by the running averages in training, too.
+        return *running, state
 
     def _batch_statistics(self, x: Array) -> tuple[Array, Array, Array]:
         """Statistics of the batch over its examples that are no padding.

@@ -3,12 +3,12 @@
 """
 
 from abc import abstractmethod
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from fedtailor.protocol import along_axis
 
@@ -21,7 +21,6 @@ GROUPS = 2
 """Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
 
 
-State = TypeVar("State", bound=PyTree)
 Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
 """A mean and a variance of each channel."""
 
@@ -154,21 +153,13 @@ def batch_statistics(
     old_mean, old_variance = running
     new_mean = old_mean + momentum * (mean - old_mean)
     new_variance = old_variance + momentum * (unbiased - old_variance)
-    new = unless_empty(count, (new_mean, new_variance), running)
-    return mean, variance, jax.lax.stop_gradient(new)
 
+    def unless_empty(new: Array, old: Array) -> Array:
+        # A batch of nothing but padding must not move the running statistics.
+        return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
 
-def unless_empty(weight: Float[Array, ""], new: State, old: State) -> State:
-    """What a training step leaves of a layer's state.
-
-    Args:
-        weight: the total weight of the batch.
-        new, old: trees of arrays.
-
-    Returns:
-        `new`; `old` after a batch of padding alone, which must not move statistics.
-    """
-    return jax.tree.map(lambda n, o: jnp.where(weight > 0, n, o), new, old)
+    running = unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance)
+    return mean, variance, running
 
 
 def _channel_axis(x: Array) -> int:

@@ -72,8 +72,9 @@ class Pool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ClientAddress:
-    """Where one client's examples are, and its random keys. Stacked over a cohort every
-    field has a leading axis c.
+    """Where one client's examples are, and its random keys.
+
+    Stacked over a cohort, every field has a leading axis c.
 
     Attributes:
         start: [3] first position in `Pool.rows` of train, val and test.
@@ -121,28 +122,23 @@ def build_pool(
         The pool (host arrays), and for each federation the start [m, 3] of its clients'
         splits in `Pool.rows`.
     """
+    # The examples and rows of a federation follow those of all federations before it.
+    rows, starts = [], []
+    examples_before = rows_before = np.int32(0)
+    for federation in federations:
+        federation_rows, federation_start = _addresses(federation)
+        rows.append(federation_rows + examples_before)
+        starts.append(federation_start + rows_before)
+        examples_before += np.int32(len(federation.x))
+        rows_before += np.int32(len(federation_rows))
     first = federations[0]
-    # Examples and rows of a federation stand behind those of all federations before it.
-    first_example = np.cumsum(
-        [0, *(len(federation.x) for federation in federations)], dtype=np.int32
-    )
-    addresses = [_addresses(federation) for federation in federations]
-    first_row = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
     pool = Pool(
         x=_padded([_input_type(federation.x, dtype) for federation in federations]),
         y=_padded([_target_type(federation.y, dtype) for federation in federations]),
-        rows=_padded(
-            [
-                rows + offset
-                for (rows, _), offset in zip(addresses, first_example, strict=False)
-            ]
-        ),
+        rows=_padded(rows),
         normalization=Normalization.of(first.shift, first.scale, dtype),
         largest=max(map(largest_split, federations)),
     )
-    starts = [
-        start + offset for (_, start), offset in zip(addresses, first_row, strict=False)
-    ]
     return pool, starts
 
 
@@ -156,18 +152,20 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     rows = np.zeros(int(ends[-1]), np.int32)
     for column, name in enumerate(SPLITS):
         split = getattr(federation, name)
-        # The n-th row of a split moves by as much as the first one of its client does.
-        of_first = start[:, column] - split.offsets[:-1]
-        moved_by = np.repeat(of_first, size[:, column])
-        rows[moved_by + np.arange(len(split.rows))] = split.rows
+        # All rows of a client in the split are shifted by as much as its first one.
+        shift = start[:, column] - split.offsets[:-1]
+        destination = np.arange(len(split.rows)) + np.repeat(shift, size[:, column])
+        rows[destination] = split.rows
     return rows, start
 
 
 def gathered(
     pool: Pool, places: Int[Array, " b"]
 ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-    """The examples at some places of `Pool.rows`: inputs as the model takes them, and
-    targets.
+    """The examples at some places of `Pool.rows`.
+
+    Returns:
+        Inputs as the model takes them, and targets.
     """
     rows = pool.rows[places]
     return pool.normalization(pool.x[rows]), pool.y[rows]
@@ -182,23 +180,25 @@ def _target_type(y: NDArray, dtype: str) -> NDArray:
 
 
 def _rounded(n: int) -> int:
-    """n rounded up to a multiple of an eighth of the power of two below it, at least
+    """n rounded up to a multiple of an eighth of the next power of two, at least
     1,024.
     """
-    step = 2 ** (max(n - 1, 1).bit_length() - 3) if n > 1024 else 1024
-    return math.ceil(max(n, 1) / step) * step
+    if n <= 1024:
+        return 1024
+    step = next_power_of_two(n) // 8
+    return math.ceil(n / step) * step
 
 
 def _padded(parts: Sequence[NDArray]) -> NDArray:
-    """All parts one after another and zeros behind them, at an address where JAX's CPU
+    """All parts one after another, followed by zeros, at an address where JAX's CPU
     devices need no copy.
     """
     length = sum(map(len, parts))
     shape = (_rounded(length), *parts[0].shape[1:])
     dtype = parts[0].dtype
-    size = math.prod(shape) * dtype.itemsize
     # NumPy aligns to 16 bytes only: ask for more memory, and begin at the first aligned
     # byte.
+    size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     padded = memory[start : start + size].view(dtype).reshape(shape)

@@ -125,7 +125,9 @@ class Metric(ABC):
         for client in range(clients):
             of_client = {key: rows[client, ...] for key, rows in statistic.items()}
             for name, value in self.values(of_client).items():
-                columns.setdefault(name, np.full(clients, np.nan))[client] = value
+                if name not in columns:
+                    columns[name] = np.full(clients, np.nan)
+                columns[name][client] = value
         return columns
 
 

@@ -1,5 +1,6 @@
 """The normalisation of inputs, and the pool of examples of several federations."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def test_every_split_of_two_federations_is_found_in_their_pool():
     federations = [federation(0), federation(100)]
     pool, starts = build_pool(federations, "float32")
     assert pool.largest == 2
+    pool = jax.tree.map(jnp.asarray, pool)
     for one, start in zip(federations, starts, strict=True):
         for column, split in enumerate((one.train, one.val, one.test)):
             for client in range(2):

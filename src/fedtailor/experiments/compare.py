@@ -229,53 +229,68 @@ class Comparison:
     def _halve(
         self, entries: Sequence[Entry], seed: int
     ) -> dict[int, Candidate | None]:
-        """The candidates of all methods of a column that are left in the end (see
-        `halving`), by the entry's id: at most one for each entry, trained to the end on
-        one seed.
+        """Successive halving of all candidates of a column, on one seed (see `halving`).
 
         A run that is stopped at a cut and goes on later is resumed from its checkpoint.
+
+        Returns:
+            For each entry, by its id, the candidate that was trained to the end; None
+            where all were left out.
         """
         column = entries[0].column
-        other_seeds = len(self.experiment.file.seeds) - 1
-        going = [
-            (entry, candidate) for entry in entries for candidate in entry.candidates
-        ]
         for entry in entries:
             for refusal in entry.refused:
                 self._skip(entry, None, refusal.parameters, refusal.why)
+
+        # Train in stages. After each, some candidates go on; after the last, which ends
+        # with the column's rounds, the finalists are those that are trained on all
+        # seeds.
         cuts = halving.cuts(column.rounds, self._runs.evaluate_every(column))
         kept = halving.kept(len(entries), len(cuts))
-        left: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
+        remaining = [
+            (entry, candidate) for entry in entries for candidate in entry.candidates
+        ]
         done = 0
         for rounds, keep in zip(
             [*cuts, column.rounds], [*kept, halving.FINALISTS], strict=True
         ):
             scores = [
                 self._score_after(entry, candidate, seed, rounds)
-                for entry, candidate in going
+                for entry, candidate in remaining
             ]
-            self._rounds += len(going) * (rounds - done)
+            self._rounds += len(remaining) * (rounds - done)
             done = rounds
+            survivors = halving.survivors(
+                scores,
+                methods=[id(entry) for entry, _ in remaining],
+                is_local=[
+                    isinstance(candidate.algorithm, Local) for _, candidate in remaining
+                ],
+                keep=keep,
+            )
+            # The index has one line for each candidate: from where it ended.
             is_last = rounds == column.rounds
-            rows = [id(entry) for entry, _ in going]
-            alone = [isinstance(candidate.algorithm, Local) for _, candidate in going]
-            surviving = halving.survivors(scores, rows, alone, keep)
-            for position, ((entry, candidate), score) in enumerate(
-                zip(going, scores, strict=True)
-            ):
-                survives = position in surviving
-                if is_last and survives:
-                    left[id(entry)] = candidate
+            for position, (entry, candidate) in enumerate(remaining):
+                survives = position in survivors
                 if is_last or not survives:
-                    self._put_down(
-                        entry, candidate, seed, rounds, score, chosen=survives
+                    self._list_halved(
+                        entry,
+                        candidate,
+                        seed,
+                        rounds,
+                        scores[position],
+                        chosen=survives,
                     )
-            going = [going[position] for position in surviving]
+            remaining = [remaining[position] for position in survivors]
+
+        other_seeds = len(self.experiment.file.seeds) - 1
+        self._rounds += other_seeds * len(remaining) * column.rounds
+        finalists: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
+        finalists |= {id(entry): candidate for entry, candidate in remaining}
         for entry in entries:
-            if left[id(entry)] is None:
+            if finalists[id(entry)] is None:
                 self._skip(entry, None, {}, self._why_left_out(entry), runs=other_seeds)
-        self._rounds += other_seeds * len(going) * column.rounds
-        return left
+        return finalists
 
     def _why_left_out(self, entry: Entry) -> str:
         """Why halving has left no candidate of a method."""
@@ -328,7 +343,7 @@ class Comparison:
         asked = self.experiment.file.measured or default_metrics(federation)
         return find_metrics(asked, model)[0] if asked else find_metric(model.metric)
 
-    def _put_down(
+    def _list_halved(
         self,
         entry: Entry,
         candidate: Candidate,
@@ -338,13 +353,10 @@ class Comparison:
         *,
         chosen: bool,
     ) -> None:
-        """Put down how far a candidate came, and what it took."""
+        """Add a candidate to the index, with the rounds that it was trained for."""
         name = self._runs.name_of(entry, candidate, seed)
-        summary = (
-            read_summary(self.results / name / SUMMARY)
-            if (self.results / name / SUMMARY).exists()
-            else {}
-        )
+        summary_file = self.results / name / SUMMARY
+        summary = read_summary(summary_file) if summary_file.exists() else {}
         self._runs.seconds[name] = summary.get("seconds", 0.0)
         self._list(
             entry, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds
@@ -359,8 +371,8 @@ class Comparison:
         *,
         runs: int = 0,
     ) -> None:
-        """Put down what is not run and why; `runs` is how many of the experiment's runs
-        that are.
+        """Add something that is not run to the index, with the reason; `runs` is how
+        many of the experiment's runs that are.
         """
         self.skipped.append(
             {

@@ -33,8 +33,10 @@ def cuts(rounds: int, every: int) -> list[int]:
         rounds: of a whole run.
         every: rounds between two evaluations.
     """
-    found = {max(floor(share * rounds / every), 1) * every for share in SHARES}
-    return sorted(after for after in found if after < rounds)
+    after_evaluations = {
+        max(floor(share * rounds / every), 1) * every for share in SHARES
+    }
+    return sorted(cut for cut in after_evaluations if cut < rounds)
 
 
 def kept(methods: int, cuts: int) -> list[int]:
@@ -53,39 +55,38 @@ def kept(methods: int, cuts: int) -> list[int]:
 
 def survivors(
     scores: Sequence[float | None],
-    rows: Sequence[int],
-    alone: Sequence[bool],
+    methods: Sequence[int],
+    is_local: Sequence[bool],
     keep: int,
 ) -> list[int]:
-    """The places of the candidates that go on, ascending.
+    """Which candidates go on: the best setting of each of the best methods.
 
-    The best setting of each of the best methods, and with them that of the method that
-    trains every client alone, which takes the last place if need be: gains are measured
-    against it.
+    The method that trains every client alone is always among them, in the last place if
+    need be: gains are measured against it.
 
     Args:
         scores: on validation data, higher is better; None for a candidate that diverged
             or was refused.
-        rows: which row of the tables (a method) each is a setting of.
-        alone: whether it trains every client alone.
-        keep: how many.
+        methods: the method that each candidate is a setting of, as a number.
+        is_local: whether it trains every client alone.
+        keep: how many go on.
+
+    Returns:
+        Their positions, ascending.
     """
-    ranked = sorted(
-        (place for place, score in enumerate(scores) if score is not None),
-        key=lambda it: -_of(scores, it),
-    )
-    first = {
-        rows[place]: place for place in reversed(ranked)
-    }  # the best one is put down last
-    ranked = [place for place in ranked if first[rows[place]] == place]
-    going = ranked[:keep]
-    base = next((place for place in ranked if alone[place]), None)
-    if base is not None and base not in going:
-        going = [*going[: keep - 1], base]
-    return sorted(going)
+    scored = [
+        (score, position) for position, score in enumerate(scores) if score is not None
+    ]
+    # Ties go to the candidate that was listed first.
+    scored.sort(key=lambda pair: (-pair[0], pair[1]))
 
+    best_of_method: dict[int, int] = {}
+    for _, position in scored:
+        best_of_method.setdefault(methods[position], position)
+    ranked = list(best_of_method.values())
 
-def _of(scores: Sequence[float | None], place: int) -> float:
-    score = scores[place]
-    assert score is not None
-    return score
+    chosen = ranked[:keep]
+    local = next((position for position in ranked if is_local[position]), None)
+    if local is not None and local not in chosen:
+        chosen = [*chosen[: keep - 1], local]
+    return sorted(chosen)

@@ -1,5 +1,5 @@
-"""Files and folders that are written whole or not at all, and what may go wrong when
-one is read.
+"""Files and folders that are written whole or not at all, and errors of reading that
+say what is wrong.
 """
 
 import errno
@@ -23,16 +23,15 @@ _numbers = count()
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write a file or a folder that takes the place of `path` when the block
-    ends.
+    """A temporary path for a file or a folder that replaces `path` when the block ends.
 
     Readers see the old content or the new one, also after a power cut (all is on the
     disk before the name changes). When the block fails, or the process is killed, the
     old content stays. Modes follow the umask.
 
     Raises:
-        OSError: the file cannot be written, or is a pipe or a device, which a file must
-            not take the place of.
+        OSError: the file cannot be written, or `path` is a pipe or a device, which must
+            not be replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -43,19 +42,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def publish(written: Path, path: Path) -> None:
-    """Move what is written whole to where it belongs, in the same file system.
+    """Move a finished file or folder to its place in the same file system.
 
     Raises:
         OSError: the file cannot be written.
     """
     if written.is_file():
-        written.chmod(
-            _mode_of_new_files(written.parent)
-        )  # libraries write files that only their owner can read
+        # Libraries write files that only their owner can read.
+        written.chmod(_mode_of_new_files(written.parent))
     sync_tree(written)
-    if (
-        written.is_dir() and path.is_dir()
-    ):  # a folder that holds something cannot be replaced in one step
+    if written.is_dir() and path.is_dir():
+        # A folder that is not empty cannot be replaced in one step.
         shutil.rmtree(path)
     written.replace(path)
     _sync(path.parent)
@@ -63,17 +60,17 @@ def publish(written: Path, path: Path) -> None:
 
 @contextmanager
 def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
-    """A new folder in `parent` for unfinished files, removed after the block (or, after
-    a kill, by the next call).
+    """A new folder in `parent` for unfinished files, removed after the block (or by the
+    next call, if the process is killed).
 
-    Libraries have temporary files of their own beside what they write: here they are
-    found again.
+    Temporary files that libraries write beside their own are removed with it.
     """
     remove_leftovers(parent)
-    folder = (
-        parent
-        / f".{os.fsdecode(os.fsencode(purpose)[:100])}.{_HOST}.{os.getpid()}.{next(_numbers)}{_SUFFIX}"
-    )
+    # `_is_abandoned` reads host and process from the name, which is short enough for
+    # every file system.
+    short_purpose = os.fsdecode(os.fsencode(purpose)[:100])
+    owner = f"{_HOST}.{os.getpid()}.{next(_numbers)}"
+    folder = parent / f".{short_purpose}.{owner}{_SUFFIX}"
     folder.mkdir()
     try:
         yield folder
@@ -82,10 +79,10 @@ def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the private folders whose process was killed.
+    """Remove the private folders of processes that were killed.
 
-    Those of other machines that share the folder go when they are a day old: nobody
-    here knows whether they run.
+    Folders of other machines, whose processes are not known here, are removed when they
+    are a day old.
     """
     with suppress(OSError):
         for path in folder.glob(f".*{_SUFFIX}"):
@@ -106,22 +103,20 @@ def existing_file(path: AnyPath) -> Path:
             return file
         if not file.exists():
             raise ValueError(f"there is no file {path}; check the path")
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # no access to a folder on the way, a name too long, no such home
+    # No access to a folder on the way, a name that is too long, no such home directory.
+    except (OSError, RuntimeError) as error:
         raise ValueError(
             f"{path} cannot be reached: {reason(error)}; check the path and its"
             " permissions"
         ) from None
-    what = "a folder" if file.is_dir() else "no regular file"
-    raise ValueError(f"{path} is {what}; give a file")
+    kind = "a folder" if file.is_dir() else "no regular file"
+    raise ValueError(f"{path} is {kind}; give a file")
 
 
 @contextmanager
 def reading(path: Path, error_type: type[ValueError] = ValueError) -> Iterator[None]:
-    """A file that cannot be read is not a damaged one: failures of the disk and of
-    permissions say so.
+    """A block that reads a file, in which failures of the disk and of permissions are
+    not taken for a damaged file.
 
     Raises:
         ValueError: of `error_type`, in place of the block's OSError.
@@ -136,8 +131,8 @@ def reading(path: Path, error_type: type[ValueError] = ValueError) -> Iterator[N
 
 
 def reason(error: BaseException) -> str:
-    """Why it failed, in one line without the number of the error and the file's
-    name.
+    """The message of an error in one line, without the number of the error and the
+    file's name.
     """
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
@@ -154,14 +149,15 @@ def _is_abandoned(path: Path) -> bool:
         os.kill(process, 0)  # sends nothing: asks whether the process is there
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # it is another user's
-        return False
+    except (OSError, OverflowError):
+        pass  # another user's process, or a number that is none
     return False
 
 
 def _mode_of_new_files(folder: Path) -> int:
-    """What the umask leaves (it cannot be asked without setting it, which would reach
-    other threads).
+    """The mode that the umask leaves of a new file.
+
+    It is tried out, as asking for the umask would set it for all threads.
     """
     probe = folder / ".mode"
     probe.touch()
@@ -171,7 +167,7 @@ def _mode_of_new_files(folder: Path) -> int:
 
 
 def sync_tree(path: Path) -> None:
-    """Bring a file, or a folder with all that is in it, to the disk itself.
+    """Flush a file, or a folder with everything in it, to the disk.
 
     Raises:
         OSError: the disk does not take it.
@@ -183,7 +179,7 @@ def sync_tree(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk itself."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,5 +1,5 @@
-"""Less memory for a process that shares its machine with other work. Whatever the user
-has set stays as it is.
+"""Settings with which a process takes less memory. Whatever the user has set is left
+alone.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ _FLAGS = {
     "xla_cpu_parallel_codegen_split_count": "1",
 }
 _FLAGS_UNTIL = (0, 11)
-"""Of JAX: later releases may not know the flags, and XLA ends the process at a flag
-that it does not know.
+"""The first release of JAX that is not given the flags: it may not know them, and XLA
+ends the process at an unknown flag.
 """
 
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3
@@ -22,25 +22,24 @@ _ARENA_MAX, _MMAP_THRESHOLD = -8, -3
 
 
 def save_memory() -> None:
-    """Have programs compiled, and memory handed out, such that the process stays small.
+    """Make XLA's compiler and the allocator save memory. Call it before JAX's backend
+    starts; it never fails.
 
     The newer of XLA's two emitters of CPU kernels loads all of MLIR, which takes more
     memory than anything else that a client of a federation does; the older one's
     programs gave the same bits. A program is compiled in one piece instead of one on
-    each core. With one heap for all threads, and large blocks outside of it, what
-    compilation frees is used again or given back. To be called before JAX's backend
-    starts; never fails.
+    each core. With one heap for all threads, and large blocks outside of it, memory that
+    compilation frees is used again or given back.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
-        with suppress(
-            AttributeError, OSError
-        ):  # another C library than glibc has no such function
+        # Other C libraries than glibc have no such function.
+        with suppress(AttributeError, OSError):
             set_option = ctypes.CDLL(None).mallopt
             set_option(_ARENA_MAX, 1)
             set_option(_MMAP_THRESHOLD, 128 * 1024)
     if jax.__version_info__ < _FLAGS_UNTIL:
-        given = os.getenv("XLA_FLAGS", "")
-        ours = [
-            f"--{name}={value}" for name, value in _FLAGS.items() if name not in given
-        ]
-        os.environ["XLA_FLAGS"] = " ".join([*([given] if given else []), *ours])
+        flags = os.getenv("XLA_FLAGS", "")
+        for name, value in _FLAGS.items():
+            if name not in flags:
+                flags += f" --{name}={value}"
+        os.environ["XLA_FLAGS"] = flags.strip()

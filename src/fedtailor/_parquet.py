@@ -1,5 +1,5 @@
-"""Tables in Parquet files that carry their own digest: a bit that a disk lost is found
-before they are read.
+"""Parquet files that contain their own digest, so that a damaged one is noticed before
+it is read.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import polars as pl
 
 _KEY = "fedtailor.sha256"
-# In the file, its metadata hold the key, two bytes of Thrift (the type, the length of
-# the value: 64) and the value.
+# The metadata of the file hold the key, two bytes of Thrift (the type of the value and
+# its length, 64) and the value.
 _BEFORE_DIGEST = _KEY.encode() + b"\x18@"
 _NO_DIGEST = b"0" * 64
 
 
 def write_parquet(frame: "pl.DataFrame", path: Path) -> None:
-    """Write a table with the SHA-256 of its own file in the file's metadata.
+    """Write a table, with the SHA-256 of the file in the file's own metadata.
 
-    The digest is of the file's bytes with 64 zeros in the place of the digest.
+    The digest is that of the file's bytes with 64 zeros in the place of the digest.
 
     Raises:
         OSError: the file cannot be written.
@@ -40,50 +40,47 @@ def write_parquet(frame: "pl.DataFrame", path: Path) -> None:
 
 
 def read_parquet(path: Path) -> "pl.DataFrame":
-    """A Parquet file of a run, refused in an exception where it is not what
-    `write_parquet` wrote.
+    """Read a Parquet file of a run.
 
     Raises:
-        OSError, polars.exceptions.PolarsError: it cannot be read, or is no Parquet; a
-            file that is not what was written, or at which polars fails, is a
-            `ComputeError`.
+        OSError: the file cannot be read.
+        polars.exceptions.PolarsError: it is no Parquet; a `ComputeError` if it is not
+            what `write_parquet` wrote, or if polars panics.
     """
     import polars as pl
 
-    # Opened here, too: polars says of a file that may not be read that it is no
-    # Parquet.
+    # Polars takes a file without permission to read for one that is no Parquet; opening
+    # it raises the right error.
     with path.open("rb") as file:
         if not _is_what_was_written(file):
             raise pl.exceptions.ComputeError("it is not what was written")
     try:
         return pl.read_parquet(path)
-    except (
-        pl.exceptions.PanicException
-    ) as error:  # of fedtailor 0.1, whose files carry no digest
+    # at a damaged file without a digest, as fedtailor 0.1 wrote them
+    except pl.exceptions.PanicException as error:
         raise pl.exceptions.ComputeError(reason(error)) from None
 
 
 def read_foreign_parquet(path: Path) -> "pl.DataFrame":
-    """A Parquet file that any program may have written, refused in an exception alone
-    where it is damaged.
+    """Read a Parquet file that any program may have written.
 
-    At some damaged files polars panics (Rust prints several lines on the standard error
-    before Python hears of it), at a few it ends the process, as it asks for more memory
-    than there is. So another process reads the file first.
+    Damaged files can make polars panic, which prints several lines on the standard
+    error, or end the process, when it asks for more memory than there is. So another
+    process reads the file first.
 
     Raises:
         OSError, polars.exceptions.PolarsError: as `read_parquet`.
     """
     import polars as pl
 
-    if not _is_survived(path):
+    if not _reader_survives(path):
         raise pl.exceptions.ComputeError(
             "the reader breaks down at it: it is damaged, or larger than the memory"
         )
     return read_parquet(path)
 
 
-# An exception is left to the reading that follows, which raises it again.
+# The process succeeds after an exception, which reading the file again will raise.
 _READ = """
 import contextlib, sys
 import polars
@@ -92,21 +89,15 @@ with contextlib.suppress(Exception):
 """
 
 
-def _is_survived(path: Path) -> bool:
-    """Whether a process that reads the file goes on: there was no panic, and nothing
-    ended it.
-    """
-    return (
-        subprocess.run(
-            [sys.executable, "-P", "-c", _READ, str(path)], capture_output=True
-        ).returncode
-        == 0
-    )
+def _reader_survives(path: Path) -> bool:
+    """Whether another process can read the file without a panic or its own end."""
+    command = [sys.executable, "-P", "-c", _READ, str(path)]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _is_what_was_written(file: BinaryIO) -> bool:
-    """Whether the digest in a file is its own; True for a file without one, as other
-    programs write them.
+    """Whether the digest in a file is its own; True without a digest, as other programs
+    write files.
     """
     if os.fstat(file.fileno()).st_size == 0:
         return True  # an empty file cannot be mapped
@@ -121,8 +112,7 @@ def _is_what_was_written(file: BinaryIO) -> bool:
 
 
 def _place_of_digest(data: bytes | mmap.mmap) -> int:
-    """Where the digest stands in a file; -1 if it has none. (Parquet's metadata are at
-    the end, after all cells.)
-    """
+    """The position of the digest in a file; -1 if it has none."""
+    # from the end, where Parquet's metadata are
     key = data.rfind(_BEFORE_DIGEST)
     return key if key < 0 else key + len(_BEFORE_DIGEST)

@@ -185,6 +185,21 @@ def test_batch_norm_of_equinox_is_equinox_s_own(mode):
     check_statistics(model, theta, renewed, size=11)
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_a_batch_of_padding_moves_no_statistics_of_equinox(mode):
+    """Neither the averages nor the counter of batches, before the first batch (which
+    mode "ema" takes as it is) and after it.
+    """
+    model = models.from_equinox(WithBatchNorm, mode).bind((4,), 3)
+    x, weight = BATCHES[0]
+    step = jax.jit(model.train_outputs)
+    params = model.params(model.init(KEY))
+    for _ in range(2):
+        _, after_padding = step(params, x, 0 * weight)
+        np.testing.assert_array_equal(model.vector(after_padding), model.vector(params))
+        params = step(params, x, weight)[1]
+
+
 @pytest.mark.parametrize(
     "architecture",
     [

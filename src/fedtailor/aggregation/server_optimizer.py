@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.protocol import hyperparameters, require
+from fedtailor.protocol import along_axis, hyperparameters, require
 
 State = tuple[Array, ...]
 """The state of the optimiser: arrays with one row for each stream, [s, ...].
@@ -138,8 +138,7 @@ def _apply(
 
     def select(new: Array, old: Array) -> Array:
         """The new rows [s, ...] of streams that are updated, the old ones of others."""
-        other_axes = [1] * (old.ndim - 1)
-        return jnp.where(is_updated.reshape(-1, *other_axes), new, old)
+        return jnp.where(along_axis(is_updated, 0, old.ndim), new, old)
 
     if optimizer.kind == "plain":
         # In this form, not theta - lr Delta, it is exactly `average` for a rate of 1.

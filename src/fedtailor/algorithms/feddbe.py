@@ -35,6 +35,7 @@ from fedtailor.protocol import (
     Predictor,
     Streams,
     ZeroIsStatic,
+    along_axis,
     hyperparameters,
     is_off,
     require,
@@ -140,8 +141,7 @@ class FedDBE(FedAvg):
         means = answers.host("features")
         # zbar, weighted by samples. Not a matrix product, whose rounding depends on
         # where in memory the matrices are.
-        other_axes = [1] * (means.ndim - 1)
-        weighted = share.reshape(-1, *other_axes) * means
+        weighted = along_axis(share, 0, means.ndim) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
@@ -286,5 +286,4 @@ def _weighted_sum(
     z: Float[Array, "b ..."], weight: Float[Array, " b"]
 ) -> Float[Array, "..."]:
     """The sum of a batch's features; padding has weight 0."""
-    other_axes = [1] * (z.ndim - 1)
-    return (z * weight.reshape(-1, *other_axes)).sum(axis=0)
+    return (z * along_axis(weight, 0, z.ndim)).sum(axis=0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered, model_input
+from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.trace import Trace
 from fedtailor.models import Model
@@ -19,8 +19,13 @@ from fedtailor.protocol import Batch
 
 @dataclass(frozen=True)
 class Permutation:
-    """A named order of n positions, of which a client (or a part of it) sees those from
+    """A random order of n positions, of which a part of a client's data sees those from
     `first` on.
+
+    Attributes:
+        words: the random bits that the order follows from.
+        n: how many positions there are.
+        first: the first of them.
     """
 
     words: UInt32[Array, " 2"]
@@ -28,38 +33,37 @@ class Permutation:
     first: Int[Array, ""]
 
     def __call__(self, positions: Int[Array, " b"]) -> Int[Array, " b"]:
-        return shuffled(
-            jnp.minimum(self.first + positions, self.n - 1),
-            self.n,
-            self.words,
-            jnp.int32(0),
-        )
+        positions = jnp.minimum(self.first + positions, self.n - 1)
+        return shuffled(positions, self.n, self.words, jnp.int32(0))
 
 
 class ClientData:
-    """One client's examples and random keys (the half of `LocalTrainer` that trains
-    nothing; traced).
+    """One client's examples and random keys: the half of `LocalTrainer` that does not
+    train (traced).
 
     Attributes:
         model: what the examples are inputs of.
         pool: the examples of all clients.
-        address: where this client's are.
+        address: where this client's examples are.
         round: the round (0-based).
         size: training samples.
-        trace: what this client has done so far, and whether it may read examples.
+        trace: the work done so far, and whether examples may be read.
     """
 
     def __init__(
         self, model: Model, pool: Pool, address: ClientAddress, round: Int[Array, ""]
     ) -> None:
-        self.model, self.pool, self.address, self.round = model, pool, address, round
+        self.model = model
+        self.pool = pool
+        self.address = address
+        self.round = round
         self.size = address.size[0]
         self.trace = Trace()
-        # What narrows the training samples down; see `part`.
+        # the orders that the training samples are a part of; see `part`
         self._permutations: tuple[Permutation, ...] = ()
 
     def key(self, purpose: str) -> Array:
-        return _named(self.address.key, purpose)
+        return _key_of(self.address.key, purpose)
 
     def count(self, split: str) -> Int[Array, ""]:
         self._require_open(split)
@@ -69,7 +73,7 @@ class ClientData:
         first = jnp.asarray(first, jnp.int32)
         end = jnp.asarray(end, jnp.int32)
         # The key of all rounds, so that a part holds the same samples in every round.
-        words = jax.random.bits(_named(self.address.fixed, purpose), (2,), jnp.uint32)
+        words = jax.random.bits(_key_of(self.address.fixed, purpose), (2,), jnp.uint32)
         part = copy.copy(self)
         part._permutations = (*self._permutations, Permutation(words, self.size, first))
         part.size = jnp.maximum(end - first, 0)
@@ -84,7 +88,7 @@ class ClientData:
         return view
 
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-        return model_input(self.pool, x)
+        return self.pool.normalization(x)
 
     def examples(
         self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
@@ -107,14 +111,13 @@ class ClientData:
                 " method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
             )
         if split == "train":
-            # from positions in the innermost part outwards, to positions in all of the
-            # client's samples
+            # Positions in the innermost part become positions in the part around it, and
+            # so on to all of the client's samples.
             for permutation in reversed(self._permutations):
                 positions = permutation(positions)
         x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
         batch = Batch(x, y, weight.astype(self.model.dtype))
-        # Batch normalisation asks the step later which of its inputs only pad the
-        # batch.
+        # Batch normalisation asks the step for the weights of its inputs.
         if self.trace.step is not None:
             self.trace.step.batches.append(batch)
         return batch
@@ -126,9 +129,7 @@ class ClientData:
         return gathered(self.pool, places)
 
     def room(self, batch_size: int) -> int:
-        """For how many samples a batch has room: a larger one than the largest client's
-        split would only be padded.
-        """
+        """The length of a batch's arrays: no split fills more than the largest one."""
         return min(batch_size, self.pool.largest)
 
     def draw(
@@ -155,11 +156,10 @@ class ClientData:
         drop_last: bool,
         split: str,
     ) -> Batch:
-        """The batch of one step: its part of the epoch's permutation. Positions past
-        the end are padding, weight 0.
+        """The batch of one step: the next piece of the epoch's permutation.
 
         Args:
-            words: which sequence of permutations.
+            words: random bits that all permutations of a loop follow from.
             step: the number of the step, 0-based.
             batch_size: samples in a batch.
             n: samples in the split.
@@ -167,22 +167,19 @@ class ClientData:
             split: whose examples.
 
         Returns:
-            `batch_size` examples, or as many as the pool has rows; padding has weight
-            0.
+            `room(batch_size)` examples; what lies past the end of the split is padding,
+            of weight 0.
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
-        epoch = jax.lax.div(
-            step, batches
-        )  # `//` would round downwards: three kernels more in every step
-        width = self.room(batch_size)
-        positions = (step - epoch * batches) * batch_size + jnp.arange(
-            width, dtype=jnp.int32
-        )
+        # `//` would round downwards, which takes three kernels more in every step.
+        epoch = jax.lax.div(step, batches)
+        start = (step - epoch * batches) * batch_size
+        positions = start + jnp.arange(self.room(batch_size), dtype=jnp.int32)
         order = shuffled(jnp.clip(positions, 0, n - 1), n, words, epoch)
         return self.examples(order, positions < n, split)
 
     def _require_open(self, split: str) -> None:
-        """Keep methods away from the rows that they are measured on."""
+        """Refuse a method the examples that it is evaluated on."""
         if split not in SPLITS or (split == "test" and not self.trace.evaluating):
             raise ValueError(
                 f"a method asks for the split {split!r}; it may look at 'train' and"
@@ -193,8 +190,8 @@ class ClientData:
 def batches_in_epoch(
     n: Int[Array, ""], batch_size: int, drop_last: bool = False
 ) -> Int[Array, ""]:
-    """Mini-batches in an epoch over n samples, at least 1 (a client smaller than a
-    batch keeps it).
+    """Mini-batches in an epoch over n samples; at least 1, also of a client smaller
+    than a batch.
     """
     whole = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
     return jnp.maximum(whole, 1)
@@ -203,8 +200,8 @@ def batches_in_epoch(
 def examples_in_steps(
     steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, drop_last: bool
 ) -> Int[Array, ""]:
-    """Examples in the batches of so many steps together: of whole epochs, and of the
-    last one, which may be a part.
+    """Examples in the batches of all steps together: those of whole epochs, and of the
+    epoch that the last step is in.
     """
     batches = batches_in_epoch(n, batch_size, drop_last)
     epochs = steps // batches
@@ -213,7 +210,7 @@ def examples_in_steps(
     return epochs * in_epoch + in_last
 
 
-def _named(raw: UInt32[Array, " 2"], purpose: str) -> Array:
-    """The key of one purpose, from a client's raw key."""
+def _key_of(raw: UInt32[Array, " 2"], purpose: str) -> Array:
+    """The random key of one purpose, from a client's raw key."""
     key = jax.random.wrap_key_data(raw, impl="threefry2x32")
     return jax.random.fold_in(key, zlib.crc32(purpose.encode()))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from fedtailor.models import Model
@@ -14,6 +15,7 @@ from fedtailor.protocol import (
     NearestNeighbors,
     Params,
     Predictor,
+    along_axis,
     require,
 )
 
@@ -25,22 +27,21 @@ def mean_loss(
     count: IntScalar,
     key: Array | None = None,
 ) -> Float[Array, ""]:
-    """A batch's part of a mean loss.
+    """A batch's share of a mean loss.
 
     Args:
         model: the network and its loss.
         params: its parameters.
         batch: the examples.
-        count: how many examples the mean is over: the batch's own, or more where
-            several batches add up to one mean.
+        count: examples that the mean is over: those of the batch, or of several
+            batches whose shares add up to one mean.
         key: randomness of a training step (dropout); None = evaluation mode.
 
     Returns:
         The sum of the batch's losses over `count`.
     """
     losses = model.losses(model.logits(params, batch.x, key), batch.y)
-    # padding weighs 0; it repeats some real sample, so that its loss is a number
-    return jnp.vdot(losses, batch.weight) / jnp.maximum(count, 1).astype(losses.dtype)
+    return _mean(losses, batch.weight, count)
 
 
 def training_loss(
@@ -54,43 +55,48 @@ def training_loss(
     """
     outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
     losses = model.losses(outputs, batch.y)
-    total = jnp.vdot(losses, batch.weight)
-    count = jnp.maximum(batch.weight.sum(), 1).astype(losses.dtype)
-    return total / count, renewed
+    return _mean(losses, batch.weight, batch.weight.sum()), renewed
+
+
+def _mean(
+    losses: Float[Array, " b"], weight: Float[Array, " b"], count: ArrayLike
+) -> Float[Array, ""]:
+    """The sum of a batch's losses over `count`, or over 1 where that is 0."""
+    # Padding has weight 0; it repeats a real sample, so that its loss is finite.
+    return jnp.vdot(losses, weight) / jnp.maximum(count, 1).astype(losses.dtype)
 
 
 def accumulated_gradient(
     model: Model, params: Params, batch: Batch, micro_batch: int, key: Array | None
 ) -> Params:
-    """The gradient of `training_loss`, added up over parts of the batch whose
-    activations fit into the cache.
+    """The gradient of `training_loss`, accumulated over micro-batches whose activations
+    fit into the cache.
 
     Args:
-        model: one without running statistics, which a part of a batch would renew by
-            its own.
+        model: one without running statistics, which every micro-batch would renew.
         params: its parameters.
         batch: the examples.
-        micro_batch: examples in a part; divides those of the batch.
+        micro_batch: examples in a micro-batch; divides those of the batch.
         key: randomness of the step.
 
     Returns:
         A tree as `params`.
     """
     count = batch.weight.sum()
-    parts_count = len(batch.weight) // micro_batch
-    parts = jax.tree.map(
-        lambda leaf: leaf.reshape(parts_count, micro_batch, *leaf.shape[1:]), batch
+    parts = len(batch.weight) // micro_batch
+    micro_batches = jax.tree.map(
+        lambda leaf: leaf.reshape(parts, micro_batch, *leaf.shape[1:]), batch
     )
 
-    # Every part's gradient is over the count of the whole batch, so that they add up to
-    # the gradient of its mean.
-    def add(total: Params, part: Batch) -> tuple[Params, None]:
-        gradient = jax.grad(lambda p: mean_loss(model, p, part, count, key))(params)
-        return jax.tree.map(jnp.add, total, gradient), None
+    # The loss of a micro-batch is over the count of the whole batch, so that the
+    # gradients add up to that of the mean.
+    def accumulate(total: Params, part: Batch) -> tuple[Params, None]:
+        grads = jax.grad(mean_loss, argnums=1)(model, params, part, count, key)
+        return jax.tree.map(jnp.add, total, grads), None
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    gradient, _ = jax.lax.scan(add, zero, parts)
-    return gradient
+    grads, _ = jax.lax.scan(accumulate, zero, micro_batches)
+    return grads
 
 
 def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
@@ -105,30 +111,35 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
     """
     if isinstance(predictor, NearestNeighbors):
         return _with_neighbors(model, predictor)
-    if not isinstance(predictor, Mixture):
-        params = model.params(predictor)
-        return lambda x: model.logits(params, x)
+    if isinstance(predictor, Mixture):
+        return _mixed(model, predictor)
+    params = model.params(predictor)
+    return lambda x: model.logits(params, x)
+
+
+def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
+    """x [b, ...] -> the mean logits of several models, or the logarithms of their mean
+    probabilities.
+    """
     require(
-        predictor.logits or model.classification,
+        mixture.logits or model.classification,
         "a mixture of probabilities needs a model of classes; this method cannot train"
         " a model with another loss",
     )
-    stacked = jax.vmap(model.params)(predictor.models)
-    weights = predictor.weights
+    stacked = jax.vmap(model.params)(mixture.models)
+    weights = mixture.weights
 
     def mixed(x: Array) -> Array:
-        logits = jax.vmap(lambda params: model.logits(params, x))(
-            stacked
-        )  # [k, b, ...]
-        if predictor.logits:
+        # [k, b, ...]
+        logits = jax.vmap(lambda params: model.logits(params, x))(stacked)
+        if mixture.logits:
             return jnp.tensordot(weights, logits, 1)
         # log sum_k w_k p_k in the log domain, so that small probabilities do not
         # underflow. The inner `where` keeps log(0) out of the derivative, which would
         # be NaN even where the outer one discards the value.
-        log_weights = jnp.where(
-            weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf
-        )
-        log_weights = log_weights.reshape(-1, *[1] * (logits.ndim - 1))
+        positive_weights = jnp.where(weights > 0, weights, 1)
+        log_weights = jnp.where(weights > 0, jnp.log(positive_weights), -jnp.inf)
+        log_weights = along_axis(log_weights, 0, logits.ndim)
         return jax.nn.logsumexp(model.log_probabilities(logits) + log_weights, axis=0)
 
     return mixed
@@ -137,18 +148,16 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
 def _with_neighbors(
     model: Model, predictor: NearestNeighbors
 ) -> Callable[[Array], Array]:
-    """x [b, ...] -> outputs of a model and of the neighbours among a client's
-    examples.
+    """x [b, ...] -> the outputs of a model, combined with those of the neighbours among
+    a client's examples.
     """
     params = model.params(predictor.model)
 
-    def mixed(x: Array) -> Array:
-        # one pass of the body serves both: the neighbours are sought where the head
-        # looks
-        z = model.features(params, x)
-        neighbors = predictor.probabilities(z, model.outputs)
-        return predictor.combine(
-            neighbors, model.head_outputs(params, z), predictor.share
-        )
+    def combined(x: Array) -> Array:
+        # Neighbours are near in the features, which the model needs as well.
+        features = model.features(params, x)
+        neighbors = predictor.probabilities(features, model.outputs)
+        outputs = model.head_outputs(params, features)
+        return predictor.combine(neighbors, outputs, predictor.share)
 
-    return mixed
+    return combined

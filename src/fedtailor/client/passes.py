@@ -5,7 +5,7 @@ program serves all sizes.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,23 +32,20 @@ def gradient_over_range(
     """Gradient of the mean loss over the training samples in [first, end); see
     `LocalTrainer.gradient`.
     """
-    # Blocks' sums over `count` add up to the gradient of the mean.
     count = end - first
-    # a purpose puts the samples into an order of its own, so that a range of them is a
-    # random part of the data
+    # A purpose puts the samples into an order of its own, so that a range of them is a
+    # random part of the data.
     view = local if purpose is None else local.part(0, local.size, purpose)
     params = local.params(theta)
 
     def add_block(index: Int[Array, ""], total: Params) -> Params:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        # the last block reaches past the end: what stands there is some real sample,
-        # and weighs nothing
-        inside = positions < count
-        batch = view.examples(
-            jnp.clip(first + positions, 0, local.size - 1), inside, "train"
-        )
-        part = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
-        return jax.tree.map(jnp.add, total, part)
+        # What lies past the end of the range is padding: a real sample of weight 0.
+        samples = jnp.clip(first + positions, 0, local.size - 1)
+        batch = view.examples(samples, positions < count, "train")
+        # A block's share of the mean over the whole range.
+        grads = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
+        return jax.tree.map(jnp.add, total, grads)
 
     local.trace.add_work(gradients=jnp.maximum(count, 0))
     zero = jax.tree.map(jnp.zeros_like, params)
@@ -69,27 +66,24 @@ def split_statistics(
     count = local.count(split)
     predict = outputs(local.model, predictor)
 
-    def of_block(index: Int[Array, ""]) -> dict[str, dict[str, Array]]:
+    def block_statistics(index: Int[Array, ""]) -> dict[str, dict[str, Array]]:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        batch = local.examples(
-            jnp.clip(positions, 0, count - 1), positions < count, split
-        )
+        samples = jnp.clip(positions, 0, count - 1)
+        batch = local.examples(samples, positions < count, split)
         out = predict(batch.x)
         return {
             metric.name: metric.statistic(local.model, out, batch.y, batch.weight)
             for metric in metrics
         }
 
+    def add_block(index: Int[Array, ""], total: Any) -> Any:
+        return add_statistics(total, block_statistics(index))
+
     local.trace.add_work(forwards=count)
-    # nothing is computed here: only the shapes of a block's sums are looked at
-    zero = zero_statistic(of_block, jnp.int32(0))
-    return local.repeat(
-        _blocks(count),
-        lambda index, total: add_statistics(total, of_block(index)),
-        zero,
-    )
+    zero = zero_statistic(block_statistics, jnp.int32(0))
+    return local.repeat(_blocks(count), add_block, zero)
 
 
 def _blocks(n: Int[Array, ""]) -> Int[Array, ""]:
-    """Blocks of a pass over n samples: none where there are none."""
+    """The number of blocks in a pass over n samples."""
     return (n + BLOCK - 1) // BLOCK

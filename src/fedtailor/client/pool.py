@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import next_power_of_two
@@ -21,6 +21,36 @@ copy any other.
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Normalization:
+    """What stored inputs become before a model takes them: (x - shift) * scale.
+
+    Attributes:
+        shift, scale: shape () or [channels], in the model's precision.
+        is_identity: shift is 0 and scale is 1, so that programs leave both out.
+    """
+
+    shift: Float[Array | np.ndarray, "..."]
+    scale: Float[Array | np.ndarray, "..."]
+    is_identity: bool = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, shift: ArrayLike, scale: ArrayLike, dtype: str) -> "Normalization":
+        """The normalisation of a federation, for a model of the precision `dtype`."""
+        shift = np.asarray(shift, dtype)
+        scale = np.asarray(scale, dtype)
+        return cls(shift, scale, bool((shift == 0).all() and (scale == 1).all()))
+
+    def __call__(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        """Bytes and floats become normalised floats, token ids stay integers."""
+        is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)
+        if is_token:
+            return x
+        x = x.astype(self.scale.dtype)
+        return x if self.is_identity else (x - self.shift) * self.scale
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Pool:
     """All examples of a federation.
 
@@ -28,25 +58,23 @@ class Pool:
         x: [n, ...] inputs as stored (uint8 stays uint8).
         y: [n, ...] targets.
         rows: [r] rows of x, client after client, split after split.
-        shift, scale: the model's input is (x - shift) * scale; shape () or [channels].
-        normalize: whether shift and scale do anything.
+        normalization: what x becomes before the model takes it.
         largest: no client has more samples in a split (see `largest_split`).
     """
 
     x: Shaped[Array | np.ndarray, "n ..."]
     y: Shaped[Array | np.ndarray, "n ..."]
     rows: Int[Array | np.ndarray, " r"]
-    shift: Float[Array | np.ndarray, "..."]
-    scale: Float[Array | np.ndarray, "..."]
-    normalize: bool = field(metadata={"static": True})
+    normalization: Normalization
     largest: int = field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ClientAddress:
-    """Where one client's examples are, and its random keys. Stacked over a cohort every
-    field has a leading axis c.
+    """Where one client's examples are, and its random keys.
+
+    Stacked over a cohort, every field has a leading axis c.
 
     Attributes:
         start: [3] first position in `Pool.rows` of train, val and test.
@@ -94,32 +122,23 @@ def build_pool(
         The pool (host arrays), and for each federation the start [m, 3] of its clients'
         splits in `Pool.rows`.
     """
+    # The examples and rows of a federation follow those of all federations before it.
+    rows, starts = [], []
+    examples_before = rows_before = np.int32(0)
+    for federation in federations:
+        federation_rows, federation_start = _addresses(federation)
+        rows.append(federation_rows + examples_before)
+        starts.append(federation_start + rows_before)
+        examples_before += np.int32(len(federation.x))
+        rows_before += np.int32(len(federation_rows))
     first = federations[0]
-    # Examples and rows of a federation stand behind those of all federations before it.
-    first_example = np.cumsum(
-        [0, *(len(federation.x) for federation in federations)], dtype=np.int32
-    )
-    addresses = [_addresses(federation) for federation in federations]
-    first_row = np.cumsum([0, *(len(rows) for rows, _ in addresses)], dtype=np.int32)
-    shift = np.asarray(first.shift, dtype)
-    scale = np.asarray(first.scale, dtype)
     pool = Pool(
         x=_padded([_input_type(federation.x, dtype) for federation in federations]),
         y=_padded([_target_type(federation.y, dtype) for federation in federations]),
-        rows=_padded(
-            [
-                rows + offset
-                for (rows, _), offset in zip(addresses, first_example, strict=False)
-            ]
-        ),
-        shift=shift,
-        scale=scale,
-        normalize=bool((shift != 0).any() or (scale != 1).any()),
+        rows=_padded(rows),
+        normalization=Normalization.of(first.shift, first.scale, dtype),
         largest=max(map(largest_split, federations)),
     )
-    starts = [
-        start + offset for (_, start), offset in zip(addresses, first_row, strict=False)
-    ]
     return pool, starts
 
 
@@ -133,32 +152,23 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     rows = np.zeros(int(ends[-1]), np.int32)
     for column, name in enumerate(SPLITS):
         split = getattr(federation, name)
-        # The n-th row of a split moves by as much as the first one of its client does.
-        of_first = start[:, column] - split.offsets[:-1]
-        moved_by = np.repeat(of_first, size[:, column])
-        rows[moved_by + np.arange(len(split.rows))] = split.rows
+        # All rows of a client in the split are shifted by as much as its first one.
+        shift = start[:, column] - split.offsets[:-1]
+        destination = np.arange(len(split.rows)) + np.repeat(shift, size[:, column])
+        rows[destination] = split.rows
     return rows, start
 
 
 def gathered(
     pool: Pool, places: Int[Array, " b"]
 ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-    """The examples at some places of `Pool.rows`: inputs as the model takes them, and
-    targets.
+    """The examples at some places of `Pool.rows`.
+
+    Returns:
+        Inputs as the model takes them, and targets.
     """
     rows = pool.rows[places]
-    return model_input(pool, pool.x[rows]), pool.y[rows]
-
-
-def model_input(pool: Pool, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-    """Stored examples as the model takes them: bytes and floats become normalised
-    floats, token ids stay integers.
-    """
-    is_token = x.dtype != jnp.uint8 and not jnp.issubdtype(x.dtype, jnp.floating)
-    if is_token:
-        return x
-    x = x.astype(pool.scale.dtype)
-    return (x - pool.shift) * pool.scale if pool.normalize else x
+    return pool.normalization(pool.x[rows]), pool.y[rows]
 
 
 def _input_type(x: NDArray, dtype: str) -> NDArray:
@@ -170,23 +180,25 @@ def _target_type(y: NDArray, dtype: str) -> NDArray:
 
 
 def _rounded(n: int) -> int:
-    """n rounded up to a multiple of an eighth of the power of two below it, at least
+    """n rounded up to a multiple of an eighth of the next power of two, at least
     1,024.
     """
-    step = 2 ** (max(n - 1, 1).bit_length() - 3) if n > 1024 else 1024
-    return math.ceil(max(n, 1) / step) * step
+    if n <= 1024:
+        return 1024
+    step = next_power_of_two(n) // 8
+    return math.ceil(n / step) * step
 
 
 def _padded(parts: Sequence[NDArray]) -> NDArray:
-    """All parts one after another and zeros behind them, at an address where JAX's CPU
+    """All parts one after another, followed by zeros, at an address where JAX's CPU
     devices need no copy.
     """
     length = sum(map(len, parts))
     shape = (_rounded(length), *parts[0].shape[1:])
     dtype = parts[0].dtype
-    size = math.prod(shape) * dtype.itemsize
     # NumPy aligns to 16 bytes only: ask for more memory, and begin at the first aligned
     # byte.
+    size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     padded = memory[start : start + size].view(dtype).reshape(shape)

@@ -1,8 +1,7 @@
-"""DP-SGD (Abadi et al. 2016, algorithm 1): noisy sums of clipped gradients of single
+"""DP-SGD (Abadi et al. 2016, algorithm 1): noisy sums of the clipped gradients of single
 examples.
 
-Only the step's direction differs from `steps.train`; what it descends along is all that
-an example has any part in.
+An example has an influence on a step of `steps.train` through this gradient only.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class PrivateSteps:
-    """What the private steps of one `LocalTrainer.sgd` have in common.
+    """The private gradients of one `LocalTrainer.sgd`.
 
     Every step draws each of the n examples with probability q = batch_size / n (all, if
     there are fewer), independently of other steps (Poisson sampling, which the
-    accounting assumes), and descends along
+    accounting assumes). Its gradient is
 
         ( sum_drawn g_j min(1, C / |g_j|) + z C N(0, I) ) / (q n),    C = `dp_norm`, z = `dp_noise`
     """
@@ -37,94 +36,96 @@ class PrivateSteps:
             " has none of; use a model with group instead of batch normalisation",
         )
         assert sgd.dp_noise is not None and sgd.dp_norm is not None
-        self._local, self._sgd, self._split = local, sgd, split
-        self._norm, self._deviation = sgd.dp_norm, sgd.dp_noise * sgd.dp_norm
+        self._local = local
+        self._split = split
+        self._batch_size = sgd.batch_size
+        self._norm = sgd.dp_norm
+        self._deviation = sgd.dp_noise * sgd.dp_norm
         self._count = local.count(split)
         self._key = local.key(f"private steps {local.trace.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
         self._room = local.room(batch_room(sgd.batch_size))
-        self._below = drawn_at_most(self._count, sgd.batch_size, self._room)
+        self._cumulative = drawn_at_most(self._count, sgd.batch_size, self._room)
 
-    def direction(self, params: Params, step: Int[Array, ""]) -> Params:
-        """What step number `step` descends along, before weight decay and the like."""
+    def gradient(self, params: Params, step: Int[Array, ""]) -> Params:
+        """The gradient of step number `step`, before weight decay and other terms."""
         model = self._local.model
         batch, dropout, noise = self._draw(step)
 
         def clipped_gradient(x: Array, y: Array, number: Int[Array, ""]) -> Params:
-            """The gradient of one example, at most `dp_norm` long."""
+            """The gradient of one example, of a norm of at most `dp_norm`."""
             single = Batch(x[None], y[None], jnp.ones(1, model.dtype))
             key = jax.random.fold_in(dropout, number) if model.stochastic else None
-            gradient = jax.grad(lambda p: mean_loss(model, p, single, 1, key))(params)
-            length = jnp.sqrt(
-                sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradient))
-            )
-            tiny = jnp.finfo(length.dtype).tiny
-            scale = jnp.minimum(1.0, self._norm / jnp.maximum(length, tiny))
-            return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradient)
+            grads = jax.grad(lambda p: mean_loss(model, p, single, 1, key))(params)
+            squares = [jnp.square(g).sum() for g in jax.tree.leaves(grads)]
+            norm = jnp.sqrt(sum(squares))
+            tiny = jnp.finfo(norm.dtype).tiny
+            scale = jnp.minimum(1.0, self._norm / jnp.maximum(norm, tiny))
+            return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
 
-        # Algorithm 1: a gradient for each example, clipped; their sum, places that
-        # nobody was drawn for left out; noise.
-        gradients = jax.vmap(clipped_gradient)(
-            batch.x, batch.y, jnp.arange(len(batch.y))
-        )
-        sums = jax.tree.map(
-            lambda leaf: jnp.tensordot(batch.weight, leaf, 1), gradients
-        )
-        leaves, tree = jax.tree.flatten(sums)
-        # By the expected number: the one that was drawn depends on which examples there
-        # are.
-        divisor = jnp.maximum(self._expected, 1)
-        noisy = []
-        for leaf, key in zip(leaves, jax.random.split(noise, len(leaves)), strict=True):
-            drawn = jax.random.normal(key, leaf.shape, leaf.dtype)
-            noisy.append((leaf + self._deviation * drawn) / divisor.astype(leaf.dtype))
-        return jax.tree.unflatten(tree, noisy)
+        # The sum of the clipped gradients, in which padding has weight 0.
+        numbers = jnp.arange(len(batch.y))
+        gradients = jax.vmap(clipped_gradient)(batch.x, batch.y, numbers)
+        sums = jax.tree.map(lambda g: jnp.tensordot(batch.weight, g, 1), gradients)
+
+        # Noise, and the mean over the expected number of examples: the number that was
+        # drawn would tell of the data.
+        leaves, structure = jax.tree.flatten(sums)
+        keys = jax.random.split(noise, len(leaves))
+        expected = jnp.maximum(self._expected, 1)
+        noisy_means = []
+        for leaf, key in zip(leaves, keys, strict=True):
+            normal = jax.random.normal(key, leaf.shape, leaf.dtype)
+            noisy_sum = leaf + self._deviation * normal
+            noisy_means.append(noisy_sum / expected.astype(leaf.dtype))
+        return jax.tree.unflatten(structure, noisy_means)
 
     def _draw(self, step: Int[Array, ""]) -> tuple[Batch, Array, Array]:
         """The examples of a step, and keys for dropout and noise."""
         key = jax.random.fold_in(self._key, step)
-        how_many, order, dropout, noise = jax.random.split(key, 4)
-        n, batch_size = self._count, self._sgd.batch_size
-        # The first so many of a random permutation are distributed as the examples that
-        # independent draws choose. The number is binomial, drawn by the inverse of its
-        # distribution function at a uniform number.
-        drawn = (jax.random.uniform(how_many) > self._below).sum()
-        drawn = jnp.where(n <= batch_size, n, jnp.minimum(drawn, n))
+        size_key, order_key, dropout, noise = jax.random.split(key, 4)
+        n = self._count
+        # Poisson sampling: the number of examples is binomial (the inverse of its
+        # distribution function at a uniform number), and given their number all sets of
+        # examples are equally likely (the first ones of a random permutation).
+        size = (jax.random.uniform(size_key) > self._cumulative).sum()
+        size = jnp.where(n <= self._batch_size, n, jnp.minimum(size, n))
         positions = jnp.arange(self._room, dtype=jnp.int32)
-        words = jax.random.bits(order, (2,), jnp.uint32)
-        examples = shuffled(
-            jnp.clip(positions, 0, jnp.maximum(n - 1, 0)), n, words, jnp.int32(0)
-        )
+        inside = jnp.clip(positions, 0, jnp.maximum(n - 1, 0))
+        words = jax.random.bits(order_key, (2,), jnp.uint32)
+        examples = shuffled(inside, n, words, jnp.int32(0))
         with self._local.trace.reading_privately():
-            batch = self._local.examples(examples, positions < drawn, self._split)
+            batch = self._local.examples(examples, positions < size, self._split)
         return batch, dropout, noise
 
 
 def drawn_at_most(
     n: Int[Array, ""], batch_size: int, room: int
 ) -> Float[Array, " room"]:
-    """P(K <= k), k = 0 .. room - 1, for how many of n examples are drawn when
-    `batch_size` are expected.
+    """The distribution function P(K <= k), k = 0 .. room - 1, of the number K of examples
+    that are drawn.
+
+    Args:
+        n: the examples, each drawn with probability q = batch_size / n.
+        batch_size: the expected number.
+        room: for how many k.
     """
     # Below 1, so that log(1 - q) is finite; where all examples are drawn, `_draw` does
-    # not look at this.
+    # not use this.
     q = jnp.minimum(batch_size / jnp.maximum(n, 1), 1 - 1e-6)
+    log_q, log_not_q = jnp.log(q), jnp.log1p(-q)
+    # P(K = 0) = (1 - q)^n, and P(K = k + 1) / P(K = k) = (n - k) / (k + 1) * q / (1 - q),
+    # in the log domain.
     k = jnp.arange(room - 1)
-    # By their ratios, in the log domain: P(K = k + 1) / P(K = k) = (n - k) / (k + 1) *
-    # q / (1 - q).
     log_choices = jnp.log(jnp.maximum(n - k, 1) / (k + 1))
-    log_ratios = jnp.where(k < n, log_choices + jnp.log(q) - jnp.log1p(-q), -jnp.inf)
-    log_probabilities = n * jnp.log1p(-q) + jnp.concatenate(
-        [jnp.zeros(1), jnp.cumsum(log_ratios)]
-    )
-    return jnp.cumsum(jnp.exp(log_probabilities))
+    log_ratios = jnp.where(k < n, log_choices + log_q - log_not_q, -jnp.inf)
+    relative_to_zero = jnp.concatenate([jnp.zeros(1), jnp.cumsum(log_ratios)])
+    return jnp.cumsum(jnp.exp(n * log_not_q + relative_to_zero))
 
 
 def private_settings(algorithm: Any) -> list[SGD]:
-    """All local training of a method, or of parts of it, that is private.
-
-    Returns:
-        The settings that have `dp_noise`, also those of methods inside a schedule.
+    """The settings with `dp_noise` among a method's own, and those of methods inside
+    it.
     """
     private = []
     for value in vars(algorithm).values():

@@ -1,5 +1,5 @@
-"""A keyed bijection of {0, ..., n-1} for any n known only at run time: batch orders
-without sorting or padding.
+"""Random permutations of {0, ..., n-1} without sorting or padding, where n is known at
+run time only.
 """
 
 import jax
@@ -9,12 +9,13 @@ from jaxtyping import Array, Int, UInt32
 from fedtailor.models.no_fuse import no_fuse
 
 ROUNDS = 16
-"""Rounds of the shuffle. Each moves an element with probability 1/2: one in 65,000
-elements stays where it is by more than chance."""
+"""Rounds of the shuffle. Each moves an element with probability 1/2, so that one in
+65,536 elements is never moved.
+"""
 
 
-# 350 equations, traced once for a batch size, and not again in every loop of every
-# program
+# Compiled by itself, so that its 350 equations are traced once for a batch size, and not
+# in every loop of every program.
 @jax.jit
 def shuffled(
     positions: Int[Array, " b"],
@@ -26,8 +27,8 @@ def shuffled(
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, CRYPTO 2012): in each round a
     random k pairs x with (k - x) mod n, and one random bit a pair says whether the two
-    are swapped. No table, sort or rejection: the cost is that of the positions asked
-    for.
+    are swapped. There is no table, sort or rejection: the cost is proportional to the
+    number of positions.
 
     Args:
         positions: each below n.
@@ -38,12 +39,13 @@ def shuffled(
         Where the permutation sends each of the positions.
     """
     size = jnp.maximum(n, 1).astype(jnp.uint32)
-    salts, turns = _schedule(words, epoch, size)
+    salts, pairings = _schedule(words, epoch, size)
     x = positions.astype(jnp.uint32)
     # A swap is its own inverse, so every round is a permutation, and so are all of them
     # together.
-    for salt, turn in zip(salts, turns, strict=True):
-        partner = jnp.where(turn >= x, turn - x, turn + size - x)
+    for salt, k in zip(salts, pairings, strict=True):
+        # (k - x) mod n, of unsigned numbers
+        partner = jnp.where(k >= x, k - x, k + size - x)
         # hashed from the larger of the two, so that both of a pair get the same bit
         swap = _mix(jnp.maximum(x, partner) ^ salt) & 1
         x = jnp.where(swap == 1, partner, x)
@@ -54,9 +56,9 @@ def shuffled(
 def _schedule(
     words: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, " rounds"], UInt32[Array, " rounds"]]:
-    """Each round's salt of the coin, and its k below `size`."""
-    # The two words of the key go in one by one: one into the coins, the other, with
-    # these, into the pairings.
+    """Each round's salt of the random bits, and its k below `size`."""
+    # One word of the key goes into the salts; the other one and the salts go into the
+    # pairings.
     epoch_hash = _mix(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
     left = words[0] ^ epoch_hash
     right = words[1]
@@ -74,11 +76,11 @@ def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 def _scaled(
     bits: UInt32[Array, "..."], size: UInt32[Array, ""]
 ) -> UInt32[Array, "..."]:
-    """floor(bits * size / 2^32): random bits to 0..size-1 without a division, which XLA
-    would not fuse.
+    """floor(bits * size / 2^32): random bits as numbers from 0 to size - 1, without a
+    division, which XLA would not fuse.
     """
-    # The upper half of a 64-bit product, by 16-bit halves: JAX has no 64-bit integers
-    # by default.
+    # The upper half of a 64-bit product from 16-bit halves, as JAX has no 64-bit
+    # integers by default.
     high, low = bits >> 16, bits & 0xFFFF
     size_high, size_low = size >> 16, size & 0xFFFF
     middle = high * size_low + (low * size_low >> 16)

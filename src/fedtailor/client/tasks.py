@@ -1,6 +1,4 @@
-"""What a client does in an exchange: run the algorithm's function for the task, and
-hand back what it yields.
-"""
+"""A client's part of an exchange: it runs the algorithm's function for the task."""
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,7 @@ from fedtailor.protocol import (
     ClientState,
     Inbox,
     Pipeline,
+    Predictor,
     Task,
     encode,
 )
@@ -22,9 +21,7 @@ from fedtailor.protocol import (
 EVALUATED_SPLITS = ("val", "test")
 
 Outputs = dict[str, PyTree]
-"""What a client yields, as the task has it: "update" (kind -> array), "state",
-"predictor" or "scores".
-"""
+"""The results of a task: "update" (kind -> array), "state", "predictor" or "scores"."""
 
 
 def client_task(
@@ -49,22 +46,20 @@ def client_task(
         metrics: what "evaluate" measures.
 
     Returns:
-        What the task has the client yield.
+        The results of the task.
     """
-    # what leaves a client that trains privately must come from private steps alone
-    local.trace.only_privately = task in ("probe", "client") and bool(
-        private_settings(algorithm)
-    )
+    # Whatever leaves a client that trains privately must come from private steps alone.
+    leaves_client = task in ("probe", "client")
+    local.trace.only_privately = leaves_client and bool(private_settings(algorithm))
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
-        # The method's part first, then the pipeline on what it would send; both may
-        # keep a state.
+        # First the method's part, then the pipeline on its message; both may have a
+        # state.
         algorithm_state, uplink_state = state
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
-        # the server must know what to account for; it is no part of the method's
-        # message
+        # The server needs their number for its privacy accounting.
         if local.trace.private_steps is not None:
             update = {**update, PRIVATE_STEPS: local.trace.private_steps}
         return {"state": (algorithm_state, uplink_state), "update": update}
@@ -73,8 +68,17 @@ def client_task(
     predictor = algorithm.personal(state[0], inbox, local)
     if task == "personal":
         return {"predictor": predictor}
-    # From here on test rows may be read, and no work is counted: measuring a model is
-    # not work of the method.
+    return {"scores": _evaluate(predictor, local, metrics)}
+
+
+def _evaluate(
+    predictor: Predictor, local: DeviceTrainer, metrics: tuple[BatchMetric, ...]
+) -> dict[str, PyTree]:
+    """Split -> its number of samples, and metric -> statistic.
+
+    Test rows may be read from here on, and no work is counted: an evaluation is not work
+    of the method.
+    """
     work = local.trace.work
     local.trace.evaluating = True
     scores = {}
@@ -85,15 +89,14 @@ def client_task(
         }
         scores[split] = {"count": local.count(split), "statistics": condensed}
     local.trace.work = work
-    return {"scores": scores}
+    return scores
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether every floating-point leaf is finite."""
-    floating = [
-        leaf
+    finite = [
+        jnp.isfinite(leaf).all()
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
-    finite = [jnp.isfinite(leaf).all() for leaf in floating]
     return jnp.stack(finite).all() if finite else jnp.array(True)

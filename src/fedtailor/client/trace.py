@@ -1,5 +1,5 @@
-"""What is noted while a client's part of an exchange is traced: its work, and what
-steps and privacy must hold to.
+"""Records of a client's part of an exchange, made while it is traced: the work done, and
+what steps and privacy require.
 """
 
 import math
@@ -15,11 +15,12 @@ from fedtailor.protocol import Batch, IntScalar
 
 
 class StepWork(NamedTuple):
-    """Work on its batch that a step counts at one place.
+    """Work on its batch that one place in a step's code does.
 
     Attributes:
         gradients, forwards: passes over each example of the batch.
-        repeats: how often each loop around that place, inside the step, repeats it.
+        repeats: the number of repetitions of each loop inside the step around that
+            place.
     """
 
     gradients: int
@@ -28,14 +29,15 @@ class StepWork(NamedTuple):
 
 
 class Step:
-    """What a step of `loop` knows while it is traced.
+    """The state of a step of `loop` while it is traced.
 
     Attributes:
-        key: the randomness of the step, for models that need some.
-        repeats: how often the loops inside the step repeat what is traced now.
-        work: what it has counted.
-        batches: the inputs that the step has drawn, with their weights.
-        took_gradient, renewed: whether it has trained a model, and whether it has
+        key: the randomness of the step; None for models that need none.
+        repeats: the number of repetitions of each loop inside the step that is being
+            traced.
+        work: done so far.
+        batches: drawn so far.
+        took_gradient, renewed: whether the step has trained a model, and whether it has
             renewed running statistics.
     """
 
@@ -49,22 +51,23 @@ class Step:
         self._draws = 0
 
     def next_key(self) -> Array | None:
-        """A key for one more use of randomness in this step; None for models that need
-        none.
-        """
+        """A key for one more use of randomness in this step."""
         self._draws += 1
-        # Nearly all steps draw once, and then save the work of folding a number in.
+        # Nearly all steps use one key only, and are spared the work of folding in.
         if self.key is None or self._draws == 1:
             return self.key
         return jax.random.fold_in(self.key, self._draws - 1)
 
     def weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"] | None:
         """The weights of inputs that the step has drawn; None for other inputs."""
-        return next((batch.weight for batch in self.batches if batch.x is x), None)
+        for batch in self.batches:
+            if batch.x is x:
+                return batch.weight
+        return None
 
     def one_pass(self, key: Array | None, times: IntScalar) -> "Step":
-        """The step as one of several passes over its batch sees it, with randomness of
-        its own.
+        """The state of one of several passes over the batch, with randomness of its
+        own.
         """
         inner = Step(key)
         inner.repeats = (*self.repeats, times)
@@ -74,8 +77,8 @@ class Step:
 
 
 class Trace:
-    """What one client has done so far in an exchange. A trainer and all its views
-    (`part`, `in_round`) share it.
+    """The record of one client in an exchange, which a trainer shares with all of its
+    views (`part`, `in_round`).
 
     Attributes:
         work: [2] gradients and forward passes of single examples.
@@ -103,19 +106,18 @@ class Trace:
         self.work = self.work + work
 
     def add_steps(self, work: list[StepWork], examples: IntScalar) -> None:
-        """Count what steps have done.
+        """Count the work of steps.
 
         Args:
-            work: what one step does on its batch.
+            work: of one step, on its batch.
             examples: in the batches of all steps together.
         """
-        # What stands in loops inside the step counts as often as all of them repeat it.
-        self.add_work(
-            gradients=examples
-            * sum(math.prod(part.repeats, start=part.gradients) for part in work),
-            forwards=examples
-            * sum(math.prod(part.repeats, start=part.forwards) for part in work),
-        )
+        gradients = forwards = 0
+        for part in work:
+            times = math.prod(part.repeats)
+            gradients += part.gradients * times
+            forwards += part.forwards * times
+        self.add_work(examples * gradients, examples * forwards)
 
     @contextmanager
     def repeated(self) -> Iterator[None]:

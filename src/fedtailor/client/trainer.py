@@ -1,4 +1,4 @@
-"""How one client learns: `LocalTrainer` over a pool of examples on the device."""
+"""`DeviceTrainer`: one client's training over a pool of examples on the device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -70,8 +70,8 @@ class DeviceTrainer(ClientData):
         return gradient_over_range(self, theta, first, end, purpose)
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
-        # the same sums that evaluations make, so that a method sees the numbers that
-        # tables print
+        # Evaluation computes the same sums, so that a method sees the numbers that
+        # tables print.
         total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
         return total / jnp.maximum(self.count(split), 1)
 
@@ -100,7 +100,7 @@ class DeviceTrainer(ClientData):
     ) -> Float[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.features(params, x)
-        # Whoever asks for features by batch statistics is about to train by them.
+        # A method asks for features by batch statistics in order to train on them.
         self._mark_gradient()
         return self.model.train_features(
             params, x, self._weight_of(x), self._training_key()
@@ -131,19 +131,21 @@ class DeviceTrainer(ClientData):
         return outputs
 
     def _weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
-        """0 for inputs that only pad a batch of the present step, and must not enter
+        """0 for inputs that only pad the batch of the current step, and must not enter
         batch statistics.
-
-        Inputs that the step has not drawn are the method's own, all real."""
+        """
         step = self.trace.step
         weight = None if step is None else step.weight_of(x)
-        return jnp.ones(len(x), self.model.dtype) if weight is None else weight
+        if weight is None:
+            # Inputs that the step has not drawn are the method's own, without padding.
+            return jnp.ones(len(x), self.model.dtype)
+        return weight
 
-    def _in_training_mode(self, asked: bool | None) -> bool:
-        """What the method asks for; if it says nothing, training mode inside steps and
+    def _in_training_mode(self, training: bool | None) -> bool:
+        """The mode that the method asks for; by default training mode inside steps and
         evaluation mode outside.
         """
-        return self.trace.step is not None if asked is None else asked
+        return self.trace.step is not None if training is None else training
 
     def losses(
         self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]
@@ -153,22 +155,22 @@ class DeviceTrainer(ClientData):
     def batch_loss(
         self, params: Params, batch: Batch, key: Array | None = None
     ) -> Float[Array, ""]:
-        return self._training_loss(
-            params, batch, self._training_key() if key is None else key
-        )[0]
+        key = self._training_key() if key is None else key
+        loss, _ = self._training_loss(params, batch, key)
+        return loss
 
     def _training_loss(
         self, params: Params, batch: Batch, key: Array | None
     ) -> tuple[Float[Array, ""], Params]:
-        """The mean loss of a batch, and the parameters with the running statistics that
-        follow from it.
+        """The mean loss of a batch, and the parameters with running statistics
+        renewed.
         """
         self._mark_gradient()
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
-        """The randomness of the present step; None outside of `loop`, or for models
-        that need none.
+        """The key of the current step; None outside of `loop`, and for models that are
+        not stochastic.
         """
         step = self.trace.step
         return None if step is None else step.next_key()
@@ -176,7 +178,8 @@ class DeviceTrainer(ClientData):
     def batch_gradient(
         self, params: Params, batch: Batch, key: Array | None = None
     ) -> Params:
-        return self._gradient_and_statistics(params, batch, key)[0]
+        grads, _ = self._gradient_and_statistics(params, batch, key)
+        return grads
 
     def gradient_and_statistics(
         self, params: Params, batch: Batch
@@ -197,36 +200,34 @@ class DeviceTrainer(ClientData):
         key = self._training_key() if key is None else key
         if self.model.has_statistics:
             return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
+        # The gradient is accumulated where the activations of a whole batch would
+        # outgrow the cache, and the batch divides evenly.
         size, micro_batch = len(batch.weight), self.model.micro_batch
-        # Whole batches, unless the model says that their activations would outgrow the
-        # cache and they divide evenly.
-        if micro_batch is None or size <= micro_batch or size % micro_batch:
-            return jax.grad(self.batch_loss)(params, batch, key), params
-        return accumulated_gradient(self.model, params, batch, micro_batch, key), params
+        if micro_batch is not None and size > micro_batch and size % micro_batch == 0:
+            grads = accumulated_gradient(self.model, params, batch, micro_batch, key)
+        else:
+            grads = jax.grad(self.batch_loss)(params, batch, key)
+        return grads, params
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
-        """The parameters with the running statistics that a training step on a batch
-        leaves; all else is as given.
+        """The parameters with running statistics as a training step on the batch leaves
+        them; everything else is as given.
         """
         if not self.model.has_statistics:
             return params
         self._mark_renewed()
-        return self.model.train_outputs(
-            params, batch.x, batch.weight, self._training_key()
-        )[1]
+        key = self._training_key()
+        _, renewed = self.model.train_outputs(params, batch.x, batch.weight, key)
+        return renewed
 
     @property
     def has_statistics(self) -> bool:
         return self.model.has_statistics
 
     def with_statistics(self, params: Params, source: Params) -> Params:
-        return (
-            self.model.with_statistics(params, source)
-            if self.model.has_statistics
-            else params
-        )
+        return self.model.with_statistics(params, source)
 
-    # `_require_statistics` looks at these marks when a step has been traced.
+    # `_require_statistics` looks at these two marks after a step has been traced.
 
     def _mark_gradient(self) -> None:
         if self.trace.step is not None:
@@ -250,15 +251,13 @@ class DeviceTrainer(ClientData):
         n = self.count(split)
         # An empty split has no batch to take a step on.
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
-        # The key of all batches of this purpose: which examples a step sees depends on
-        # it and the step's number alone.
+        # The examples of a step depend on these words and on its number alone.
         words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
-        trace = self.trace
-        work: list[StepWork] = []
-        # Every loop of one purpose drops out alike in a step, as it sees the same
-        # batch.
+        # Loops of one purpose see the same batches, and the same dropout.
         name = "dropout" if purpose == "batches" else f"dropout of {purpose}"
         dropout = self.key(name) if self.model.stochastic else None
+        trace = self.trace
+        work: list[StepWork] = []
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
             nonlocal work
@@ -269,12 +268,11 @@ class DeviceTrainer(ClientData):
             batch = self.batch(words, index, batch_size, n, drop_last, split)
             out = step(inner, batch, index)
             self._require_statistics(trace.step)
-            # The debug executor comes here in every step, a tracer once: all steps
-            # count the same.
+            # Assigned, not added: all steps count the same, and the debug executor
+            # comes here in every step, a tracer only once.
             work = trace.step.work
             trace.step = None
-            # Work counted here would be a value of the loop's inside, which must not
-            # leave it.
+            # A traced value from inside the loop must not leave it.
             if trace.work is not work_before:
                 raise TypeError(
                     "inside LocalTrainer.loop use batch_gradient, batch_loss and draw;"
@@ -296,8 +294,12 @@ class DeviceTrainer(ClientData):
     ) -> Carry:
         """`carry = step(carry, None, s)` for s = 0..steps-1, counted as private steps;
         `step` draws its own batch.
+
+        Raises:
+            ValueError: private steps inside another loop.
         """
-        trace, n = self.trace, self.count(split)
+        trace = self.trace
+        n = self.count(split)
         if trace.only_privately and (trace.step is not None or trace.is_repeated):
             raise ValueError(
                 "this method trains several models at once, which private steps do not"
@@ -305,12 +307,10 @@ class DeviceTrainer(ClientData):
             )
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
         carry = self.repeat(steps, lambda index, inner: step(inner, None, index), carry)
-        # The accounting is of what leaves the client; steps for its own use (a personal
-        # model) cost no privacy.
+        # Only what leaves the client costs privacy, not steps on a personal model.
         if trace.only_privately:
-            trace.private_steps = (
-                steps if trace.private_steps is None else trace.private_steps + steps
-            )
+            before = trace.private_steps
+            trace.private_steps = steps if before is None else before + steps
         trace.add_work(gradients=steps * jnp.minimum(n, batch_size))
         return carry
 
@@ -318,8 +318,8 @@ class DeviceTrainer(ClientData):
         trace = self.trace
         work_before = trace.work
 
-        # Work must leave the mapped function as an output: it is a traced value of one
-        # element.
+        # The work on one element is a traced value, which must leave the mapped function
+        # as an output.
         def one(arguments: tuple[Any, ...]) -> tuple[Any, Array]:
             trace.work = jnp.zeros(2, jnp.int32)
             return function(*arguments), trace.work
@@ -336,11 +336,11 @@ class DeviceTrainer(ClientData):
         if trace.step is not None:
             return self._loop_in_step(trace.step, times, function, carry)
 
-        # Work is carried along: it is a traced value of the loop's inside.
+        # Work is a traced value inside the loop, too, and so a part of what it carries.
         def body(
-            index: Int[Array, ""], both: tuple[Carry, Array]
+            index: Int[Array, ""], carry_and_work: tuple[Carry, Array]
         ) -> tuple[Carry, Array]:
-            inner, trace.work = both
+            inner, trace.work = carry_and_work
             inner = function(index, inner)
             return inner, trace.work
 
@@ -351,8 +351,8 @@ class DeviceTrainer(ClientData):
         return carry
 
     def _require_statistics(self, step: Step) -> None:
-        """Refuse to train by batch statistics without renewing those that evaluation
-        uses.
+        """Refuse steps that train by batch statistics and do not renew the running
+        statistics, which evaluation uses.
         """
         if self.model.has_statistics and step.took_gradient and not step.renewed:
             raise ValueError(
@@ -368,26 +368,23 @@ class DeviceTrainer(ClientData):
         function: Callable[[Any, Carry], Carry],
         carry: Carry,
     ) -> Carry:
-        """`fori_loop` inside a step of `loop`: its work is listed once, with the number
-        of times.
+        """`fori_loop` inside a step of `loop`, whose work is listed once with the number
+        of repetitions.
         """
         trace = self.trace
-        parts_before = len(outer.work)
+        work_before = len(outer.work)
         key = outer.next_key()
 
         def body(index: Int[Array, ""], inner: Carry) -> Carry:
-            # The debug executor comes here every time, a tracer once: keep what one
-            # pass counts.
-            del outer.work[parts_before:]
-            # Dropout draws anew in each pass; batches, work and duties are the outer
-            # step's.
-            one = outer.one_pass(
-                None if key is None else jax.random.fold_in(key, index), times
-            )
-            trace.step = one
+            # The debug executor comes here in every pass, a tracer only once: the list
+            # keeps the work of one pass.
+            del outer.work[work_before:]
+            # Dropout is drawn anew in each pass; batch and work are the outer step's.
+            pass_key = None if key is None else jax.random.fold_in(key, index)
+            trace.step = inner_step = outer.one_pass(pass_key, times)
             inner = function(index, inner)
-            outer.took_gradient |= one.took_gradient
-            outer.renewed |= one.renewed
+            outer.took_gradient |= inner_step.took_gradient
+            outer.renewed |= inner_step.renewed
             trace.step = outer
             return inner
 

@@ -25,6 +25,7 @@ from fedtailor.protocol import (
     Inbox,
     Pipeline,
     Task,
+    along_axis,
     receive,
 )
 
@@ -147,7 +148,7 @@ def run_one(
 def _gather(values: Array, streams: Int[Array, " k"]) -> Array:
     """The streams [k, ...] that a client receives; zeros where the number is -1."""
     rows = values[jnp.maximum(streams, 0)]
-    is_sent = (streams >= 0).reshape(-1, *[1] * (rows.ndim - 1))
+    is_sent = along_axis(streams >= 0, 0, rows.ndim)
     return jnp.where(is_sent, rows, jnp.zeros((), rows.dtype))
 
 

@@ -58,8 +58,8 @@ def classification_baseline(
     )
     if not len(labels):
         return dict.fromkeys(names, float("nan"))
-    # Every input gets the same class and the same probabilities, so each metric follows
-    # from the classes' shares of the test samples.
+    # As every input gets the same class and probabilities, each metric follows from the
+    # shares of the classes among the test samples.
     majority = int(shares.argmax())
     tested = np.bincount(labels, minlength=classes) / len(labels)
     present = int((tested > 0).sum())
@@ -114,11 +114,14 @@ def regression_baseline(
 
 
 def _labels(y: Shaped[np.ndarray, " n"], classes: int) -> Int[np.ndarray, " n"]:
-    """Labels as integers, once it is sure that each is a class."""
+    """Labels as integers, each of them a class.
+
+    Raises:
+        ValueError: a label is no class.
+    """
     labels = np.asarray(y).astype(np.int64)
-    inside = not len(labels) or (labels.min() >= 0 and labels.max() < classes)
     require(
-        bool(inside),
+        bool(((labels >= 0) & (labels < classes)).all()),
         f"labels lie in {labels.min(initial=0)}..{labels.max(initial=0)}; expected"
         f" 0..{classes - 1}",
     )

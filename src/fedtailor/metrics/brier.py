@@ -31,9 +31,8 @@ class Brier(Metric):
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         probabilities = jnp.exp(model.log_probabilities(outputs))
-        squares = jnp.square(probabilities - one_hot(y, model.outputs, weight)).sum(
-            axis=-1
-        )
+        labels = one_hot(y, model.outputs, weight)
+        squares = jnp.square(probabilities - labels).sum(axis=-1)
         if model.outputs == 2:
             squares = squares / 2
         return {"squares": jnp.vdot(squares, weight), "count": weight.sum()}

@@ -54,7 +54,6 @@ class Confusion(Metric):
         matrix = self.matrix(statistic)
         values = {self.name: self.result(statistic)}
         for label, predicted in np.argwhere(matrix > 0):
-            values[f"{self.name}[{label},{predicted}]"] = float(
-                matrix[label, predicted]
-            )
+            count = matrix[label, predicted]
+            values[f"{self.name}[{label},{predicted}]"] = float(count)
         return values

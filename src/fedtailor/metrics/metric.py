@@ -2,6 +2,7 @@
 batches.
 """
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,11 +86,11 @@ class Metric(ABC):
         """
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What of the sums over all batches leaves the client (traced): all of them,
-        unless the number needs less.
+        """The part of the sums over all batches that leaves the client (traced): all of
+        them, unless a metric needs less.
 
         Where it is much less, a thousand clients' evaluation is many times as fast.
-        `result`, `values` and `values_of_clients` then take both.
+        `result`, `values` and `values_of_clients` then take both forms.
         """
         return statistic
 
@@ -100,34 +101,33 @@ class Metric(ABC):
         """
 
     def values(self, statistic: Statistic) -> dict[str, float]:
-        """What is stored, by name: the result alone, unless a metric has more to
-        tell.
+        """The numbers that are stored, by name: the result alone, unless a metric has
+        more.
         """
         return {self.name: self.result(statistic)}
 
     def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
-        """`values` of many clients: what the statistic holds, and what is returned, has
-        a leading axis [c].
+        """`values` of many clients, whose statistics are stacked.
 
-        Metrics whose `result` works on such arrays as it is override this: a thousand
-        clients then cost one call.
+        Metrics whose `result` works on stacked statistics override this, so that a
+        thousand clients cost one call.
+
+        Args:
+            statistic: name -> [c, ...].
 
         Returns:
             name -> [c], NaN where a client has no such value.
         """
         clients = len(next(iter(statistic.values())))
-        of_clients = []
+        # Clients may have values of different names (the cells of a confusion matrix
+        # that are not empty).
+        columns: dict[str, NDArray[np.float64]] = {}
         for client in range(clients):
             of_client = {key: rows[client, ...] for key, rows in statistic.items()}
-            of_clients.append(self.values(of_client))
-        # Clients may have values of different names (cells of a confusion that are not
-        # empty): a column for each name, in the order in which names are first met.
-        names = dict.fromkeys(name for values in of_clients for name in values)
-        columns = {}
-        for name in names:
-            columns[name] = np.array(
-                [values.get(name, np.nan) for values in of_clients], np.float64
-            )
+            for name, value in self.values(of_client).items():
+                if name not in columns:
+                    columns[name] = np.full(clients, np.nan)
+                columns[name][client] = value
         return columns
 
 
@@ -177,7 +177,7 @@ def default_metrics(model: Model) -> tuple[Metric, ...]:
 
 def add_statistics(first: Any, second: Any) -> Any:
     """The statistics of two disjoint collections of samples together."""
-    return jax.tree.map(lambda a, b: a + b, first, second)
+    return jax.tree.map(operator.add, first, second)
 
 
 def zero_statistic(batch_statistic: Callable[..., Any], *arguments: Any) -> Any:
@@ -226,9 +226,8 @@ def one_hot(
 ) -> Float[Array, "b classes"]:
     """1 where the label is the column's class, else 0, in the precision of `like`."""
     # a comparison: a label that is no class gives a row of zeros
-    return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)).astype(
-        like.dtype
-    )
+    is_class = labels[:, None] == jnp.arange(classes, dtype=labels.dtype)
+    return is_class.astype(like.dtype)
 
 
 def _kind(model: Model) -> str:

@@ -52,11 +52,11 @@ class R2(Metric):
         residual, total, squares = in_double(
             statistic, "residual_squares", "targets", "target_squares"
         )
-        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, of which rounding leaves half of
-        # the digits that sums have
+        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, a difference of which rounding
+        # leaves half of the digits
         about_mean = squares - total**2 / count
         precision = np.finfo(np.asarray(statistic["target_squares"]).dtype).eps
         varies = about_mean > np.sqrt(precision) * squares
-        return (
-            float((1 - residual / about_mean).mean()) if varies.all() else float("nan")
-        )
+        if not varies.all():
+            return float("nan")
+        return float((1 - residual / about_mean).mean())

@@ -65,28 +65,29 @@ class ROCAUC(Metric):
         y: Shaped[Array, "b ..."],
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        # Relative to those of chance, around which a model's odds lie and bins are
+        # Relative to the odds of chance, around which a model's odds lie and bins are
         # narrow.
         odds = _log_odds(model.log_probabilities(outputs)) + math.log(model.outputs - 1)
         is_class = one_hot(y, model.outputs, weight)
-        # Of two classes one score says all: the first one's log-odds are the second
-        # one's, negated.
         if model.outputs == 2:
-            odds, is_class = odds[:, 1:], is_class[:, 1:]
+            # One score is enough: the log-odds of the first class are those of the
+            # second, negated.
+            odds = odds[:, 1:]
+            is_class = is_class[:, 1:]
         scores = odds.shape[1]
         bins = BINS if scores == 1 else max(2 * BINS // scores, LEAST_BINS)
-        # A model that has diverged must not look like a coin: samples without a score
+        # A model that has diverged must not look like chance: samples without a score
         # make the area NaN.
         weights = jnp.where(jnp.isnan(odds), jnp.nan, weight[:, None])
-        column, row = jnp.broadcast_to(jnp.arange(scores), odds.shape), _bin(odds, bins)
-        empty = jnp.zeros((scores, bins), weight.dtype)
+        score = jnp.broadcast_to(jnp.arange(scores), odds.shape)
+        histogram = jnp.zeros((scores, bins), weight.dtype).at[score, _bin(odds, bins)]
         return {
-            "of_class": empty.at[column, row].add(weights * is_class),
-            "of_others": empty.at[column, row].add(weights * (1 - is_class)),
+            "of_class": histogram.add(weights * is_class),
+            "of_others": histogram.add(weights * (1 - is_class)),
         }
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        # two numbers a class instead of two histograms, of 64 KB each
+        # two numbers a class instead of two histograms of 64 KB each
         ordered, pairs = _pairs(statistic["of_class"], statistic["of_others"], jnp)
         return {"ordered": ordered, "pairs": pairs}
 
@@ -113,30 +114,28 @@ def _log_odds(
     log_probabilities: Float[Array, "b classes"],
 ) -> Float[Array, "b classes"]:
     """log p - log(1 - p), accurate for probabilities near 0 and near 1."""
-    classes = log_probabilities.shape[-1]
-    is_top = jnp.argmax(log_probabilities, axis=-1)[:, None] == jnp.arange(classes)
-    # 1 - p loses all digits for a p near 1, which only the largest one can be: the
-    # others' sum has them.
-    rest_of_top = jax.nn.logsumexp(
-        jnp.where(is_top, -jnp.inf, log_probabilities), axis=-1
-    )
-    # Where the largest stands any number below 0 does: what is computed from it is not
-    # used.
+    classes = jnp.arange(log_probabilities.shape[-1])
+    is_top = jnp.argmax(log_probabilities, axis=-1)[:, None] == classes
+    # 1 - p loses all digits for a p near 1. Only the largest p can be near 1, and there
+    # 1 - p is computed as the sum of the other probabilities.
+    others_of_top = jnp.where(is_top, -jnp.inf, log_probabilities)
+    rest_of_top = jax.nn.logsumexp(others_of_top, axis=-1)[:, None]
+    # -1 is a placeholder for the largest, which the last `where` does not use.
     below_top = jnp.where(is_top, -1.0, log_probabilities)
-    rest = jnp.where(is_top, rest_of_top[:, None], jnp.log1p(-jnp.exp(below_top)))
-    return log_probabilities - rest
+    rest_of_others = jnp.log1p(-jnp.exp(below_top))
+    return log_probabilities - jnp.where(is_top, rest_of_top, rest_of_others)
 
 
 def _bin(odds: Float[Array, "b scores"], bins: int) -> Int[Array, "b scores"]:
-    """The bin of each score, by its inverse hyperbolic sine: a growing function of it.
+    """The bin of each score, by its inverse hyperbolic sine.
 
     Returns:
-        0 to bins - 1: about 0 bins are equally wide, and far from it in proportion to
+        0 to bins - 1: near 0 bins are equally wide, and far from it in proportion to
         the score (see `FINEST`).
     """
-    top = math.asinh(LARGEST / FINEST)
-    place = (jnp.arcsinh(odds / FINEST) / top + 1) / 2 * bins
-    return jnp.clip(jnp.nan_to_num(place), 0, bins - 1).astype(jnp.int32)
+    largest = math.asinh(LARGEST / FINEST)
+    position = (jnp.arcsinh(odds / FINEST) / largest + 1) / 2 * bins
+    return jnp.clip(jnp.nan_to_num(position), 0, bins - 1).astype(jnp.int32)
 
 
 def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What is kept of every test row, so that methods can be compared on the same rows."""
+"""Losses and predictions of single test rows, for comparing methods on the same rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def row_scores(
     model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
 ) -> dict[str, Shaped[Array, "b ..."]]:
-    """What is kept of a batch (traced).
+    """The scores of each example of a batch (traced).
 
     Returns:
         `loss` [b] float32; of classifications `correct` [b] bool, `prediction` [b]
@@ -28,21 +28,19 @@ def row_scores(
         regressions `squared_error` [b] float32, summed over targets, and `prediction`
         [b] (or [b, targets]) float32. Of sequences the loss alone.
     """
-    columns: dict[str, Array] = {"loss": model.losses(outputs, y).astype(jnp.float32)}
+    losses = model.losses(outputs, y)
+    columns: dict[str, Array] = {"loss": losses.astype(jnp.float32)}
     if is_classification(model):
+        confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
         columns["correct"] = model.correct(outputs, y)
         columns["prediction"] = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
-        columns["confidence"] = jnp.exp(
-            model.log_probabilities(outputs).max(axis=-1)
-        ).astype(jnp.float32)
+        columns["confidence"] = confidence.astype(jnp.float32)
     elif is_regression(model):
         predicted, target = predictions_and_targets(outputs, y)
-        columns["squared_error"] = (
-            jnp.square(predicted - target).sum(axis=-1).astype(jnp.float32)
-        )
-        columns["prediction"] = (
-            predicted[:, 0] if predicted.shape[1] == 1 else predicted
-        ).astype(jnp.float32)
+        squared_error = jnp.square(predicted - target).sum(axis=-1)
+        prediction = predicted[:, 0] if predicted.shape[1] == 1 else predicted
+        columns["squared_error"] = squared_error.astype(jnp.float32)
+        columns["prediction"] = prediction.astype(jnp.float32)
     return columns
 
 
@@ -62,11 +60,8 @@ def rows_schema(model: Model) -> "dict[str, pl.DataType | type[pl.DataType]]":
             "confidence": pl.Float32,
         }
     if is_regression(model):
-        several = model.outputs > 1
-        return types | {
-            "squared_error": pl.Float32,
-            "prediction": pl.List(pl.Float32) if several else pl.Float32,
-        }
+        prediction = pl.List(pl.Float32) if model.outputs > 1 else pl.Float32
+        return types | {"squared_error": pl.Float32, "prediction": prediction}
     return types
 
 
@@ -76,8 +71,8 @@ def rows_frame(
     rows: Sequence[NDArray[np.integer]],
     scores: Sequence[Mapping[str, NDArray[Any] | Array]],
 ) -> "pl.DataFrame":
-    """One line for each test row of each client: `client`, `row`, `loss` and what else
-    `row_scores` keeps.
+    """One line for each test row of each client: `client`, `row` and the columns of
+    `row_scores`.
 
     Args:
         model: what was trained.

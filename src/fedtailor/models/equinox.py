@@ -48,7 +48,7 @@ class EquinoxModule(Architecture):
     def apply(
         self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
-        return self._each(_called, network, x, key)
+        return self._vmapped(_call, network, x, key)
 
     def statistics(self, network: Network) -> tuple[str, ...]:
         norms = paths_of(network, WeightedBatchNorm)
@@ -96,7 +96,7 @@ class EquinoxModule(Architecture):
             watched: path of a dense layer whose inputs are wanted.
 
         Returns:
-            Outputs [b, ...], what the dense layer `watched` is given [b, ...], and the
+            Outputs [b, ...], the inputs of the dense layer `watched` [b, ...], and the
             state after the step.
         """
         network = eqx.nn.inference_mode(network, value=False)
@@ -106,19 +106,19 @@ class EquinoxModule(Architecture):
             example: Array, weight: Array, key: Array | None
         ) -> tuple[Array, Array, eqx.nn.State]:
             weighted = map_nodes(
-                network, WeightedBatchNorm, lambda path, norm: norm.weighing(weight)
+                network, WeightedBatchNorm, lambda path, norm: norm.with_weight(weight)
             )
             options = {} if key is None else {"key": key}
             tap = _Tap()
             if watched is not None:
                 weighted = _tapped(weighted, watched, tap)
             output, state = weighted(example, eqx.nn.State(network), **options)
-            return output, tap.seen, state
+            return output, tap.recorded, state
 
         keys = None if key is None else jax.random.split(key, len(x))
         key_axis = None if key is None else 0
-        # BatchNorm takes means over the named axis; so all examples end with one state,
-        # which is not stacked.
+        # BatchNorm takes means over the named axis, so that all examples end with the
+        # same state, which is not stacked.
         batched = jax.vmap(
             one, in_axes=(0, 0, key_axis), out_axes=(0, 0, None), axis_name=axis
         )
@@ -141,10 +141,10 @@ class EquinoxModule(Architecture):
     ) -> Float[Array, "b ..."]:
         def body(network: Network, example: Array, **options: Any) -> Array:
             tap = _Tap()
-            _called(_tapped(network, anatomy.head, tap), example, **options)
-            return tap.seen
+            _call(_tapped(network, anatomy.head, tap), example, **options)
+            return tap.recorded
 
-        return self._each(body, network, x, key)
+        return self._vmapped(body, network, x, key)
 
     def head_outputs(
         self,
@@ -153,17 +153,15 @@ class EquinoxModule(Architecture):
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        # The module runs on zeros up to its head, which is given the features instead;
-        # what leads up to it is never read, so that the compiler removes it.
-        def rest(network: Network, one: Array) -> Array:
-            return _called(
-                _tapped(network, anatomy.head, _Tap(one)),
-                jnp.zeros(input_shape, anatomy.input_dtype),
-            )
+        # The module runs on zeros up to its head, whose input is replaced by the
+        # features. The compiler removes the unused body.
+        def head(network: Network, example_features: Array) -> Array:
+            zeros = jnp.zeros(input_shape, anatomy.input_dtype)
+            return _call(_tapped(network, anatomy.head, _Tap(example_features)), zeros)
 
-        return self._each(rest, network, features, None)
+        return self._vmapped(head, network, features, None)
 
-    def _each(
+    def _vmapped(
         self, call: Callable[..., Array], network: Network, x: Array, key: Array | None
     ) -> Array:
         """`call(network, example)` for each example, in evaluation mode without a
@@ -178,34 +176,36 @@ class EquinoxModule(Architecture):
     def is_stochastic(self, network: Network) -> bool:
         # Equinox's layers that differ between training and evaluation have a field
         # `inference`; of these only BatchNorm draws nothing.
-        has_mode = lambda node: hasattr(node, "inference")  # noqa: E731
-        nodes = jax.tree.leaves(network, is_leaf=has_mode)
-        return any(
-            has_mode(node) and not isinstance(node, eqx.nn.BatchNorm) for node in nodes
-        )
+        def has_mode(node: Any) -> bool:
+            return hasattr(node, "inference")
+
+        layers = filter(has_mode, jax.tree.leaves(network, is_leaf=has_mode))
+        return any(not isinstance(layer, eqx.nn.BatchNorm) for layer in layers)
 
 
 class _Tap:
-    """Records what a dense layer is given, or gives it something else.
+    """Records the input of a dense layer, or replaces it.
 
     Attributes:
-        instead: what the layer is given; None = what it would be given without the tap.
-        note: called with every call of the layer.
-        seen: the last input.
+        replacement: the layer's input; None = the one that it has without the tap.
+        on_call: called before every call of the layer.
+        recorded: the last input.
     """
 
     def __init__(
-        self, instead: Array | None = None, note: Callable[[], None] | None = None
+        self,
+        replacement: Array | None = None,
+        on_call: Callable[[], None] | None = None,
     ) -> None:
-        self.instead = instead
-        self.note = note
-        self.seen = jnp.zeros(0)
+        self.replacement = replacement
+        self.on_call = on_call
+        self.recorded = jnp.zeros(0)
 
     def __call__(self, x: Array) -> Array:
-        if self.note is not None:
-            self.note()
-        self.seen = x
-        return x if self.instead is None else self.instead
+        if self.on_call is not None:
+            self.on_call()
+        self.recorded = x
+        return x if self.replacement is None else self.replacement
 
 
 class _Tapped(eqx.Module):
@@ -222,18 +222,16 @@ class _Tapped(eqx.Module):
 
 
 def _tapped(network: Network, path: str | None, tap: _Tap) -> Network:
-    """The network with its dense layer of that path tapped."""
-    return map_nodes(
-        network,
-        eqx.nn.Linear,
-        lambda where, dense: _Tapped(dense, tap) if where == path else dense,
-    )
+    """The network with a tap in front of its dense layer of that path."""
+
+    def tapped(node_path: str, dense: eqx.nn.Linear) -> eqx.nn.Linear | _Tapped:
+        return _Tapped(dense, tap) if node_path == path else dense
+
+    return map_nodes(network, eqx.nn.Linear, tapped)
 
 
-def _called(network: Network, example: Array, **options: Any) -> Array:
-    """The module's output for one example, with its state where it keeps some (which
-    evaluation leaves as it is).
-    """
+def _call(network: Network, example: Array, **options: Any) -> Array:
+    """The module's output for one example; a module with state is passed its own."""
     if not paths_of(network, eqx.nn.StateIndex):
         return network(example, **options)
     output, _ = network(example, eqx.nn.State(network), **options)
@@ -241,20 +239,20 @@ def _called(network: Network, example: Array, **options: Any) -> Array:
 
 
 def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
-    """The index whose initial value is what the state now holds for it: so that
-    statistics are part of the network.
+    """The index with the state's value as its initial value, so that statistics are part
+    of the network.
     """
     return eqx.tree_at(lambda index: index.init, index, state.get(index))
 
 
 def _axis_name(network: Network) -> Hashable:
     """The name that all of the module's BatchNorms give to the batch."""
-    is_norm = lambda node: isinstance(node, WeightedBatchNorm)  # noqa: E731
-    names = {
-        node.axis_name
-        for node in jax.tree.leaves(network, is_leaf=is_norm)
-        if is_norm(node)
-    }
+
+    def is_norm(node: Any) -> bool:
+        return isinstance(node, WeightedBatchNorm)
+
+    norms = filter(is_norm, jax.tree.leaves(network, is_leaf=is_norm))
+    names = {norm.axis_name for norm in norms}
     if len(names) != 1:
         raise ValueError(
             f"the module's BatchNorms name the batch {sorted(map(str, names))}; give"
@@ -275,29 +273,27 @@ def _array_paths(network: Network) -> list[Any]:
 def _dense_calls(
     network: Network, input_shape: tuple[int, ...]
 ) -> tuple[str, list[str]]:
-    """Watch the module run on shapes.
+    """Watch the calls of the module's dense layers when it runs on shapes.
 
     Returns:
         The type of its inputs, and the paths of its dense layers in the order in which
         they are called; in the order of the tree where it runs on neither type.
     """
-    paths = paths_of(network, eqx.nn.Linear)
+    called: list[str] = []
+
+    def watched(path: str, dense: eqx.nn.Linear) -> _Tapped:
+        return _Tapped(dense, _Tap(on_call=partial(called.append, path)))
+
+    tapped = map_nodes(network, eqx.nn.Linear, watched)
     for dtype in ("float32", "int32"):
-        called: list[str] = []
-        tapped = map_nodes(
-            network,
-            eqx.nn.Linear,
-            lambda path, dense, called=called: _Tapped(
-                dense, _Tap(note=partial(called.append, path))
-            ),
-        )
+        called.clear()
         example = jax.ShapeDtypeStruct(input_shape, dtype)
-        with suppress(
-            Exception
-        ):  # the module takes the other type, or does not fit these inputs: training says so
-            eqx.filter_eval_shape(_called, eqx.nn.inference_mode(tapped), example)
+        # It fails where the module takes the other type, or does not fit these inputs,
+        # of which training will tell.
+        with suppress(Exception):
+            eqx.filter_eval_shape(_call, eqx.nn.inference_mode(tapped), example)
             return dtype, called
-    return "float32", list(paths)
+    return "float32", list(paths_of(network, eqx.nn.Linear))
 
 
 def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> EquinoxModule:

@@ -1,6 +1,4 @@
-"""Equinox's BatchNorm with weights of examples, and with its state in floating-point
-arrays.
-"""
+"""Equinox's BatchNorm for weighted examples, with a state of floating-point arrays."""
 
 import dataclasses
 
@@ -9,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
+
+from fedtailor.protocol import along_axis
 
 
 class WeightedBatchNorm(eqx.nn.BatchNorm):
@@ -22,9 +22,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
-        # A copy of the layer, field by field: Equinox's own constructor would make
-        # another one. Then the entries of its state that are no floating-point arrays
-        # are made anew, and the averages of mode "ema", which start empty.
+        # Copy the layer field by field, since Equinox's own constructor would make
+        # another one. Then replace the entries of its state that are no floating-point
+        # arrays, and the averages of mode "ema", which start uninitialised.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
@@ -38,7 +38,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
             object.__setattr__(self, "batch_counter", eqx.nn.StateIndex(jnp.zeros(())))
         self.sample_weight = None
 
-    def weighing(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
+    def with_weight(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
         """This layer for one example of that weight (0 = padding)."""
         return eqx.tree_at(
             lambda norm: norm.sample_weight,
@@ -60,13 +60,15 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
             mean, variance, state = self._inference_statistics(state)
         else:
             mean, variance, state = self._training_statistics(x, state)
-        deviation = jnp.sqrt(_of_channels(variance, x) + self.eps)
-        out = (x - _of_channels(mean, x)) / deviation
+
+        def per_channel(values: Float[Array, " channels"]) -> Array:
+            return along_axis(values, 0, x.ndim)
+
+        deviation = jnp.sqrt(per_channel(variance) + self.eps)
+        out = (x - per_channel(mean)) / deviation
         if self.weight is None or self.bias is None:
             return out, state
-        weight = _of_channels(self.weight, x)
-        bias = _of_channels(self.bias, x)
-        return out * weight + bias, state
+        return out * per_channel(self.weight) + per_channel(self.bias), state
 
     def _inference_statistics(
         self, state: eqx.nn.State
@@ -94,43 +96,45 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         Returns:
             Mean and variance [channels], and the state with new running statistics.
         """
-        batch = self._batch_statistics(x)
-        if self.mode == "ema":
-            # the very first batch's statistics are taken as they are
-            first = state.get(_present(self.ema_first_time_index)) > 0
-            old = state.get(_present(self.ema_state_index))
+        mean, variance, total_weight = self._batch_statistics(x)
+        # A batch of nothing but padding must not move the running statistics. It gets
+        # no share in them: selecting the old ones afterwards would round differently.
+        is_empty = total_weight == 0
+        old_share = jnp.where(is_empty, 1.0, self.momentum)
+        batch_share = jnp.where(is_empty, 0.0, 1 - self.momentum)
 
-            def updated(running: Array, of_batch: Array) -> Array:
-                return jnp.where(first, of_batch, self._updated(running, of_batch))
+        def average(running: Array, of_batch: Array) -> Array:
+            return old_share * running + batch_share * of_batch
 
-            new = jax.tree.map(updated, old, batch)
-            state = state.set(
-                _present(self.ema_first_time_index), jnp.zeros_like(first, x.dtype)
-            )
-            state = state.set(_present(self.ema_state_index), new)
-            # Equinox normalises by the running averages in this mode, in training as
-            # well.
-            mean, variance = new
+        if self.mode == "batch":
+            counter = state.get(_present(self.batch_counter))
+            running = state.get(_present(self.batch_state_index))
+            running = jax.tree.map(average, running, (mean, variance))
+            counter = jnp.where(is_empty, counter, counter + 1)
+            state = state.set(_present(self.batch_counter), counter)
+            state = state.set(_present(self.batch_state_index), running)
             return mean, variance, state
-        counter = state.get(_present(self.batch_counter))
-        old = state.get(_present(self.batch_state_index))
-        new = jax.tree.map(self._updated, old, batch)
-        state = state.set(_present(self.batch_counter), counter + 1)
-        state = state.set(_present(self.batch_state_index), new)
-        mean, variance = batch
-        return mean, variance, state
 
-    def _updated(self, running: Array, of_batch: Array) -> Array:
-        """The running average after one batch; Equinox's momentum is the share of what
-        was there.
-        """
-        return self.momentum * running + (1 - self.momentum) * of_batch
+        is_first = state.get(_present(self.ema_first_time_index))
+        # The very first batch's statistics are taken as they are.
+        takes_batch = (is_first > 0) & ~is_empty
 
-    def _batch_statistics(self, x: Array) -> tuple[Array, Array]:
+        def first_or_average(running: Array, of_batch: Array) -> Array:
+            return jnp.where(takes_batch, of_batch, average(running, of_batch))
+
+        running = state.get(_present(self.ema_state_index))
+        running = jax.tree.map(first_or_average, running, (mean, variance))
+        is_first = jnp.where(is_empty, is_first, 0)
+        state = state.set(_present(self.ema_first_time_index), is_first)
+        state = state.set(_present(self.ema_state_index), running)
+        # In this mode Equinox normalises by the running averages in training, too.
+        return *running, state
+
+    def _batch_statistics(self, x: Array) -> tuple[Array, Array, Array]:
         """Statistics of the batch over its examples that are no padding.
 
         Returns:
-            Mean and biased variance [channels].
+            Mean and biased variance [channels], and the total weight of the examples.
         """
         example_weight = (
             jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight
@@ -142,14 +146,9 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         share = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
         pixels = tuple(range(1, x.ndim))
         mean = lax.psum(share * x.mean(pixels), self.axis_name)
-        squares = jnp.square(x - _of_channels(mean, x))
+        squares = jnp.square(x - along_axis(mean, 0, x.ndim))
         variance = lax.psum(share * squares.mean(pixels), self.axis_name)
-        return mean, variance
-
-
-def _of_channels(values: Float[Array, " channels"], x: Array) -> Array:
-    """Values in the shape in which they broadcast over one example [channels, ...]."""
-    return values.reshape(-1, *[1] * (x.ndim - 1))
+        return mean, variance, total
 
 
 def _present(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:

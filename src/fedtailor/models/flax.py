@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.parts import Anatomy, path_of
+from fedtailor.protocol import along_axis
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,20 @@ class LinenModule(Architecture):
     ) -> tuple[Float[Array, "b ..."], Network]:
         from flax import linen
 
-        # Flax hands every call of a module to such an interceptor: BatchNorm is told
-        # which examples are no padding.
-        def weigh(
+        # Flax hands every call of a module to such an interceptor, which tells BatchNorm
+        # what is padding.
+        def mask_padding(
             call: Callable[..., Any], args: Any, kwargs: Any, context: Any
         ) -> Any:
-            if (
-                isinstance(context.module, linen.BatchNorm)
-                and context.method_name == "__call__"
-            ):
+            is_norm = isinstance(context.module, linen.BatchNorm)
+            if is_norm and context.method_name == "__call__":
                 x = args[0]
-                is_example = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
-                kwargs = {**kwargs, "mask": is_example}
+                kwargs = {**kwargs, "mask": along_axis(weight > 0, 0, x.ndim)}
             return call(*args, **kwargs)
 
         rngs = None if key is None else {"dropout": key}
         variables = _split(network)
-        with linen.intercept_methods(weigh):
+        with linen.intercept_methods(mask_padding):
             outputs, renewed = self.module.apply(
                 variables,
                 x,
@@ -109,7 +107,7 @@ class LinenModule(Architecture):
             linen.InstanceNorm,
         )
         norms = [path for path, module in called if isinstance(module, kinds)]
-        # By the last call: a layer that is called twice stands where it is done.
+        # A layer that is called twice has the place of its last call.
         order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]
         return Anatomy(
             dense[-1] if dense else None,
@@ -183,8 +181,8 @@ class LinenModule(Architecture):
 
 
 def _watching(path: str | None) -> tuple[Callable[..., Any], list[Array]]:
-    """An interceptor of calls, and a list to which it adds what the module of that path
-    is given.
+    """An interceptor of calls, and a list to which it adds the inputs of the module of
+    that path.
     """
     seen: list[Array] = []
 

@@ -111,7 +111,7 @@ class Architecture(ABC):
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
-        """What the head is given; called only where `anatomy` names a head."""
+        """The inputs of the head; called only where `anatomy` names a head."""
         raise NotImplementedError(
             f"{type(self).__name__} names a head and has no method `features`"
         )
@@ -124,7 +124,7 @@ class Architecture(ABC):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        """What the head is given in a training step; called only where there are
+        """The inputs of the head in a training step; called only where there are
         `statistics`, as `train` is.
         """
         raise NotImplementedError(
@@ -228,11 +228,12 @@ class Model:
                 f"theta has shape {theta.shape}; this model takes [{self.size}]"
             )
         theta = jnp.asarray(theta, self.dtype)
-        starts = (0, *layout.ends)
-        # Static slices, which XLA fuses into what reads them.
+        # Static slices, which XLA fuses into the operations that read them.
         leaves = []
-        for start, end, shape in zip(starts, layout.ends, layout.shapes, strict=False):
+        start = 0
+        for end, shape in zip(layout.ends, layout.shapes, strict=False):
             leaves.append(theta[start:end].reshape(shape))
+            start = end
         return jax.tree.unflatten(layout.structure, leaves)
 
     def vector(self, params: Params) -> Float[Array, " d"]:
@@ -312,7 +313,7 @@ class Model:
         Raises:
             ValueError: the model has no head.
         """
-        anatomy = self._anatomy()
+        anatomy = self._anatomy_with_head()
         self._require_inputs(x)
         return self.architecture.features(self._network(params), anatomy, x, key)
 
@@ -331,16 +332,15 @@ class Model:
         """
         if not self.has_statistics:
             return self.features(params, x, key)
-        anatomy = self._anatomy()
+        anatomy = self._anatomy_with_head()
         self._require_inputs(x)
-        return self.architecture.train_features(
-            self._network(params), anatomy, x, key, weight
-        )
+        network = self._network(params)
+        return self.architecture.train_features(network, anatomy, x, key, weight)
 
     def head_outputs(
         self, params: Params, features: Float[Array, "b ..."]
     ) -> Float[Array, "b ..."]:
-        """What the head makes of features: `logits` = `head_outputs` of `features`.
+        """The head's outputs for features: `logits` = `head_outputs` of `features`.
 
         Args:
             params: the tree that `params` made, or theta [d].
@@ -349,19 +349,21 @@ class Model:
         Returns:
             Outputs, as `logits` gives them.
         """
+        anatomy = self._anatomy_with_head()
+        network = self._network(params)
         return self.architecture.head_outputs(
-            self._network(params), self._anatomy(), features, self.input_shape
+            network, anatomy, features, self.input_shape
         )
 
-    def _anatomy(self) -> Anatomy:
-        """What the architecture knows of its layers, of a model that has a head.
+    def _anatomy_with_head(self) -> Anatomy:
+        """The architecture's description of its layers.
 
         Raises:
-            ValueError: it has none.
+            ValueError: the model has no head.
         """
         outline = outline_of(self)
         if outline.anatomy.head is None:
-            outline.find("head")  # its error says which parts there are
+            outline.find("head")  # raises an error that lists the parts there are
         return outline.anatomy
 
     # predictions
@@ -405,14 +407,11 @@ class Model:
 
     @property
     def metric(self) -> Literal["accuracy", "loss"]:
-        """What clients are compared by. Without inputs every example gets the same
-        class: only the loss says much.
-        """
-        return (
-            "accuracy"
-            if self.classification and math.prod(self.input_shape) > 0
-            else "loss"
-        )
+        """The name of the metric that clients are compared by."""
+        # Without inputs every example gets the same class, so that the accuracy says
+        # little.
+        has_inputs = math.prod(self.input_shape) > 0
+        return "accuracy" if self.classification and has_inputs else "loss"
 
     def logits(
         self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None
@@ -491,15 +490,16 @@ class Model:
             A tree with the running statistics of `source`, and all other arrays of
             `params`.
         """
-        # Both trees are of this model, so their arrays correspond one by one.
-        old, structure = jax.tree.flatten(params)
-        new = jax.tree.leaves(source)
-        mixed = []
-        for kept, put, is_statistic in zip(
-            old, new, layout_of(self).holds_statistics, strict=True
+        # Both trees are of this model, so that their arrays correspond one by one.
+        old_leaves, structure = jax.tree.flatten(params)
+        new_leaves = jax.tree.leaves(source)
+        is_statistic = layout_of(self).is_statistic
+        leaves = []
+        for old, new, replaced in zip(
+            old_leaves, new_leaves, is_statistic, strict=True
         ):
-            mixed.append(put.astype(kept.dtype) if is_statistic else kept)
-        return jax.tree.unflatten(structure, mixed)
+            leaves.append(new.astype(old.dtype) if replaced else old)
+        return jax.tree.unflatten(structure, leaves)
 
     def losses(
         self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
@@ -530,11 +530,9 @@ class Model:
     def _network(self, params: Params) -> Network:
         """The network with the parameters of a tree, or of theta [d]."""
         layout = layout_of(self)
-        # A tree of a single array of d entries is a vector, too, and stays as it is.
-        is_vector = getattr(params, "shape", None) == (
-            self.size,
-        ) and layout.shapes != ((self.size,),)
-        if is_vector:
+        # The tree of a model of one array [d] looks like a vector, and needs no unpacking.
+        is_theta = getattr(params, "shape", None) == (self.size,)
+        if is_theta and layout.shapes != ((self.size,),):
             params = self.params(params)
         # Running statistics are read and never trained: no gradient reaches them.
         if self.has_statistics:

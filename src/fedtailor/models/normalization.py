@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedtailor.protocol import along_axis
+
 NormKind = Literal["group", "batch"]
 
 EPSILON = 1e-5
@@ -91,20 +93,24 @@ class BatchNorm(StatefulLayer):
     ) -> tuple[Array, "BatchNorm"]:
         # Normalised by the batch itself; the running statistics are for evaluation
         # only.
-        running = self.running_mean, self.running_variance
-        mean, variance, renewed = batch_statistics(x, weight, running, MOMENTUM)
+        mean, variance, running = batch_statistics(
+            x,
+            weight,
+            (self.running_mean, self.running_variance),
+            MOMENTUM,
+            batch_axis=0 if x.ndim == 2 else x.ndim - 1,
+            channel_axis=_channel_axis(x),
+        )
         layer = eqx.tree_at(
-            lambda layer: (layer.running_mean, layer.running_variance), self, renewed
+            lambda layer: (layer.running_mean, layer.running_variance), self, running
         )
         return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
         # The division by the deviation and the scale are one factor a channel, which is
         # cheaper than two on every pixel.
-        factor = self.scale * jax.lax.rsqrt(variance + EPSILON)
-        return (x - _per_channel(mean, x)) * _per_channel(factor, x) + _per_channel(
-            self.bias, x
-        )
+        factor = _per_channel(self.scale * jax.lax.rsqrt(variance + EPSILON), x)
+        return (x - _per_channel(mean, x)) * factor + _per_channel(self.bias, x)
 
 
 def batch_statistics(
@@ -113,38 +119,31 @@ def batch_statistics(
     running: Statistics,
     momentum: float,
     *,
-    channels_first: bool = False,
+    batch_axis: int,
+    channel_axis: int,
 ) -> tuple[Float[Array, " channels"], Float[Array, " channels"], Statistics]:
-    """A batch's mean and (biased) variance, and the running ones with a `momentum`
-    share of them.
+    """The mean and variance of a batch, and running ones that it has updated.
 
     Args:
-        x: planes [c, h, w, b] or vectors [b, c]; or, with `channels_first`, PyTorch's
-            [b, c, ...].
+        x: a batch of any layout.
         weight: of each example in the means; 0 = padding.
         running: mean and unbiased variance until now.
-        momentum: share of this batch.
-        channels_first: whether x is PyTorch's.
+        momentum: share of this batch in the new running statistics.
+        batch_axis, channel_axis: of x; all other axes are pixels.
 
     Returns:
         The batch's mean and biased variance [c], which a training step normalises by,
         and the new running ones.
     """
-    if channels_first or x.ndim == 2:
-        batch_axis, channel_axis = 0, 1
-    else:
-        batch_axis, channel_axis = x.ndim - 1, 0
     all_but_channels = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
-    over_batch = _along(batch_axis, x.ndim)
-    over_channels = _along(channel_axis, x.ndim)
     pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
 
     # Weighted means over examples and pixels; padding has weight 0.
     weight = weight.astype(x.dtype)
     total = jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
-    share = (weight / total).reshape(over_batch)
+    share = along_axis(weight / total, batch_axis, x.ndim)
     mean = (x * share).sum(all_but_channels)
-    squares = jnp.square(x - mean.reshape(over_channels))
+    squares = jnp.square(x - along_axis(mean, channel_axis, x.ndim))
     variance = (squares * share).sum(all_but_channels)
 
     # As in PyTorch: normalised by the biased variance, while the running one is made of
@@ -159,23 +158,18 @@ def batch_statistics(
         # A batch of nothing but padding must not move the running statistics.
         return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
 
-    return (
-        mean,
-        variance,
-        (unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance)),
-    )
+    running = unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance)
+    return mean, variance, running
 
 
-def _along(axis: int, axes: int) -> list[int]:
-    """The shape in which a vector broadcasts along one of so many axes."""
-    shape = [1] * axes
-    shape[axis] = -1
-    return shape
+def _channel_axis(x: Array) -> int:
+    """The axis of channels: of planes the first, of vectors the last."""
+    return 1 if x.ndim == 2 else 0
 
 
-def _per_channel(values: Float[Array, " c"], x: Array) -> Array:
-    """Values in the shape in which they broadcast over planes or vectors."""
-    return values if x.ndim == 2 else values.reshape(-1, 1, 1, 1)
+def _per_channel(values: Float[Array, " channels"], x: Array) -> Array:
+    """Values of channels in the shape in which they broadcast over x."""
+    return along_axis(values, _channel_axis(x), x.ndim)
 
 
 def norm_layer(kind: NormKind, channels: int) -> GroupNorm | BatchNorm:

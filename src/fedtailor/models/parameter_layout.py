@@ -1,6 +1,4 @@
-"""Where the parameters of a network lie in a vector theta, and which parts they make
-up.
-"""
+"""The layout of a network's parameters in a vector theta, and the parts they make up."""
 
 import math
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class Layout:
     statistics: tuple[str, ...]
 
     @property
-    def holds_statistics(self) -> tuple[bool, ...]:
+    def is_statistic(self) -> tuple[bool, ...]:
         """Of each array of parameters, whether it is a running statistic."""
         return tuple(path in self.statistics for path in self.paths)
 
@@ -64,8 +62,8 @@ def layout_of(model: "Model") -> Layout:
 
     # Shapes only: nothing is computed or allocated.
     network = eqx.filter_eval_shape(build)
-    # What trains, and the rest: functions, settings, shapes. An array among the rest
-    # (integers, say) would neither be trained nor travel.
+    # The rest is functions, settings and shapes. An array among it (of integers, say)
+    # would neither be trained nor travel.
     params, static = eqx.partition(network, is_parameter)
     for path, leaf in jax.tree_util.tree_leaves_with_path(static):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -93,11 +91,10 @@ def layout_of(model: "Model") -> Layout:
 
 @lru_cache(maxsize=256)
 def outline_of(model: "Model") -> Outline:
-    """The parameters of a model, and what its architecture says of its layers."""
+    """The parameters of a model, and its architecture's description of the layers."""
     layout = layout_of(model)
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
-    # Shapes in place of parameters: an architecture looks at its layers, not at their
-    # values.
+    # Shapes in place of parameters, as the values are not needed.
     network = eqx.combine(shapes_of(model), layout.static)
     return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
 

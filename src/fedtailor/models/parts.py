@@ -55,19 +55,16 @@ class Part:
     @property
     def complement(self) -> "Part":
         """All other entries of theta."""
-        # What lies between the part's runs: from the end of one to the start of the
-        # next.
-        starts = [0, *(end for _, end in self.slices)]
-        ends = [*(start for start, _ in self.slices), self.d]
-        others = tuple(
-            (start, end) for start, end in zip(starts, ends, strict=True) if start < end
-        )
-        name = (
-            self.name.removeprefix(NOT)
-            if self.name.startswith(NOT)
-            else NOT + self.name
-        )
-        return Part(name, others, self.d)
+        # The gaps between the part's runs: from the end of one to the start of the next.
+        others = []
+        gap_start = 0
+        for start, end in (*self.slices, (self.d, self.d)):
+            if gap_start < start:
+                others.append((gap_start, start))
+            gap_start = end
+        is_negated = self.name.startswith(NOT)
+        name = self.name.removeprefix(NOT) if is_negated else NOT + self.name
+        return Part(name, tuple(others), self.d)
 
     def take(self, theta: Vector) -> Vector:
         """The part's entries of one model [d], or of stacked ones [..., d].
@@ -79,7 +76,8 @@ class Part:
             ValueError: theta has another number of entries.
         """
         self._require("theta", theta, self.d)
-        return _joined([theta[..., start:end] for start, end in self.slices], theta)
+        pieces = [theta[..., start:end] for start, end in self.slices]
+        return _concatenated(pieces, theta)
 
     def put(self, theta: Vector, values: Vector) -> Vector:
         """Replace the part's entries.
@@ -96,26 +94,22 @@ class Part:
         """
         self._require("theta", theta, self.d)
         self._require("values", values, self.size)
-        lead = np.broadcast_shapes(theta.shape[:-1], values.shape[:-1])
-        space: Any = (
-            np
-            if isinstance(theta, np.ndarray) and isinstance(values, np.ndarray)
-            else jnp
-        )
-        theta = space.broadcast_to(theta, (*lead, self.d))
-        values = space.broadcast_to(values, (*lead, self.size)).astype(theta.dtype)
+        leading = np.broadcast_shapes(theta.shape[:-1], values.shape[:-1])
+        xp = _array_module(theta, values)
+        theta = xp.broadcast_to(theta, (*leading, self.d))
+        values = xp.broadcast_to(values, (*leading, self.size)).astype(theta.dtype)
         # Slices and a concatenation, which XLA compiles to copies; indices would be a
         # scatter.
         pieces = []
-        theta_done = values_done = 0
+        theta_start = values_start = 0
         for start, end in self.slices:
-            size = end - start
-            pieces.append(theta[..., theta_done:start])
-            pieces.append(values[..., values_done : values_done + size])
-            theta_done = end
-            values_done += size
-        pieces.append(theta[..., theta_done:])
-        return _joined(pieces, theta)
+            values_end = values_start + end - start
+            pieces.append(theta[..., theta_start:start])
+            pieces.append(values[..., values_start:values_end])
+            theta_start = end
+            values_start = values_end
+        pieces.append(theta[..., theta_start:])
+        return _concatenated(pieces, theta)
 
     def tree_mask(self, params: PyTree) -> PyTree[bool]:
         """The part as a tree of bools, one for each array of `params` (what
@@ -139,14 +133,17 @@ class Part:
             )
 
 
-def _joined(pieces: list[Any], like: Any) -> Any:
-    """Pieces of vectors one after another; of none, an empty vector of the leading axes
-    and type of `like`.
+def _array_module(*arrays: Any) -> Any:
+    """NumPy for arrays of NumPy alone, else JAX's."""
+    return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
+
+
+def _concatenated(pieces: list[Any], like: Any) -> Any:
+    """Pieces of vectors one after another; without any, an empty vector of the leading
+    axes and type of `like`.
     """
-    space: Any = (
-        np if all(isinstance(piece, np.ndarray) for piece in [*pieces, like]) else jnp
-    )
-    return space.concatenate([like[..., :0], *pieces], axis=-1)
+    pieces = [like[..., :0], *pieces]
+    return _array_module(*pieces).concatenate(pieces, axis=-1)
 
 
 # which parts a model has
@@ -169,6 +166,16 @@ class Parameter:
     start: int
     end: int
 
+    @property
+    def layer(self) -> str:
+        """The path of the layer that owns it, "layers.2" of "layers.2.weight"."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name in that layer, "weight" of "layers.2.weight"."""
+        return self.path.rpartition(".")[2]
+
     def inside(self, layer: str) -> bool:
         """Whether it belongs to a layer (or is the array of that path itself)."""
         return self.path == layer or self.path.startswith(f"{layer}.") or not layer
@@ -176,8 +183,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What an architecture knows of its layers, each named by the path of the module
-    that owns the parameters.
+    """An architecture's description of its layers, each by the path of the module that
+    owns the parameters.
 
     Attributes:
         head: the last dense layer, or None where there is none.
@@ -225,14 +232,10 @@ class Outline:
         if head is not None:
             members["head"] = [p.inside(head) for p in self.parameters]
             members["body"] = [not p.inside(head) for p in self.parameters]
-        members["norm"] = [
-            any(p.inside(norm) for norm in norms) for p in self.parameters
-        ]
-        members["bias"] = ["bias" in p.path.rsplit(".", 1)[-1] for p in self.parameters]
+        members["norm"] = [any(map(p.inside, norms)) for p in self.parameters]
+        members["bias"] = ["bias" in p.name for p in self.parameters]
         for count, layers in enumerate(self._last_layers(), 1):
-            members[f"last{count}"] = [
-                _layer(p.path) in layers for p in self.parameters
-            ]
+            members[f"last{count}"] = [p.layer in layers for p in self.parameters]
         return {name: self._part(name, inside) for name, inside in members.items()}
 
     def find(self, name: str) -> Part:
@@ -276,9 +279,7 @@ class Outline:
         """
         if pattern.startswith(REGEX):
             try:
-                return (
-                    re.search(pattern.removeprefix(REGEX), parameter.path) is not None
-                )
+                return bool(re.search(pattern.removeprefix(REGEX), parameter.path))
             except re.error as error:
                 raise ValueError(
                     f"part {pattern!r} is no regular expression ({error})"
@@ -310,7 +311,7 @@ class Outline:
         """
         # Layers of unknown order come first, as they stand in theta; then those whose
         # calls were watched.
-        layers = list(dict.fromkeys(_layer(p.path) for p in self.parameters))
+        layers = list(dict.fromkeys(p.layer for p in self.parameters))
         ordered = [layer for layer in self.anatomy.order if layer in layers]
         layers = [layer for layer in layers if layer not in ordered] + ordered
         # "last2" begins at the last but one layer that is no normalisation, and goes on
@@ -339,11 +340,6 @@ SHOWN = 12
 """Paths in an error message."""
 
 
-def _layer(path: str) -> str:
-    """The path of the layer that owns a parameter: "layers.2" of "layers.2.weight"."""
-    return path.rpartition(".")[0]
-
-
 def _shortened(names: list[str]) -> list[str]:
     """Names with last1, last2, ..., last9 as "last1 to last9"."""
     last = [name for name in names if re.fullmatch(r"last\d+", name)]
@@ -368,10 +364,13 @@ def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
     Returns:
         The paths of the modules of these types, in the order of the tree.
     """
-    # Without `is_leaf` JAX would go on into the modules, which are trees themselves.
-    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
-    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_one)
-    return tuple(path_of(path) for path, node in nodes if is_one(node))
+
+    def is_module(node: Any) -> bool:
+        return isinstance(node, kinds)
+
+    # Modules are trees themselves, which JAX would flatten without `is_leaf`.
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_module)
+    return tuple(path_of(path) for path, node in nodes if is_module(node))
 
 
 def map_nodes(
@@ -387,6 +386,11 @@ def map_nodes(
     Returns:
         The new network; the given one stays as it is.
     """
-    is_one = lambda node: isinstance(node, kinds)  # noqa: E731
-    change = lambda keys, node: function(path_of(keys), node) if is_one(node) else node  # noqa: E731
-    return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_one)
+
+    def is_module(node: Any) -> bool:
+        return isinstance(node, kinds)
+
+    def replaced(keys: Sequence[Any], node: Any) -> Any:
+        return function(path_of(keys), node) if is_module(node) else node
+
+    return jax.tree_util.tree_map_with_path(replaced, tree, is_leaf=is_module)

@@ -64,29 +64,30 @@ def transform_names() -> list[str]:
 
 
 def check_order(uplink: Pipeline) -> None:
-    """Refuse an uplink whose transforms do not follow each other in the order of their
-    stages, and so do not do what they say.
+    """Refuse an uplink whose transforms are not in the order of their stages, in which
+    alone they do what they promise.
 
     Raises:
         ValueError: with the two that are in the wrong order.
     """
     stages = get_args(Stage)
-    # transforms without a stage may stand anywhere
+    # Transforms without a stage may be anywhere.
     staged = [transform for transform in uplink if transform.stage is not None]
     for before, after in pairwise(staged):
-        one, other = type(before).__name__, type(after).__name__
-        fits = stages.index(before.stage) < stages.index(after.stage)
         require(
-            fits,
-            f"the uplink applies {one} before {other}; use each at most once, in this"
-            f" order: {_in_order()}",
+            stages.index(before.stage) < stages.index(after.stage),
+            f"the uplink applies {type(before).__name__} before"
+            f" {type(after).__name__}; use each at most once, in this order:"
+            f" {_stage_order()}",
         )
 
 
-def _in_order() -> str:
-    """The names of the transforms of every stage."""
-    names = [
-        [name for name, kind in Transform.registry.items() if kind.stage == stage]
-        for stage in get_args(Stage)
-    ]
-    return ", then ".join(" or ".join(sorted(of_stage)) for of_stage in names)
+def _stage_order() -> str:
+    """The names of the transforms, stage by stage."""
+    steps = []
+    for stage in get_args(Stage):
+        names = [
+            name for name, kind in Transform.registry.items() if kind.stage == stage
+        ]
+        steps.append(" or ".join(sorted(names)))
+    return ", then ".join(steps)

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from fedtailor.pipelines.change import replace_vectors
 from fedtailor.protocol import (
@@ -49,12 +49,10 @@ class Cast(Transform):
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        return (
-            replace_vectors(
-                update, lambda kind, value: {kind: value.astype(self.dtype)}
-            ),
-            state,
-        )
+        def narrowed(kind: str, value: Array) -> ClientUpdate:
+            return {kind: value.astype(self.dtype)}
+
+        return replace_vectors(update, narrowed), state
 
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
@@ -73,16 +71,14 @@ class Cast(Transform):
         return replace(downlink, streams=replace_vectors(downlink.streams, narrowed))
 
     def receive(self, inbox: Inbox) -> Inbox:
-        values = replace_vectors(
-            inbox.values, lambda kind, value: {kind: value.astype(_wide(value.dtype))}
-        )
-        return replace(inbox, values=values)
+        def widened(kind: str, value: Array) -> dict[str, Array]:
+            return {kind: value.astype(_wide(value.dtype))}
+
+        return replace(inbox, values=replace_vectors(inbox.values, widened))
 
 
 def _wide(dtype: DTypeLike) -> DTypeLike:
-    """The type in which what travelled as 16 bits is computed with: that of JAX's
-    floating-point numbers.
-
-    Other types stay as they are.
+    """JAX's type of floating-point numbers in place of the 16-bit ones; other types stay
+    as they are.
     """
     return jnp.result_type(float) if dtype in TYPES else dtype

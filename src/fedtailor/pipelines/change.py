@@ -1,4 +1,4 @@
-"""Vectors as changes: what a client's vector is a change of, on the client and on the
+"""Changes of vectors: the model that a client started from, on the client and on the
 server.
 """
 
@@ -11,11 +11,11 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor.protocol import (
     MODEL_KINDS,
-    ClientRows,
     ClientUpdate,
     Downlink,
     Inbox,
     Update,
+    along_axis,
 )
 
 Message = TypeVar("Message")
@@ -25,8 +25,7 @@ def replace_vectors(
     messages: Mapping[str, Message],
     replacement: Callable[[str, Message], Mapping[str, Message]],
 ) -> dict[str, Message]:
-    """Messages with other ones in place of each vector of a model's length; all that
-    are none stay as they are.
+    """Replace each vector of a model's length; other messages stay as they are.
 
     Args:
         messages: kind -> message.
@@ -44,8 +43,11 @@ def replace_vectors(
 
 
 def without(update: Update, *names: Callable[[str], str]) -> Update:
-    """An update without the messages that accompany its vectors under such names
-    (`places_kind`, ...).
+    """An update without some of the messages that accompany its vectors.
+
+    Args:
+        update: the vectors and what accompanies them.
+        names: `places_kind` and the like: a vector's kind -> the message's.
     """
     dropped = {name(kind) for name in names for kind in update}
     return {kind: rows for kind, rows in update.items() if kind not in dropped}
@@ -59,9 +61,7 @@ def start_kind(kind: str) -> str:
 
 
 def places_kind(kind: str) -> str:
-    """The message that says at which places the entries of a vector belong that travel
-    (`TopK`).
-    """
+    """The message with the places of the entries of a vector that travel (`TopK`)."""
     return f"{kind} places"
 
 
@@ -73,21 +73,17 @@ def scale_kind(kind: str) -> str:
 
 
 def nearest(value: Float[Array, "*k d"], inbox: Inbox) -> Int[Array, "*k"]:
-    """The place of the received model that is nearest to a vector; 0 where nothing was
-    received.
-    """
-    distances = jnp.square(value[..., None, :] - inbox["model"]).sum(axis=-1)
-    return (
-        jnp.where(inbox.received["model"], distances, jnp.inf)
-        .argmin(axis=-1)
-        .astype(jnp.int32)
-    )
+    """Which of the received models is nearest to a vector; 0 where none was received."""
+    differences = value[..., None, :] - inbox["model"]
+    distances = jnp.square(differences).sum(axis=-1)
+    distances = jnp.where(inbox.received["model"], distances, jnp.inf)
+    return distances.argmin(axis=-1).astype(jnp.int32)
 
 
 def reference(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> Float[Array, "*k d"]:
-    """What a vector that a client sends is a change of, on the client.
+    """The vector that a client's change is measured from, on the client.
 
     Args:
         kind: of message.
@@ -100,16 +96,15 @@ def reference(
     """
     if kind != "model" or "model" not in inbox.values:
         return jnp.zeros_like(value)
-    return jnp.where(
-        inbox.received["model"].any(), inbox["model"][nearest(value, inbox)], 0
-    )
+    start = inbox["model"][nearest(value, inbox)]
+    return jnp.where(inbox.received["model"].any(), start, 0)
 
 
 def which_reference(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> dict[str, Array]:
-    """What tells the server of which received model a vector is a change; nothing where
-    there is one only.
+    """The message that tells the server which received model a vector is a change of;
+    none where it can be one only.
     """
     if kind != "model" or "model" not in inbox.values or len(inbox["model"]) == 1:
         return {}
@@ -119,8 +114,8 @@ def which_reference(
 def change_of(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> tuple[Float[Array, "*k d"], ClientUpdate]:
-    """What a client changed of the model that it received, and the messages that tell
-    the server which one it was.
+    """A client's change of the model that it received, and the message that tells the
+    server which model this was.
     """
     return value - reference(kind, value, inbox), which_reference(kind, value, inbox)
 
@@ -128,12 +123,12 @@ def change_of(
 def received_rows(
     kind: str, update: Update, downlink: Downlink
 ) -> Float[Any, "r *k d"] | float:
-    """On the server, what `reference` is on each client.
+    """The `reference` of each client, on the server.
 
     Args:
         kind: of message.
-        update: what the clients sent, with the messages that say which model was meant.
-        downlink: what they had been sent.
+        update: the clients' messages, with those of `which_reference`.
+        downlink: what the clients had been sent.
 
     Returns:
         The references in the rows of the answer; 0 where all are zero.
@@ -142,26 +137,19 @@ def received_rows(
     if kind != "model" or "model" not in downlink.streams:
         return 0.0
     sent = downlink.streams["model"]
-    # Answers stand in the executor's rows; whom a stream was sent to is known by
-    # clients. Padding received nothing.
+    # Streams by row of the answer, which has the executor's order; -1 for padding, which
+    # received nothing.
     recipients = np.full((len(rows.values), sent.recipients.shape[1]), -1, np.int32)
     recipients[rows.row] = sent.recipients
     models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
     several = update.get(start_kind(kind))
     if several is None:
-        # one model each: the same reference for all vectors of a client, whatever axes
-        # they have between c and d
-        between = [1] * (_axes(rows, update, kind) - 2)
-        row = recipients[:, :1].reshape(-1, *between)
+        # Each client received one model, which is the reference of all of its vectors.
+        # After `TopK` the rows are shorter than the vectors, with as many axes.
+        stream = along_axis(recipients[:, 0], 0, rows.values.ndim - 1)
     else:
-        # each vector names the one of its client's models that it is a change of
-        index = np.asarray(several.values)
-        row = np.take_along_axis(
-            recipients, index.reshape(len(index), -1), axis=1
-        ).reshape(index.shape)
-    return jnp.where(row[..., None] >= 0, models[np.maximum(row, 0)], 0)
-
-
-def _axes(rows: ClientRows, update: Update, kind: str) -> int:
-    """Axes of a kind's vectors, stacked over clients."""
-    return len(update.get(places_kind(kind), rows).values.shape)
+        # Each vector comes with the number of its model among those of its client.
+        number = np.asarray(several.values)
+        flat = number.reshape(len(number), -1)
+        stream = np.take_along_axis(recipients, flat, axis=1).reshape(number.shape)
+    return jnp.where(stream[..., None] >= 0, models[np.maximum(stream, 0)], 0)

@@ -46,32 +46,33 @@ class Clip(Transform):
 def clipped(
     update: ClientUpdate, inbox: Inbox, norm: Any
 ) -> tuple[ClientUpdate, Float[Array, ""]]:
-    """Shorten what a client sends.
+    """Clip the change of an update.
 
     Args:
-        update: what it would send.
+        update: the client's messages.
         inbox: what it received, of which `update` is a change.
-        norm: the largest Euclidean length.
+        norm: the largest Euclidean norm.
 
     Returns:
-        An update whose change is at most `norm` long, and how long its change was.
+        The update with a change of at most `norm`, and the norm of the change before.
     """
-    # One norm over all vectors together: what a client can do to the server at all is
-    # what is bounded.
+    # One norm over all vectors together bounds everything that a client can do to the
+    # server.
     start = {
         kind: reference(kind, value, inbox)
         for kind, value in update.items()
         if kind in MODEL_KINDS
     }
     change = {kind: update[kind] - start[kind] for kind in start}
-    square = jnp.zeros(())
+    squared_norm = jnp.zeros(())
     for value in change.values():
-        square = square + jnp.square(value).sum()
-    length = jnp.sqrt(square)
-    scale = jnp.minimum(1.0, norm / jnp.maximum(length, jnp.finfo(square.dtype).tiny))
-    shortened = {}
+        squared_norm = squared_norm + jnp.square(value).sum()
+    length = jnp.sqrt(squared_norm)
+    tiny = jnp.finfo(length.dtype).tiny
+    scale = jnp.minimum(1.0, norm / jnp.maximum(length, tiny))
+    clipped_vectors = {}
     for kind, value in change.items():
         scaled = start[kind] + scale.astype(value.dtype) * value
-        # a client within the bound sends what it would send without it, to the bit
-        shortened[kind] = jnp.where(scale < 1, scaled, update[kind])
-    return {**update, **shortened}, length
+        # A client within the bound sends what it would send without it, to the bit.
+        clipped_vectors[kind] = jnp.where(scale < 1, scaled, update[kind])
+    return {**update, **clipped_vectors}, length

@@ -1,4 +1,4 @@
-"""GaussianNoise: what is known afterwards hardly depends on any one client."""
+"""GaussianNoise: differential privacy of clients, by clipping and noise."""
 
 import math
 from dataclasses import replace
@@ -27,10 +27,10 @@ from fedtailor.protocol import (
     require,
 )
 
-NORM, WITHIN = "clip_norm", "within"
-"""The bound as it travels down, and what a client answers: whether its change was
-within (adaptive clipping).
-"""
+NORM = "clip_norm"
+"""The bound that the server sends (adaptive clipping)."""
+WITHIN = "within"
+"""A client's answer to it: whether its change was within the bound."""
 
 COVERED = ("model", "gradient")
 """What a client may send: one message of one of these kinds."""
@@ -93,14 +93,15 @@ class GaussianNoise(Transform):
             self.by in ("server", "client"),
             f"by is {self.by!r}; it must be 'server' or 'client'",
         )
-        fits = self.quantile is None or 0 < self.quantile < 1
-        require(fits, f"quantile is {self.quantile}; it must be between 0 and 1")
+        require(
+            self.quantile is None or 0 < self.quantile < 1,
+            f"quantile is {self.quantile}; it must be between 0 and 1",
+        )
         require(
             self.norm_rate > 0, f"norm_rate is {self.norm_rate}; it must be above 0"
         )
-        adapts = self.quantile is None or self.by == "server"
         require(
-            adapts,
+            self.quantile is None or self.by == "server",
             "adaptive clipping needs a server that adds the noise: leave out quantile,"
             " or by = 'client'",
         )
@@ -124,8 +125,8 @@ class GaussianNoise(Transform):
         update, length = clipped(update, inbox, norm)
         if self.quantile is not None:
             update[WITHIN] = (length <= norm).astype(length.dtype)
-        # by = "client": change_i + z C N(0, I), with draws of its own for each message
         if self.by == "client":
+            # change_i + z C N(0, I), drawn for each message by itself
             for number, kind in enumerate(sent):
                 key = jax.random.fold_in(local.key("gaussian noise"), number)
                 noise = jax.random.normal(key, update[kind].shape, update[kind].dtype)
@@ -177,41 +178,38 @@ class GaussianNoise(Transform):
         rows = update[kind]
         rng = cohort.rng("gaussian noise")
         reporters = int(cohort.reporting.sum())
-        # by = "server": (sum_S change_i + z C N(0, I)) / expected. It is one draw for
-        # the sum, which every client's row gets below, and so their mean gets it once.
         multiplier, count_noise = self._shares(expected)
-        noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
+
+        # Clip once more: clients may lie, and rounding (`Quantize`) may have made a
+        # change longer.
         start = _common_start(kind, downlink)
         change = jnp.asarray(rows.values) - start
-        # clients may lie, and rounding (`Quantize`) may have lengthened a change
         all_but_clients = tuple(range(1, change.ndim))
         length = jnp.sqrt(jnp.square(change).sum(axis=all_but_clients, keepdims=True))
-        change = change * jnp.minimum(
-            1.0, norm / jnp.maximum(length, jnp.finfo(change.dtype).tiny)
-        )
-        # such that the mean over reporters is start + (sum of changes + noise) /
-        # expected, whatever their number
-        change = (reporters / expected) * change + (noise / expected).astype(
-            change.dtype
-        )
-        seen = {other: answer for other, answer in update.items() if other != WITHIN}
-        seen[kind] = replace(rows, values=start + change)
+        tiny = jnp.finfo(change.dtype).tiny
+        change = change * jnp.minimum(1.0, norm / jnp.maximum(length, tiny))
+
+        # The mean over reporters becomes start + (sum_S change_i + z C N(0, I)) /
+        # expected, whatever their number: every row gets the same noise, and so their
+        # mean gets it once.
+        noise = multiplier * norm * rng.standard_normal(rows.values.shape[1:])
+        noise = (noise / expected).astype(change.dtype)
+        change = (reporters / expected) * change + noise
+        decoded = {name: answer for name, answer in update.items() if name != WITHIN}
+        decoded[kind] = replace(rows, values=start + change)
+
         if self.quantile is not None:
-            within = (
-                update[WITHIN].host()[cohort.reporting]
-                if WITHIN in update
-                else np.zeros(0)
-            )
-            # counted as +1/2 and -1/2, so that one client changes the sum by half as
-            # much
+            within = np.zeros(0)
+            if WITHIN in update:
+                within = update[WITHIN].host()[cohort.reporting]
+            # Counted as +1/2 and -1/2, so that one client changes the sum by half as
+            # much.
             total = float((within - 0.5).sum()) + count_noise * rng.standard_normal()
-            # Andrew et al.: C <- C exp( -eta_C (share of clients within - quantile) )
-            share = total / expected + 0.5
-            state = {
-                **state,
-                "norm": norm * math.exp(-self.norm_rate * (share - self.quantile)),
-            }
-        return seen, state
+            share_within = total / expected + 0.5
+            # Andrew et al.: C <- C exp( -eta_C (share within - quantile) )
+            growth = math.exp(-self.norm_rate * (share_within - self.quantile))
+            state = {**state, "norm": norm * growth}
+        return decoded, state
 
     def _shares(self, expected: int) -> tuple[float, float]:
         """How the noise is divided between changes and the count (Andrew et al. 2021,
@@ -228,16 +226,16 @@ class GaussianNoise(Transform):
         z = float(self.multiplier)
         if self.quantile is None:
             return z, 0.0
-        # 1/z^2 = 1/z_changes^2 + 1/(2 count_noise)^2: the noise on the count takes some
-        # of the budget.
         count_noise = expected / 20
         if z >= 2 * count_noise:
             return math.inf, count_noise
-        return (z**-2 - (2 * count_noise) ** -2) ** -0.5, count_noise
+        # 1/z^2 = 1/z_changes^2 + 1/(2 count_noise)^2
+        z_changes = (z**-2 - (2 * count_noise) ** -2) ** -0.5
+        return z_changes, count_noise
 
 
 def _common_start(kind: str, downlink: Downlink) -> Any:
-    """What all clients' changes are changes of: the only model sent, or zero."""
+    """The start of all clients' changes: the only model sent, or zero."""
     if kind != "model":
         return 0.0
     sent = downlink.streams.get("model")
@@ -252,11 +250,11 @@ def _common_start(kind: str, downlink: Downlink) -> Any:
 
 
 def unchanged(downlink: Downlink) -> Update:
-    """What the server is given in a round in which nobody reports: one client that
-    changed nothing.
+    """The update of one client that changed nothing, for a round in which nobody
+    reports.
 
     Raises:
-        ValueError: no model was sent, so that it is not known what a client would send.
+        ValueError: no model was sent, so that a client's message is not known.
     """
     sent = downlink.streams.get("model")
     require(

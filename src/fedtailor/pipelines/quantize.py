@@ -1,5 +1,6 @@
 """Quantize: changes travel as bytes."""
 
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -61,12 +62,12 @@ class Quantize(Transform):
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
         def as_integers(kind: str, value: Array) -> ClientUpdate:
-            is_change = places_kind(kind) in update  # made one by `TopK`
+            # `TopK` has made the value a change already.
+            is_change = places_kind(kind) in update
             change, start = (value, {}) if is_change else change_of(kind, value, inbox)
-            # A key for each kind, so that their roundings are independent.
-            key = jax.random.fold_in(
-                local.key("quantize"), sorted(MODEL_KINDS).index(kind)
-            )
+            # Each kind has a key of its own, so that their roundings are independent.
+            number = sorted(MODEL_KINDS).index(kind)
+            key = jax.random.fold_in(local.key("quantize"), number)
             integers, scale = rounded(change, self.block, key)
             return {kind: integers, scale_kind(kind): scale, **start}
 
@@ -75,14 +76,14 @@ class Quantize(Transform):
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
     ) -> tuple[Update, PyTree]:
-        # `TopK` stands before this and undoes its own part after it, the start of its
-        # changes included.
-        start_is_ours = not any(places_kind(kind) in update for kind in MODEL_KINDS)
-        accompanying = (scale_kind, start_kind) if start_is_ours else (scale_kind,)
+        # `TopK`, which encodes before and decodes after this, adds the start of its
+        # changes itself.
+        adds_start = not any(places_kind(kind) in update for kind in MODEL_KINDS)
+        accompanying = (scale_kind, start_kind) if adds_start else (scale_kind,)
 
         def as_vectors(kind: str, rows: ClientRows) -> Update:
             values = restored(rows.values, update[scale_kind(kind)].values, self.block)
-            if start_is_ours:
+            if adds_start:
                 values = values + received_rows(kind, update, downlink)
             return {kind: replace(rows, values=values)}
 
@@ -92,7 +93,7 @@ class Quantize(Transform):
 def rounded(
     x: Float[Array, "*k d"], block: int, key: Array
 ) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
-    """A vector as integers; see `Quantize`.
+    """Round a vector to integers; see `Quantize`.
 
     Args:
         x: one vector, or several.
@@ -114,7 +115,7 @@ def rounded(
 
 
 def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, "*k d"]:
-    """The vector that integers and scales stand for."""
+    """The vector of integers and scales, the inverse of `rounded` up to rounding."""
     integers = jnp.asarray(integers)
     scale = jnp.asarray(scale)
     blocks = _to_blocks(integers, block).astype(scale.dtype) * scale[..., None]
@@ -124,15 +125,16 @@ def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, 
 def _to_blocks(
     x: Shaped[Array, "*k d"], block: int
 ) -> Shaped[Array, "*k blocks block"]:
-    """Vectors in blocks, the last one filled up with zeros."""
-    size = x.shape[-1]
-    count = -(-size // block)
-    only_at_the_end = [(0, 0)] * (x.ndim - 1) + [(0, count * block - size)]
-    return jnp.pad(x, only_at_the_end).reshape(*x.shape[:-1], count, block)
+    """Vectors in blocks, the last one padded with zeros."""
+    *leading, size = x.shape
+    count = math.ceil(size / block)
+    padding = [(0, 0)] * len(leading) + [(0, count * block - size)]
+    return jnp.pad(x, padding).reshape(*leading, count, block)
 
 
 def _from_blocks(
     blocks: Shaped[Array, "*k blocks block"], size: int
 ) -> Shaped[Array, "*k d"]:
-    """The vectors of so many entries that blocks hold."""
-    return blocks.reshape(*blocks.shape[:-2], -1)[..., :size]
+    """Vectors of `size` entries, the inverse of `_to_blocks`."""
+    *leading, _, _ = blocks.shape
+    return blocks.reshape(*leading, -1)[..., :size]

@@ -1,4 +1,4 @@
-"""TopK: only the largest changes travel, and the rest later."""
+"""TopK: the largest changes travel first, and the others later."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -59,11 +59,10 @@ class TopK(Transform):
     """Whether what does not travel is kept for the next round."""
 
     def __post_init__(self) -> None:
-        share = isinstance(self.fraction, int | float) and not isinstance(
-            self.fraction, bool
-        )
+        is_bool = isinstance(self.fraction, bool)
+        is_number = isinstance(self.fraction, int | float) and not is_bool
         require(
-            share and 0 < self.fraction <= 1,
+            is_number and 0 < self.fraction <= 1,
             f"fraction is {self.fraction!r}; it must be a number in (0, 1]",
         )
 
@@ -78,27 +77,25 @@ class TopK(Transform):
         def largest_changes(kind: str, value: Array) -> ClientUpdate:
             nonlocal state
             size = value.shape[-1]
-            alike = "model" in inbox.values and size == inbox["model"].shape[-1]
             require(
-                alike,
+                "model" in inbox.values and size == inbox["model"].shape[-1],
                 f"top-k needs a {kind} of the length of the models that clients are"
                 " sent",
             )
             change, start = change_of(kind, value, inbox)
             if self.feedback:
-                fits = vectors == 1 and value.ndim == 1 and size <= len(state)
                 require(
-                    fits,
+                    vectors == 1 and value.ndim == 1 and size <= len(state),
                     "what top-k did not send of several vectors it cannot keep; set"
                     " feedback = false for a method whose clients send more than one",
                 )
                 # y = change + kept
                 change = change + state[:size]
             values, places = largest(change, max(1, round(self.fraction * size)))
-            # kept = y - sent: the change with zeros where it travels
             if self.feedback:
+                # kept = y - sent, which is 0 at the places that travel
                 kept = state.at[:size].set(change.at[places].set(0))
-                # who is not asked for its update sends nothing, and has lost nothing
+                # A client that is not asked for its update sends nothing, and keeps all.
                 state = jnp.where(inbox.reply, kept, state)
             return {kind: values, places_kind(kind): places, **start}
 
@@ -111,16 +108,11 @@ class TopK(Transform):
             size = int(downlink.streams["model"].values.shape[-1])
             places = jnp.asarray(update[places_kind(kind)].values)
             change = scattered(jnp.asarray(rows.values), places, size)
-            return {
-                kind: replace(
-                    rows, values=change + received_rows(kind, update, downlink)
-                )
-            }
+            values = change + received_rows(kind, update, downlink)
+            return {kind: replace(rows, values=values)}
 
-        return (
-            replace_vectors(without(update, places_kind, start_kind), as_vectors),
-            state,
-        )
+        vectors = without(update, places_kind, start_kind)
+        return replace_vectors(vectors, as_vectors), state
 
 
 def largest(
@@ -141,10 +133,10 @@ def largest(
 def scattered(
     values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int
 ) -> Float[Array, "*n d"]:
-    """Vectors [..., size] with values at places, and zeros."""
-    count = values.shape[-1]
+    """Vectors [..., size] with values at places, and zeros elsewhere."""
+    *leading, count = values.shape
     flat = values.reshape(-1, count)
     columns = places.astype(jnp.int32).reshape(-1, count)
     rows = jnp.arange(len(flat))[:, None]
-    full = jnp.zeros((len(flat), size), values.dtype).at[rows, columns].set(flat)
-    return full.reshape(*values.shape[:-1], size)
+    zeros = jnp.zeros((len(flat), size), values.dtype)
+    return zeros.at[rows, columns].set(flat).reshape(*leading, size)

@@ -3,6 +3,7 @@ fedtailor.
 """
 
 from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
+from fedtailor.protocol.axes import along_axis
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.diagnostics import (
@@ -124,6 +125,7 @@ __all__ = [
     "TreeDiagnostic",
     "Update",
     "ZeroIsStatic",
+    "along_axis",
     "announce",
     "check_choice",
     "client_ids",

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.client.losses import outputs
-from fedtailor.client.pool import Pool, model_input
+from fedtailor.client.pool import Normalization
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
@@ -70,9 +70,7 @@ def _client_scores(
     model: Model, predictor: Predictor, federation: Federation, rows: NDArray[np.int32]
 ) -> dict[str, NDArray[Any]]:
     """`row_scores` of one client's rows [n], in blocks of equal shape."""
-    shift, scale = (
-        np.asarray(part, model.dtype) for part in (federation.shift, federation.scale)
-    )
+    normalization = Normalization.of(federation.shift, federation.scale, model.dtype)
     blocks = []
     # Without any row one block of padding is scored all the same, for the types of the
     # columns.
@@ -82,11 +80,10 @@ def _client_scores(
         block[: len(chosen)] = chosen
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
-        pool = Pool(
-            federation.x[block], y, block, shift, scale, normalize=True, largest=_BLOCK
-        )
         with jax.disable_jit(model.in_python):
-            scored = _block_scores(model, predictor, pool)
+            scored = _block_scores(
+                model, predictor, normalization, federation.x[block], y
+            )
         blocks.append(
             {name: np.asarray(values)[: len(chosen)] for name, values in scored.items()}
         )
@@ -103,8 +100,14 @@ def _client_scores(
 
 
 @partial(jax.jit, static_argnums=0)
-def _block_scores(model: Model, predictor: Predictor, pool: Pool) -> dict[str, Array]:
+def _block_scores(
+    model: Model,
+    predictor: Predictor,
+    normalization: Normalization,
+    x: ArrayLike,
+    y: ArrayLike,
+) -> dict[str, Array]:
     """`row_scores` of a block of rows, as one program for all blocks and clients."""
     predictor = jax.tree.map(jnp.asarray, predictor)
-    out = outputs(model, predictor)(model_input(pool, jnp.asarray(pool.x)))
-    return row_scores(model, out, jnp.asarray(pool.y))
+    out = outputs(model, predictor)(normalization(jnp.asarray(x)))
+    return row_scores(model, out, jnp.asarray(y))

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.client.losses import outputs
-from fedtailor.client.pool import Pool, model_input
+from fedtailor.client.pool import Normalization
 from fedtailor.models import Model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.tables import Preprocessing
@@ -82,18 +82,9 @@ class PersonalModel:
             f" {', '.join(map(str, self.model.input_shape))}]",
         )
         self._require_finite(x)
-        kind = self.model.dtype
-        pool = Pool(
-            x,
-            x,
-            x,
-            np.asarray(self.shift, kind),
-            np.asarray(self.scale, kind),
-            normalize=True,
-            largest=len(x),
-        )
+        normalization = Normalization.of(self.shift, self.scale, self.model.dtype)
         with jax.disable_jit(self.model.in_python):
-            return np.asarray(_outputs(self.model, self.predictor, pool))
+            return np.asarray(_outputs(self.model, self.predictor, normalization, x))
 
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""
@@ -212,6 +203,8 @@ class PersonalModel:
 
 
 @partial(jax.jit, static_argnums=0)
-def _outputs(model: Model, predictor: Predictor, pool: Pool) -> Array:
+def _outputs(
+    model: Model, predictor: Predictor, normalization: Normalization, x: ArrayLike
+) -> Array:
     predictor = jax.tree.map(jnp.asarray, predictor)
-    return outputs(model, predictor)(model_input(pool, jnp.asarray(pool.x)))
+    return outputs(model, predictor)(normalization(jnp.asarray(x)))

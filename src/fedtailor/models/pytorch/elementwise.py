@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from fedtailor.models.pytorch.layout import Planes, plain
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, operation
+from fedtailor.protocol import along_axis
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
     "abs": jnp.abs,
@@ -175,7 +176,9 @@ def _softplus(
 
 @operation("prelu")
 def _prelu(context: Context, x: Array, weight: Array) -> Array:
-    return jnp.where(x > 0, x, x * weight.reshape(-1, *[1] * (x.ndim - 2)))
+    # PyTorch: an input without an axis of channels has one channel.
+    slope = along_axis(weight, 1, x.ndim) if x.ndim > 1 else weight
+    return jnp.where(x > 0, x, x * slope)
 
 
 @operation("clamp", "clamp_", "hardtanh", "hardtanh_")

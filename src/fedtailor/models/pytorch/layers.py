@@ -16,6 +16,7 @@ from fedtailor.models.normalization import batch_statistics
 from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 from fedtailor.models.pytorch.layout import Planes, Value, as_images, as_planes, plain
 from fedtailor.models.pytorch.operations import Context, Unsupported, operation
+from fedtailor.protocol import along_axis
 
 
 @operation("linear")
@@ -100,7 +101,7 @@ def _convolution(
         dimension_numbers=layout,
         feature_group_count=groups,
     )
-    return y if bias is None else y + bias.reshape(-1, *[1] * sides)
+    return y if bias is None else y + along_axis(bias, 1, y.ndim)
 
 
 def _all(sides: Sequence[int]) -> int:
@@ -290,20 +291,28 @@ def _batch_norm(
     if mean is None or variance is None or momentum is None:
         raise Unsupported("BatchNorm with track_running_stats=False or momentum=None")
     array = x.array if isinstance(x, Planes) else plain(x)
-    wide = (-1, 1, 1, 1) if isinstance(x, Planes) else (1, -1, *[1] * (array.ndim - 2))
+    batch_axis, channel_axis = (3, 0) if isinstance(x, Planes) else (0, 1)
     if training:
         count = x.shape[0]
         example_weight = (
             jnp.ones(count, array.dtype) if context.weight is None else context.weight
         )
-        first = not isinstance(x, Planes)
         mean, variance, (new_mean, new_variance) = batch_statistics(
-            array, example_weight, (mean, variance), momentum, channels_first=first
+            array,
+            example_weight,
+            (mean, variance),
+            momentum,
+            batch_axis=batch_axis,
+            channel_axis=channel_axis,
         )
         context.renewed |= {context.path(3): new_mean, context.path(4): new_variance}
-    y = (array - mean.reshape(wide)) * lax.rsqrt(variance + epsilon).reshape(wide)
-    y = y if weight is None else y * weight.reshape(wide)
-    y = y if bias is None else y + bias.reshape(wide)
+
+    def per_channel(values: Array) -> Array:
+        return along_axis(values, channel_axis, array.ndim)
+
+    y = (array - per_channel(mean)) * per_channel(lax.rsqrt(variance + epsilon))
+    y = y if weight is None else y * per_channel(weight)
+    y = y if bias is None else y + per_channel(bias)
     return Planes(y) if isinstance(x, Planes) else y
 
 
@@ -334,9 +343,8 @@ def _group_norm(
 ) -> Array:
     grouped = x.reshape(len(x), groups, -1)
     y = _normal(grouped, (2,), epsilon).reshape(x.shape)
-    wide = (-1, *[1] * (x.ndim - 2))
-    y = y if weight is None else y * weight.reshape(wide)
-    return y if bias is None else y + bias.reshape(wide)
+    y = y if weight is None else y * along_axis(weight, 1, x.ndim)
+    return y if bias is None else y + along_axis(bias, 1, x.ndim)
 
 
 @operation("instance_norm")

@@ -10,8 +10,10 @@ from fedtailor.report.stored import StoredRun
 
 
 def left_out_methods(experiment: Experiment, scenario: str) -> dict[str, Candidate]:
-    """The rows that halving did not train to the end: of each the setting that it left
-    out last (of those the best).
+    """The rows that halving did not train to the end.
+
+    Returns:
+        label -> the setting that was left out last; of several, the best.
     """
     tried = [it for it in experiment.index.candidates if it.scenario == scenario]
     chosen = {it.algorithm for it in tried if it.chosen}
@@ -32,11 +34,10 @@ def tests_when_left_out(
     left_out: Mapping[str, Candidate],
     whole: int,
 ) -> list[pl.DataFrame]:
-    """The metric of seen clients on test after the rounds in which methods were left
-    out: of these, and of all others.
+    """Test values of seen clients after the rounds in which methods were left out.
 
-    A run may have gone on since, for another comparison: what it measured later is left
-    aside.
+    There are those of the methods left out, and of all others at that time. A run may
+    have gone on since, for another comparison: what it measured later is left aside.
 
     Args:
         experiment, runs: see `fedtailor.report.decision.decide`.

@@ -34,6 +34,7 @@ def model_card(run: OpenedRun, client: str) -> str:
         ValueError: the run has no such client.
     """
     check_choice(client, run.names, f"client of {run.path} called")
+    # The client's line in the run's table of clients, by column.
     about = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
         [f"# Model card: {_text(client)}", "", *_head(run, about)],

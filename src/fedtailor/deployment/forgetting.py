@@ -71,6 +71,8 @@ def forget(
         empty,
         f"{path} is not empty; name a new directory for the run without the client",
     )
+    # What is searched for later is collected before anything is trained: a run whose
+    # data are not found ends here.
     traces = _traces(run, client)
     federation, origin = _without(run, client)
     manifest, model = run.manifest["run"], run.model

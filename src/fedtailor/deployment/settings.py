@@ -74,8 +74,8 @@ def rebuilt_model(described: Mapping[str, Any]) -> Model:
         kind = getattr(zoo, architecture["type"], None)
     losses = (loss for loss in _LOSSES if settings(loss) == described["loss"])
     loss = next(losses, None)
-    is_known = isinstance(kind, type) and issubclass(kind, Architecture)
-    if loss is None or not is_known:
+    is_own = not isinstance(kind, type) or not issubclass(kind, Architecture)
+    if is_own or loss is None:
         raise ValueError(
             "the run's model is one that only your code knows; pass model=..."
         )
@@ -109,6 +109,8 @@ def _rebuilt(
             f"{what} cannot be read from the run's directory ({error}); pass"
             f" {argument}=..."
         ) from None
+    # Arrays and functions are described by digests and names, from which nothing can be
+    # rebuilt: then the descriptions differ.
     same = settings(rebuilt) == dict(described)
     require(same, f"{what} was given what only your code knows; pass {argument}=...")
     return rebuilt

@@ -222,6 +222,7 @@ class Diagnosis:
         apart = p < ALPHA
         if not apart.any():
             return "No pair of clients is told apart by gradients."
+        # The pairs that labels or inputs tell apart as well.
         by_data = np.zeros(len(p), bool)
         for what in ("labels", "inputs"):
             values = self.told_apart(what)
@@ -276,6 +277,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         np.asarray(evidence.sigma2, np.float64), np.asarray(evidence.batch_sizes), sizes
     )
     compared = homogeneity(evidence.gradients, traces, sizes)
+    # The variance of each client's gradient. Where a single batch says nothing of it,
+    # the median of the others stands in.
     noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / sizes
     still = np.flatnonzero(noise <= 0)
     if len(still):

@@ -91,6 +91,7 @@ def personalization_gain(
         posterior in ("paper", "exact"),
         f"posterior is {posterior!r}; it must be 'paper' or 'exact'",
     )
+    # What each other client's model tells of a common one, as a precision.
     precisions = 1.0 / (between + own)
     others = np.array([np.delete(precisions, m).sum() for m in range(len(own))])
     if posterior == "exact":

@@ -206,10 +206,10 @@ class Comparison:
             else:
                 scores.append(validation_score(self.results / name))
         # The first of equally good ones.
-        best = None
+        best, best_score = None, None
         for number, score in enumerate(scores):
-            if score is not None and (best is None or score > scores[best]):
-                best = number
+            if score is not None and (best_score is None or score > best_score):
+                best, best_score = number, score
         if best is None:
             other_seeds = len(self.experiment.file.seeds) - 1
             self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)

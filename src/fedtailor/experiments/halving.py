@@ -26,11 +26,10 @@ They are training alone, and the one that is held against it.
 
 
 def cuts(rounds: int, every: int) -> list[int]:
-    """After how many rounds candidates are compared: ascending, below `rounds`, and
-    always after an evaluation.
+    """After how many rounds candidates are compared: ascending, below `rounds`.
 
-    So a candidate that goes on leaves the same measurements as one that was never
-    stopped.
+    It is always after an evaluation: so a candidate that goes on leaves the same
+    measurements as one that was never stopped.
 
     Args:
         rounds: of a whole run.

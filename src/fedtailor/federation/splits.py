@@ -195,8 +195,9 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
     """
     check_seed(seed)
     # An array without axes is a single number.
-    is_number = isinstance(unseen, np.ndarray) and unseen.ndim == 0
-    if isinstance(unseen, Iterable) and not is_number:
+    if isinstance(unseen, Iterable) and not (
+        isinstance(unseen, np.ndarray) and unseen.ndim == 0
+    ):
         given = [unseen] if isinstance(unseen, str) else unseen
         chosen_names = {str(name) for name in given}
         missing = chosen_names - set(names)

@@ -91,6 +91,7 @@ def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
     unit = experiment.unit(scenarios[0])
     labels = experiment.index.algorithms
 
+    # The table grows column by column; the baseline becomes its last row.
     columns = ["algorithm"]
     rows: list[list[Cell]] = [[label] for label in labels]
     baseline: list[Cell] = [BASELINE_ROW]
@@ -111,6 +112,7 @@ def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
                 row.append(published(figures.get(label, NOTHING)))
             baseline.append(NOTHING)
 
+    # Runs of older versions do not say what a model reaches that learns nothing.
     if any(value != NOTHING for value in baseline[1:]):
         rows.append(baseline)
     return Table(

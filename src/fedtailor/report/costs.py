@@ -141,6 +141,7 @@ def _time(
 def _reached(run: StoredRun, target: float | None, system: str) -> float | None:
     if target is None:
         return None
+    # `time_to_reach` looks for the first value that is at least the target.
     sign = 1 if run.unit.higher_is_better else -1
     curve = {done: sign * value for done, value in run.curve().items()}
     return time_to_reach(

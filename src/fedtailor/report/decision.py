@@ -233,6 +233,8 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     if experiment.index.budget is not None:
         seen = first.clients.filter(~pl.col("unseen"))
         warnings += warn_few_validation_rows(int(seen["val"].sum()))
+    # Without test rows nothing can be decided; without validation rows all but the
+    # choice of a method for each client.
     test, val = _values(runs, "test"), _values(runs, "val")
     if test.is_empty():
         return Decision(
@@ -254,11 +256,13 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     rounds = experiment.index.scenarios[scenario].rounds
     winner, choice = None, None
     if len(runs) > 1:
+        # Methods that were left out are compared with the others as all were then.
         values = [test.with_columns(round=pl.lit(rounds, pl.Int32))]
         values += tests_when_left_out(experiment, runs, tested, rounds)
         winner = best_method(
             pl.concat(values), higher_is_better=higher_is_better, left_out=list(tested)
         )
+        # A method that could not be tested might have won.
         if not_tested:
             winner = replace(winner, winner=None)
         if _overlap(val, test):
@@ -347,6 +351,8 @@ def _gains(
 
     # Runs of other versions may have further columns.
     rows = pl.concat(frames, how="diagonal")
+    # Gains are means over test rows: a metric that does not follow from single rows,
+    # such as an area under a curve, is replaced by one that does.
     if metric not in SCORES:
         stored = [name for name in SCORES if SCORES[name].column in rows.columns]
         metric = next((name for name in stored if name != "loss"), "loss")

@@ -23,6 +23,7 @@ def show(experiment: Experiment, form: Format) -> None:
     by_name, decided = tables(experiment), decisions(experiment)
     if form == "terminal":
         _show_facts(experiment)
+        # On a terminal nothing is shown twice; files and pages have all tables.
         hidden = repeated(experiment)
         for name, table in by_name.items():
             if name not in hidden:

@@ -354,7 +354,7 @@ def _figure(
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    settings = {
+    settings: dict[Any, Any] = {
         "font.size": 9,
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -286,6 +286,7 @@ class StoredRun:
         The clients are in the order of their ids, as in the server's tables.
         """
         seen = self.clients.filter(~pl.col("unseen"))
+        # The frame lists clients as the federation does.
         order = np.argsort(client_ids(tuple(seen["client"])))
         return seen["group"].fill_null(0).to_numpy()[order]
 

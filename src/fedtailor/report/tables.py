@@ -176,6 +176,7 @@ class Table:
                 continue
             if math.isfinite(cell.mean):
                 numbers[place] = cell
+        # A mean over the lucky seeds only would win too easily.
         runs = max((number.runs or 0 for number in numbers.values()), default=0)
         numbers = {
             place: number
@@ -189,6 +190,7 @@ class Table:
         def shown_mean(number: Number) -> str:
             return number.text.partition(" ")[0]
 
+        # What a reader sees as equal is marked as equal.
         choose = max if higher else min
         best = choose(numbers.values(), key=lambda number: number.mean)
         return [

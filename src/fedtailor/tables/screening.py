@@ -69,6 +69,8 @@ def screen(
     warnings: list[str] = []
     seen: dict[str, str] = {}
     for name, column in columns.items():
+        # Cheap reasons first. What would be left out for giving rows or clients away is
+        # kept where the user names it.
         values = column.values.filter(mask)
         reason = _empty_or_constant(values)
         digest = _digest(values)

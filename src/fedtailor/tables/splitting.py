@@ -144,6 +144,7 @@ def most_frequent(
 
 def _expand(splits: Splits, rows: Rows, group_of_row: Int[NDArray, " rows"]) -> Splits:
     """The splits of rows that follow from splits of groups."""
+    # The split of each group, as a number, and then that of each row.
     part = np.zeros(int(group_of_row.max()) + 1, np.int8)
     for number, split in enumerate(splits):
         part[split.rows] = number

@@ -139,6 +139,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     frame, kept_rows = rows_of_clients(raw.frame, options, problems)
     problems.raise_if_any()
     frame, kept_rows = labelled_rows(frame, kept_rows, options, notes)
+    # From here on all problems are collected, so that one error lists them.
     rows = check_clients(frame, options, problems)
     target = target_of(frame, options, problems)
     columns = _recognise(frame, options, problems)
@@ -150,6 +151,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     )
     problems.raise_if_any()
     del frame  # the parsed columns of a large table are as large again
+    # Only the training rows of clients that train are learned from.
     unseen = choose_unseen(options.unseen, rows.names, seed)
     train = _training_rows(splits, unseen, len(rows.owners))
     _check_training(splits, unseen, rows.names, options, problems)

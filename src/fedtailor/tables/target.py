@@ -282,6 +282,7 @@ def _one_against_rest(
             "positive is for classes, and task is regression; leave one of them out"
         )
         return None
+    # Either one comparison, such as ">0", or labels.
     comparison = _comparison(options.positive)
     try:
         is_positive = _positive_rows(series, options.positive)

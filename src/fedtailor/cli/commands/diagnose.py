@@ -104,6 +104,8 @@ def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]
     """
     import tyro
 
+    # One function takes the scenario's sizes and the options, without prefixes: a
+    # mistake in either is one message.
     options = Options()
     sizes = sizes_of(scenario, [field.name for field in fields(options)])
 

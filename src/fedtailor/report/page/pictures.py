@@ -76,6 +76,7 @@ def forest(
         """The x of a gain."""
         return round(left + (right - left) * (value - low) / (high - low), 1)
 
+    # The grid first, so that the gains are drawn over it.
     marks = []
     for tick in _ticks(low, high):
         kind, x = "zero" if tick == 0 else "grid", at(tick)
@@ -193,6 +194,7 @@ def _colour(share: float) -> str:
 
 def _ticks(low: float, high: float) -> list[float]:
     """About six round numbers between two, 0 among them."""
+    # The step is 1, 2 or 5 times a power of ten.
     raw = (high - low) / 6
     power = 10 ** np.floor(np.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)

@@ -29,6 +29,8 @@ def render(page: Page) -> str:
     Raises:
         ValueError: it is larger than `MOST_BYTES`.
     """
+    # Labels are the user's: all text is escaped, and a name that the template has and
+    # the page has not is an error.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

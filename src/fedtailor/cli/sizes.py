@@ -66,7 +66,7 @@ def about_builder(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         # One entry may explain several arguments: "width, height: ...".
         for name in entry.arg_name.split(", "):
             explained[name] = description
-    return docstring.description or "", explained
+    return (docstring.description or "").strip(), explained
 
 
 def _function(build: Callable[..., Any]) -> Callable[..., Any]:

@@ -297,7 +297,7 @@ class OpenedRun(Run):
         Raises:
             Damaged: a file of the run is.
         """
-        # Runs of fedtailor 0.1 kept neither.
+        # Runs keep both, or neither.
         if self.stored.rows is not None and self.stored.baseline is not None:
             return self.stored.rows, self.stored.baseline.metrics
         try:

@@ -74,8 +74,7 @@ def rebuilt_model(described: Mapping[str, Any]) -> Model:
         kind = getattr(zoo, architecture["type"], None)
     losses = (loss for loss in _LOSSES if settings(loss) == described["loss"])
     loss = next(losses, None)
-    is_own = not isinstance(kind, type) or not issubclass(kind, Architecture)
-    if is_own or loss is None:
+    if not isinstance(kind, type) or not issubclass(kind, Architecture) or loss is None:
         raise ValueError(
             "the run's model is one that only your code knows; pass model=..."
         )

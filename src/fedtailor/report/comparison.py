@@ -112,7 +112,7 @@ def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
                 row.append(published(figures.get(label, NOTHING)))
             baseline.append(NOTHING)
 
-    # Runs of older versions do not say what a model reaches that learns nothing.
+    # A baseline that no run has kept has no row.
     if any(value != NOTHING for value in baseline[1:]):
         rows.append(baseline)
     return Table(

@@ -1,7 +1,7 @@
-"""Which commands there are: the modules of `fedtailor.cli.commands`, and those that
-other packages offer.
+"""Which commands there are.
 
-A package offers a command by an entry point of the group `fedtailor.commands`: its name
+They are the modules of `fedtailor.cli.commands`, and those that other packages offer. A
+package offers a command by an entry point of the group `fedtailor.commands`: its name
 is the command's, and it names a function that takes the arguments after the command's
 name and returns the exit code.
 """

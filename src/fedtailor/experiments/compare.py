@@ -52,9 +52,11 @@ ALL_FAILED = (
 )
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
-"""Called when a run begins (without a training), after each of its rounds, and for
-finished runs not at all: the comparison (see `done` and `progressed`), what runs, its
-seed, its training."""
+"""Called when a run begins (without a training) and after each of its rounds.
+
+For finished runs it is not called at all. The arguments are the comparison (see `done`
+and `progressed`), what runs, its seed, its training.
+"""
 
 
 @dataclass

@@ -40,8 +40,9 @@ FIGURES = (
 )
 
 Share = Annotated[float, Field(gt=0)]
-"""Who reports in a round: a share of the seen clients (up to 1), or a number of them
-(from 2).
+"""Who reports in a round.
+
+A share of the seen clients (up to 1), or a number of them (from 2).
 """
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -50,8 +51,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 NAME = re.compile(r"\w[^/\\]*")
-"""What an experiment's name, from its file, may be: its directory stands below the
-results, and is not hidden.
+"""What an experiment's name, from its file, may be.
+
+Its directory stands below the results, and is not hidden.
 """
 
 

@@ -49,14 +49,11 @@ def tests_when_left_out(
     """
     last = {label: candidate.rounds or whole for label, candidate in left_out.items()}
     cuts = set(last.values())
-    wanted = [
-        (
-            label,
-            StoredRun(experiment.results / candidate.run),
-            {cut for cut in cuts if cut <= last[label]},
-        )
-        for label, candidate in left_out.items()
-    ]
+    # A method that was left out is measured up to then, all others after every cut.
+    wanted: list[tuple[str, StoredRun, set[int]]] = []
+    for label, candidate in left_out.items():
+        run = StoredRun(experiment.results / candidate.run)
+        wanted.append((label, run, {cut for cut in cuts if cut <= last[label]}))
     wanted += [
         (label, run, cuts - {whole}) for label, seeds in runs.items() for run in seeds
     ]

@@ -84,9 +84,9 @@ class Table(Federation):
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
-    """A federation from a table as it comes: one row for each example, a column that
-    names its client.
+    """A federation from a table as it comes.
 
+    It has one row for each example, and a column that names the example's client.
     Missing cells, text, booleans and dates are encoded, numbers are standardised;
     constants, duplicates, and columns that tell rows or clients apart are left out. All
     that is learned for this comes from the training rows of clients that train. In a

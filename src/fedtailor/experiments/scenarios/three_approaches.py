@@ -136,8 +136,9 @@ SETTINGS: dict[str, Algorithm] = {
     ),
 }
 SYMBOLS = SGD(lr=4.0, epochs=4, batch_size=50)
-"""For the density task, whose settings the paper does not print: its logits take large
-steps, so pulls are weak.
+"""For the density task, whose settings the paper does not print.
+
+Its logits take large steps, so pulls are weak.
 """
 PULL = 0.1
 DENSITY_SETTINGS: dict[str, Algorithm] = {

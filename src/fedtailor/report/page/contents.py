@@ -230,8 +230,9 @@ def _last_mean(seeds: Seeds, metric: str, unit: Unit) -> Cell:
 
 
 def _choices(decision: Decision) -> dict[str, str]:
-    """client -> the methods chosen for it, with the number of seeds where they
-    differ.
+    """client -> the methods chosen for it.
+
+    Where seeds differ, each method has its number of seeds.
     """
     if decision.choice is None:
         return {}

@@ -21,10 +21,9 @@ MOST_PIXELS = 300
 """An image of a matrix has at most so many lines and columns."""
 _ROW, _ROW_UNNAMED = 22, 5
 """Height of a client's line, in pixels, with a name and without."""
+# In the units of the drawing.
 _LEFT, _WIDTH, _AXIS = 130, 520, 36
-"""Widths of the names and of the whole drawing, height of the axis, in the units of the
-drawing.
-"""
+"""Widths of the names and of the whole drawing, height of the axis."""
 
 
 @dataclass(frozen=True)
